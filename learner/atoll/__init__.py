@@ -1,0 +1,30 @@
+"""Atoll: train one model on many islands of compute that never wait for each other.
+
+`Learner` needs torch, and is loaded when it is first used: a machine that runs a core has no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.errors import LearnerError as LearnerError
+    from atoll.learner import Learner as Learner
+
+__all__ = ["Learner", "LearnerError", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Learner":
+        from atoll.learner import Learner  # noqa: PLC0415 - lazily, see above
+
+        return Learner
+    if name == "LearnerError":
+        from atoll.errors import LearnerError  # noqa: PLC0415
+
+        return LearnerError
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415
+
+        return version("atoll")
+    raise AttributeError(f"module 'atoll' has no attribute {name!r}")

@@ -1,0 +1,111 @@
+"""PURE: the arithmetic of one fragment at a learner. No IO, no threads, no torch.
+
+Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)); what
+quantisation left out stays in L, so there is no error buffer. Adopting A' with D taken before:
+
+    mine was merged on the way    L' = A' - (D - q)
+    in flight, refused, or none   L' = A' - D            ("rebase"; "overwrite" sets D = 0)
+    too stale                     L' = A'                (D = 0: the work is given up)
+
+so that, to rounding: sum of inner displacement = sum of own merged q + (A - L) + abandoned. For parameters that are
+not float32, D is measured from the value really stored: the origin o = float32(L') + D stands in for A, else the
+rounding of A' itself would be sent as work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of the contribution in flight by the version that is adopted: nothing yet, merged, or given up.
+
+    q: its decoded values when it was merged. drop: the outstanding work is given up (too stale, another generation).
+    """
+
+    q: F32 | None = None
+    drop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """A pseudo-gradient as it was taken, with what the core must know of it."""
+
+    vector: F32
+    tokens: int
+    steps: int
+    base_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """New local parameters, the outstanding work in them, and the tokens that were given up."""
+
+    local: F32
+    work: F32
+    abandoned_tokens: int
+
+
+@dataclass(slots=True)
+class Track:
+    """Where one fragment stands at the learner.
+
+    version, anchor: what was last adopted. origin: D is measured from it (the anchor itself for float32).
+    base_version: at which D was last empty or last merged, so that staleness cannot hide behind an adoption.
+    tokens_from, steps_from: the learner's counters at that moment; what came since is outstanding.
+    flying: tokens and steps of the contribution in flight, as far as they are among the outstanding ones.
+    """
+
+    version: int
+    anchor: F32
+    origin: F32
+    base_version: int
+    tokens_from: int = 0
+    steps_from: int = 0
+    flying: tuple[int, int] | None = None
+
+    def take(self, local: F32, tokens: int, steps: int) -> Outstanding:
+        """The pseudo-gradient now. local: float32 parameters as stored; tokens, steps: the learner's counters."""
+        assert self.flying is None, "at most one contribution of a fragment is in flight"
+        self.flying = (tokens - self.tokens_from, steps - self.steps_from)
+        return Outstanding(self.origin - local, *self.flying, self.base_version)
+
+    def refused(self) -> None:
+        """The contribution in flight came to nothing; its work stays outstanding."""
+        self.flying = None
+
+    def adopt(self, anchor: F32, version: int, local: F32, fate: Fate, tokens: int, steps: int, *, keep: bool) -> Adopted:
+        """Moves to a newer anchor. keep: "rebase" (True) or "overwrite" (False).
+
+        Returns the new local parameters and the work that is kept; `settle` must follow with what was stored.
+        """
+        assert fate.q is None or self.flying is not None, "only what is in flight can be merged"
+        if fate.q is not None and self.flying is not None:
+            self.tokens_from += self.flying[0]
+            self.steps_from += self.flying[1]
+            self.flying = None
+        abandoned = 0
+        if fate.drop or not keep:
+            undecided = (0, 0) if self.flying is None or fate.drop else self.flying
+            abandoned = tokens - self.tokens_from - undecided[0]
+            self.tokens_from, self.steps_from = tokens, steps
+            self.flying = None if self.flying is None or fate.drop else (0, 0)
+            work = np.zeros_like(anchor)
+        else:
+            work = self.origin - local
+            if fate.q is not None:
+                work -= fate.q
+        if fate.q is not None or self.steps_from == steps:
+            self.base_version = version
+        self.version, self.anchor = version, anchor
+        return Adopted(anchor - work, work, abandoned)
+
+    def settle(self, stored: F32 | None, work: F32) -> None:
+        """Notes the origin. stored: the parameters as float32 after they were written in a narrower type, else None."""
+        self.origin = self.anchor if stored is None else stored + work

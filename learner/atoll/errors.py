@@ -1,0 +1,9 @@
+"""What a learner tells its user in one line."""
+
+from __future__ import annotations
+
+from atoll_wire.errors import UserError
+
+
+class LearnerError(UserError):
+    """The learner cannot go on: what is wrong and what would help."""

@@ -1,0 +1,181 @@
+"""Published updates and whole fragments on their way in, up to anchors that are ready to be adopted.
+
+Updates are added one at a time and in order, and the result must have the checksum that the core published;
+whatever does not fit (a gap, an update that is gone, another checksum) is mended by fetching the fragment whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+import structlog
+from atoll.adoption import F32, Fate
+from atoll.errors import LearnerError
+from atoll.handover import Handover, Prepared
+from atoll.sending import Sender
+from atoll.standing import Flight, Line, Standing
+from atoll.stats import Counters
+from atoll.transport import Cure, backoff_s, cure, one_line
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec, FrameError
+from atoll_wire.layout import Fragment
+
+log = structlog.get_logger()
+
+MOST_UPDATES = 8  # more than these cost more bytes than the fragment whole
+
+
+class Fetcher:
+    """Brings each fragment up to the newest version heard of."""
+
+    def __init__(
+        self,
+        standing: Standing,
+        handover: Handover,
+        counters: Counters,
+        stop: Callable[[Exception], None],
+        sender: Sender,
+    ) -> None:
+        self._standing, self._handover, self._counters = standing, handover, counters
+        self._stop, self._sender = stop, sender
+        self._rng = random.Random()  # noqa: S311 - jitter
+        self._at_once = asyncio.Semaphore(2)  # bounds memory: fragments being brought up at a time
+
+    def heard_of(self, line: Line, version: int) -> None:
+        """A version exists; begins to fetch if that is news. A lower one is of a core that lost nothing durable."""
+        line.target = max(line.target, version)
+        self.begin(line)
+
+    def begin(self, line: Line) -> None:
+        """Fetches what the line lacks, in a task of its own."""
+        if line.behind() and line.fetching is None:
+            line.fetching = asyncio.get_running_loop().create_task(self._bring(line))
+            line.fetching.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    async def all_here(self) -> None:
+        """Waits for the first anchors. Raises what stopped a fetch."""
+        await asyncio.gather(*(line.fetching for line in self._standing.lines if line.fetching is not None))
+
+    async def _bring(self, line: Line) -> None:
+        attempt = 0
+        try:
+            while line.behind():
+                await self._standing.connected.wait()
+                try:
+                    async with self._at_once:
+                        await self._step(line)
+                    attempt = 0
+                except grpc.aio.AioRpcError as error:
+                    await self._failed(line, error, attempt)
+                    attempt += 1
+        finally:
+            line.fetching = None
+
+    async def _failed(self, line: Line, error: grpc.aio.AioRpcError, attempt: int) -> None:
+        match cure(error):
+            case Cure.FETCH_WHOLE | Cure.GIVE_UP | Cure.DROP_WORK if not line.whole:
+                line.whole = True
+            case Cure.STOP:
+                raise LearnerError(str(error.details()))
+            case Cure.JOIN_AGAIN:
+                self._standing.connected.clear()
+                self._standing.lost.set()
+            case _:
+                self._counters.last_error = one_line(error)
+                await asyncio.sleep(backoff_s(attempt, self._rng))
+
+    async def _step(self, line: Line) -> None:
+        """One update, or the fragment whole."""
+        if line.target - line.version > MOST_UPDATES:
+            line.whole = True
+        whole, fragment = line.whole, self._standing.fragment(line.fragment)
+        request = pb.FetchRequest(
+            session=self._standing.session, fragment=line.fragment, version=line.version + 1, whole=whole
+        )
+        call = self._standing.link.data.Fetch(request)
+        header, payloads = None, []
+        async for reply in call:
+            if reply.WhichOneof("what") == "header":
+                header = reply.header
+            else:
+                payloads.append(_checked(reply.frame, len(payloads)))
+        if header is None or len(payloads) != len(fragment.frames) or None in payloads:
+            line.whole = True
+            self._counters.mismatches += 1
+            return
+        await self._take_in(line, fragment, header, [p for p in payloads if p is not None], whole=whole)
+
+    async def _take_in(
+        self, line: Line, fragment: Fragment, header: pb.FetchHeader, payloads: list[bytes], *, whole: bool
+    ) -> None:
+        base = None if whole else line.anchor
+        anchor = await asyncio.to_thread(_anchor, base, fragment, Codec(header.codec), payloads)
+        size = sum(map(len, payloads))
+        if whole:
+            self._counters.bytes_whole += size
+        else:
+            self._counters.bytes_down += size
+        if anchor is None or codec.vector_crc32c(anchor) != header.crc32c:
+            log.error("anchor does not have the published checksum: fetching it whole", fragment=line.fragment)
+            self._counters.mismatches += 1
+            line.whole = True
+            return
+        fate = await self._fate(line, header, drop=whole and line.drop)
+        line.anchor, line.version = anchor, header.version
+        line.target = max(line.target, header.version)
+        if whole:
+            line.whole = line.drop = False
+        self._handover.offer(Prepared(line.fragment, line.version, anchor, fate))
+
+    async def _fate(self, line: Line, header: pb.FetchHeader, *, drop: bool) -> Fate:
+        """What this version means for the contribution in flight."""
+        session = self._standing.session
+        for receipt in header.receipts:
+            flight = line.flight
+            if flight is None or (receipt.learner, receipt.incarnation, receipt.seq) != (
+                session.learner, session.incarnation, flight.seq
+            ):  # fmt: skip
+                continue
+            if receipt.fate == pb.FATE_MERGED:
+                fragment = self._standing.fragment(line.fragment)
+                q = await asyncio.to_thread(_decoded, flight, fragment, Codec(self._standing.settings.codec))
+                self._sender.end(line, merged=True)
+                return Fate(q=q, drop=drop)
+            self._sender.decided(receipt)
+        return Fate(drop=drop)
+
+
+def _checked(frame: pb.Frame, index: int) -> bytes | None:
+    """The payload of the next frame; None when it is another one, or changed on its way."""
+    sound = frame.index == index and codec.crc32c(frame.payload) == frame.crc32c
+    return frame.payload if sound else None
+
+
+def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: list[bytes]) -> F32 | None:
+    """base + update, or the fragment itself; a new array, since the old one is still trained from."""
+    anchor = np.empty(fragment.length, np.float32) if base is None else base.copy()
+    try:
+        for span, payload in zip(fragment.frames, payloads, strict=True):
+            if base is None:
+                codec.decode_frame(payload, span, codec_used, anchor)
+            else:
+                codec.decode_add(payload, span, codec_used, np.ones(len(span.segments), np.float32), anchor)
+    except FrameError:
+        return None
+    return anchor
+
+
+def _decoded(flight: Flight, fragment: Fragment, codec_used: Codec) -> F32:
+    q = np.empty(fragment.length, np.float32)
+    for span, payload in zip(fragment.frames, flight.frames, strict=True):
+        codec.decode_frame(payload, span, codec_used, q)
+    return q

@@ -1,0 +1,128 @@
+"""The one place where the training thread and the agent meet: short, locked, never held during work or IO."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from atoll.adoption import F32, Fate, Outstanding
+from atoll_wire import outer_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A newer anchor, ready to be adopted at a step boundary."""
+
+    fragment: int
+    version: int
+    anchor: F32
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A round that waits for this learner's answer."""
+
+    fragment: int
+    cycle: int
+    since: float
+
+
+class Handover:
+    """What the agent has for the next step boundary, and what the step boundary has for the agent.
+
+    `something` may be read without the lock: a step with nothing due costs one look at it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._prepared: OrderedDict[int, Prepared] = OrderedDict()
+        self._due: OrderedDict[int, Due] = OrderedDict()
+        self._released: list[int] = []
+        self._unsettled = 0
+        self._settled = threading.Condition(self._lock)
+        self.something = False
+        self.declined: deque[pb.Declined] = deque(maxlen=1024)
+        self.adopted: deque[pb.Adopted] = deque(maxlen=1024)
+
+    # ------------------------------------------------------------------------------ the agent's side
+
+    def offer(self, prepared: Prepared) -> None:
+        """Puts an anchor up for adoption; one of the same fragment that still waits is replaced, its fate kept."""
+        with self._lock:
+            waiting = self._prepared.get(prepared.fragment)
+            if waiting is not None:
+                q = prepared.fate.q if prepared.fate.q is not None else waiting.fate.q
+                fate = Fate(q, prepared.fate.drop or waiting.fate.drop)
+                prepared = Prepared(prepared.fragment, prepared.version, prepared.anchor, fate)
+            self._prepared[prepared.fragment] = prepared
+            self.something = True
+
+    def ask(self, fragment: int, cycle: int) -> None:
+        """A round opened."""
+        with self._lock:
+            self._due[fragment] = Due(fragment, cycle, time.monotonic())
+            self.something = True
+
+    def withdraw(self, longer_than_s: float) -> list[Due]:
+        """Takes back rounds that found no step boundary for so long."""
+        with self._lock:
+            now = time.monotonic()
+            late = [due for due in self._due.values() if now - due.since > longer_than_s]
+            for due in late:
+                del self._due[due.fragment]
+            return late
+
+    def release(self, fragment: int) -> None:
+        """The contribution in flight was refused: its work is free to be sent again."""
+        with self._lock:
+            self._released.append(fragment)
+            self.something = True
+
+    def settle(self) -> None:
+        """One contribution was acknowledged or refused."""
+        with self._lock:
+            self._unsettled -= 1
+            self._settled.notify_all()
+
+    # ------------------------------------------------------------------------------ the step boundary's side
+
+    def submitted(self) -> None:
+        """One contribution was handed to the agent."""
+        with self._lock:
+            self._unsettled += 1
+
+    def clear(self) -> None:
+        """Forgets what was offered."""
+        with self._lock:
+            self._prepared.clear()
+            self.something = bool(self._due or self._released)
+
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Waits until every contribution is acknowledged or refused; False when time is up."""
+        with self._lock:
+            return self._settled.wait_for(lambda: self._unsettled == 0, timeout_s)
+
+    def next(self) -> tuple[list[int], Prepared | None, Due | None]:
+        """Fragments set free, then at most one adoption and one round, of different fragments."""
+        with self._lock:
+            released, self._released = self._released, []
+            prepared = self._prepared.popitem(last=False)[1] if self._prepared else None
+            due = None
+            for fragment in self._due:
+                if fragment not in self._prepared and (prepared is None or fragment != prepared.fragment):
+                    due = self._due.pop(fragment)
+                    break
+            self.something = bool(self._prepared or self._due)
+            return released, prepared, due
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A pseudo-gradient on its way to the agent."""
+
+    fragment: int
+    cycle: int
+    outstanding: Outstanding

@@ -1,0 +1,77 @@
+"""The processes of one learner: a single one, or all ranks of a torch.distributed job that move as one.
+
+Under torchrun every rank calls `Learner.step()`; rank 0 talks to the core. One small all-reduce a step adds up the
+tokens and spreads rank 0's decision, and an adoption is broadcast, so that all ranks apply it at the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+NOTHING, STOP = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks do at this step. adopt: a fragment, NOTHING or STOP; tokens: of all ranks together."""
+
+    tokens: int
+    adopt: int
+
+
+class Island(Protocol):
+    """How the ranks agree."""
+
+    talks: bool
+
+    def agree(self, tokens: int, adopt: int) -> Agreed:
+        """Called by every rank at every step; `adopt` counts on the rank that talks."""
+
+    def spread(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Gives every rank the talking rank's values."""
+
+
+class Alone:
+    """One process."""
+
+    talks = True
+
+    def agree(self, tokens: int, adopt: int) -> Agreed:
+        """What it decides itself."""
+        return Agreed(tokens, adopt)
+
+    def spread(self, parameters: Sequence[torch.Tensor]) -> None:
+        """There is nobody else."""
+
+
+class Ranks:
+    """All ranks of the default process group."""
+
+    def __init__(self) -> None:
+        self.talks = dist.get_rank() == 0
+        # Decisions travel on the host, whatever backend the gradients use.
+        self._group = dist.new_group(backend="gloo")
+
+    def agree(self, tokens: int, adopt: int) -> Agreed:
+        """One all-reduce of two numbers: only rank 0 adds a decision to the sum."""
+        message = torch.tensor([tokens, adopt if self.talks else 0], dtype=torch.int64)
+        dist.all_reduce(message, group=self._group)
+        total, decision = message.tolist()
+        return Agreed(total, decision)
+
+    def spread(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A broadcast over the default group: the one that moves these devices' tensors."""
+        for parameter in parameters:
+            dist.broadcast(parameter.detach(), src=0)
+
+
+def island() -> Island:
+    """Ranks when torch.distributed runs with more than one, else Alone."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return Ranks()
+    return Alone()

@@ -1,0 +1,255 @@
+"""`atoll.Learner`: three lines around a PyTorch loop make it one island of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Literal
+
+import torch
+from atoll.adoption import Track
+from atoll.agent import Agent, FirstModel, Identity
+from atoll.errors import LearnerError
+from atoll.handover import Due, Handover, Prepared, Taken
+from atoll.island import NOTHING, STOP, Island, island
+from atoll.parameters import Parameters
+from atoll.stats import Counters, LearnerMetrics, Stats
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout, plan
+from torch import nn
+
+STEP_SMOOTHING = 0.1
+
+
+class Learner:
+    """Trains on, and now and then exchanges a fragment with the others.
+
+        with atoll.Learner(model, optimizer, server="localhost:7070", name="eu-west") as learner:
+            for batch in loader:
+                ...                                   # the loop as it was
+                learner.step(tokens=batch.numel())    # after optimizer.step()
+
+    Entering joins the run: the model's trainable parameters become the run's. This is the one place that may wait.
+    Leaving sends what is outstanding, waits at most `drain_s` for its acknowledgement, and says good-bye.
+
+    Trainable are parameters that require gradients and that the optimizer updates. Under torchrun every rank makes a
+    Learner and calls `step`. Data loaders that fork should be made before entering: gRPC's threads do not survive a fork.
+
+    server: an address or several, tried in turn. name: unique among the run's learners. region: its place, for people.
+    adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" drops it (as in the paper).
+    metrics_port: serve Prometheus metrics there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        server: str | Sequence[str],
+        name: str,
+        *,
+        region: str = "",
+        adoption: Literal["rebase", "overwrite"] = "rebase",
+        connect_timeout_s: float = 600.0,
+        drain_s: float = 30.0,
+        metrics_port: int | None = None,
+        metrics_address: str = "127.0.0.1",
+    ) -> None:
+        if adoption not in {"rebase", "overwrite"}:
+            raise LearnerError(f'adoption "{adoption}" does not exist: use "rebase" or "overwrite"')
+        addresses = [server] if isinstance(server, str) else list(server)
+        if not addresses:
+            raise LearnerError("no server was given: name at least one HOST:PORT")
+        self._model, self._optimizer = model, optimizer
+        self._identity = Identity(name, region, addresses, connect_timeout_s)
+        self._keep, self._drain_s = adoption == "rebase", drain_s
+        self._metrics = (metrics_address, metrics_port)
+        self._counters, self._handover = Counters(), Handover()
+        self._island: Island | None = None
+        self._agent: Agent | None = None
+        self._parameters: Parameters | None = None
+        self._layout: Layout | None = None
+        self._tracks: list[Track] = []
+        self._left_step_at = 0.0
+        self._paused_since_step = 0.0
+
+    # ------------------------------------------------------------------------------ joining and leaving
+
+    def __enter__(self) -> Learner:
+        """Joins; raises LearnerError when that cannot be."""
+        if self._island is not None:
+            raise LearnerError("a Learner is entered once: make a new one to join again")
+        began = time.perf_counter()
+        self._parameters = Parameters(self._model, self._optimizer)
+        self._island = island()
+        problem = self._join() if self._island.talks else None
+        # Ranks that wait for rank 0 learn here whether it could join, and the number of fragments.
+        agreed = self._island.agree(0, len(self._layout.fragments) if self._layout and problem is None else STOP)
+        if agreed.adopt == STOP:
+            raise problem or LearnerError("rank 0 could not join the run: see its message")
+        self._layout = self._layout or plan(self._parameters.tensors, agreed.adopt)
+        self._island.spread(self._parameters.values)
+        self._counters.joining_s = time.perf_counter() - began
+        self._left_step_at = time.perf_counter()
+        return self
+
+    def _join(self) -> LearnerError | None:
+        """Waits for the first anchors and takes them over. Returns why that failed."""
+        parameters, (address, port) = self._mine(), self._metrics
+        if port is not None:
+            try:
+                LearnerMetrics(self._counters, self._identity.name).serve(port, address)
+            except OSError as error:
+                return LearnerError(f"metrics port {port} cannot be bound ({error.strerror}): give another one")
+        model = FirstModel(parameters.tensors, parameters.frozen_digest(), parameters.save)
+        self._agent = Agent(self._identity, model, self._handover, self._counters)
+        self._agent.start()
+        try:
+            self._layout = self._agent.ready.result()
+        except LearnerError as error:
+            return error
+        self._handover.clear()  # the first anchors are taken from the agent itself
+        for fragment, (version, anchor) in zip(self._layout.fragments, self._agent.anchors(), strict=True):
+            parameters.write(fragment, anchor)
+            origin = parameters.read(fragment) if parameters.narrow(fragment) else anchor
+            self._tracks.append(Track(version, anchor, origin, version))
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Sends what is left (not after an error in the loop), and says good-bye."""
+        agent = self._agent
+        if agent is None:
+            return
+        if kind is None and agent.failure is None:
+            self._drain()
+        agent.leave(self._drain_s)
+
+    def _drain(self) -> None:
+        """The last pseudo-gradients, and those of fragments that come free while they are on their way."""
+        deadline = time.monotonic() + self._drain_s
+        for fragment, track in enumerate(self._tracks):
+            if track.flying is None and track.steps_from < self._counters.steps:
+                self._take(Due(fragment, 0, 0.0))
+        self._handover.wait_settled(max(0.0, deadline - time.monotonic()))
+
+    # ------------------------------------------------------------------------------ training
+
+    def step(self, tokens: int, loss: float | None = None) -> None:
+        """Says that the optimizer made a step over so many tokens (of this rank); takes over what has come.
+
+        At most one fragment is taken and one adopted; nothing here waits for the network.
+        Raises LearnerError when this learner cannot go on: it was fenced off, or the run is another one.
+        """
+        began, counters = time.perf_counter(), self._counters
+        prepared, due = None, None
+        if self._handover.something:
+            released, prepared, due = self._handover.next()
+            for fragment in released:
+                self._tracks[fragment].refused()
+        wish = NOTHING if prepared is None else prepared.fragment
+        if self._agent is not None and self._agent.failure is not None:
+            wish = STOP
+        agreed = self._ranks().agree(tokens, wish)
+        self._count(began, agreed.tokens, loss)
+        if agreed.adopt == STOP:
+            raise (self._agent.failure if self._agent else None) or LearnerError("rank 0 stopped: see its message")
+        if agreed.adopt != NOTHING:
+            self._adopt(agreed.adopt, prepared)
+        if due is not None:
+            self._answer(due)
+        self._left_step_at = time.perf_counter()
+        counters.blocked_s += self._left_step_at - began
+
+    def _count(self, began: float, tokens: int, loss: float | None) -> None:
+        counters = self._counters
+        took = max(0.0, began - self._left_step_at - self._paused_since_step)
+        whole = began - self._left_step_at
+        self._paused_since_step = 0.0
+        counters.stepping_s += took
+        counters.step_time_s += (whole - counters.step_time_s) * (STEP_SMOOTHING if counters.steps else 1.0)
+        counters.steps += 1
+        counters.tokens += tokens
+        if loss is not None:
+            counters.loss = loss
+
+    def _adopt(self, fragment_index: int, prepared: Prepared | None) -> None:
+        """Moves one fragment to its new anchor, on all ranks."""
+        parameters, counters = self._mine(), self._counters
+        assert self._layout is not None, "joined"
+        fragment = self._layout.fragments[fragment_index]
+        if prepared is not None:
+            track = self._tracks[fragment_index]
+            adopted = track.adopt(
+                prepared.anchor, prepared.version, parameters.read(fragment), prepared.fate,
+                counters.tokens, counters.steps, keep=self._keep,
+            )  # fmt: skip
+            parameters.write(fragment, adopted.local)
+            track.settle(parameters.read(fragment) if parameters.narrow(fragment) else None, adopted.work)
+            counters.abandoned_tokens += adopted.abandoned_tokens * fragment.length / self._layout.parameters
+            self._handover.adopted.append(pb.Adopted(fragment=fragment_index, version=prepared.version))
+        self._ranks().spread(parameters.of(fragment))
+
+    def _answer(self, due: Due) -> None:
+        """Takes a pseudo-gradient for a round, or says why there is none."""
+        track = self._tracks[due.fragment]
+        if track.flying is not None:
+            self._decline(due, "its contribution is in flight")
+        elif track.steps_from == self._counters.steps:
+            self._decline(due, "nothing was trained since its anchor")
+        else:
+            self._take(due)
+
+    def _decline(self, due: Due, reason: str) -> None:
+        self._handover.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
+
+    def _take(self, due: Due) -> None:
+        assert self._layout is not None, "joined"
+        assert self._agent is not None, "only the rank that talks sends"
+        local = self._mine().read(self._layout.fragments[due.fragment])
+        outstanding = self._tracks[due.fragment].take(local, self._counters.tokens, self._counters.steps)
+        self._agent.submit(Taken(due.fragment, due.cycle, outstanding))
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """For evaluating or deliberate throttling between steps: this time is neither useful nor lost."""
+        began = time.perf_counter()
+        self._counters.paused = True
+        try:
+            yield
+        finally:
+            self._counters.paused = False
+            seconds = time.perf_counter() - began
+            self._counters.paused_s += seconds
+            self._paused_since_step += seconds
+
+    # ------------------------------------------------------------------------------ looking
+
+    @property
+    def run_tokens(self) -> int:
+        """Tokens trained by everybody so far, as far as it is known here: what schedules should follow."""
+        counters = self._counters
+        return max(counters.tokens, counters.run_tokens + counters.tokens - counters.run_tokens_at)
+
+    def stats(self) -> Stats:
+        """Counters of this moment."""
+        c = self._counters
+        return Stats(
+            steps=c.steps, tokens=c.tokens, run_tokens=self.run_tokens, blocked_s=c.blocked_s, stepping_s=c.stepping_s,
+            joining_s=c.joining_s, paused_s=c.paused_s, bytes_up=c.bytes_up, bytes_down=c.bytes_down,
+            bytes_whole=c.bytes_whole, versions=tuple(track.version for track in self._tracks), merged=c.merged,
+            refused=c.refused, pending=c.pending, abandoned_tokens=c.abandoned_tokens, reconnects=c.reconnects,
+            mismatches=c.mismatches, connected=c.connected, last_error=c.last_error,
+        )  # fmt: skip
+
+    def _mine(self) -> Parameters:
+        if self._parameters is None:
+            raise LearnerError("the learner was not entered: use it as `with atoll.Learner(...) as learner`")
+        return self._parameters
+
+    def _ranks(self) -> Island:
+        if self._island is None:
+            raise LearnerError("the learner was not entered: use it as `with atoll.Learner(...) as learner`")
+        return self._island

@@ -1,0 +1,182 @@
+"""Contributions on their way out: coded once, then sent until the core acknowledges or refuses them.
+
+An upload of unknown fate is never replaced: the same bytes under the same key are offered again, and the core says
+which frames it has, or what became of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import grpc
+import structlog
+from atoll.errors import LearnerError
+from atoll.handover import Handover, Taken
+from atoll.standing import Flight, Line, Standing
+from atoll.stats import Counters
+from atoll.transport import Cure, backoff_s, cure, one_line
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec, CodecError
+from atoll_wire.layout import Fragment
+
+log = structlog.get_logger()
+
+
+class Sender:
+    """One contribution of each fragment at a time."""
+
+    def __init__(
+        self,
+        standing: Standing,
+        handover: Handover,
+        counters: Counters,
+        stop: Callable[[Exception], None],
+        fetch: Callable[[Line], None],
+    ) -> None:
+        """stop: ends the learner. fetch: brings a line up to date, whole if it says so."""
+        self._standing, self._handover, self._counters = standing, handover, counters
+        self._stop, self._fetch = stop, fetch
+        self._rng = random.Random()  # noqa: S311 - jitter
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, line: Line, taken: Taken) -> None:
+        """Takes a pseudo-gradient on; returns at once."""
+        assert line.flight is None, "at most one contribution of a fragment is in flight"
+        line.seq += 1
+        line.flight = Flight(taken, line.seq)
+        self._counters.pending += 1
+        task = asyncio.get_running_loop().create_task(self._carry(line, line.flight))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    async def _carry(self, line: Line, flight: Flight) -> None:
+        fragment = self._standing.fragment(line.fragment)
+        try:
+            flight.frames = await asyncio.to_thread(_encode, flight, fragment, Codec(self._standing.settings.codec))
+        except CodecError as error:
+            self._counters.last_error = f"fragment {line.fragment} was not sent: {error}; the training may have diverged"
+            log.error("contribution not sent", fragment=line.fragment, error=str(error))
+            self.end(line, merged=False)
+            return
+        attempt = 0
+        while line.flight is flight and not flight.acknowledged:
+            await self._standing.connected.wait()
+            try:
+                await self._push(line, flight)
+            except grpc.aio.AioRpcError as error:
+                await self._failed(line, flight, error, attempt)
+                attempt += 1
+
+    async def _push(self, line: Line, flight: Flight) -> None:
+        """Offers the contribution, sends the frames that the core lacks, and takes in what it answers."""
+        table = [(len(frame), codec.crc32c(frame)) for frame in flight.frames]
+        outstanding = flight.taken.outstanding
+        call = self._standing.link.data.Push()
+        try:
+            header = pb.PushHeader(
+                session=self._standing.session, fragment=line.fragment, seq=flight.seq, cycle=flight.taken.cycle,
+                base_version=outstanding.base_version, tokens=outstanding.tokens, steps=outstanding.steps,
+                codec=self._standing.settings.codec, frames=len(flight.frames),
+                size_bytes=sum(length for length, _ in table), digest=codec.frames_digest(table),
+            )  # fmt: skip
+            await call.write(pb.PushRequest(header=header))
+            reply = await call.read()
+            if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "have":
+                have = set(reply.have.frames)
+                for index, payload in enumerate(flight.frames):
+                    if index not in have:
+                        frame = pb.Frame(index=index, crc32c=table[index][1], payload=payload)
+                        await call.write(pb.PushRequest(frame=frame))
+                        self._counters.bytes_up += len(payload)
+                reply = await call.read()
+            if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "receipt":
+                self._acknowledged(flight)
+                self.decided(reply.receipt)
+        except asyncio.InvalidStateError:
+            await _raise_status(call)
+        finally:
+            call.cancel()
+
+    async def _failed(self, line: Line, flight: Flight, error: grpc.aio.AioRpcError, attempt: int) -> None:
+        self._counters.last_error = one_line(error)
+        match cure(error):
+            case Cure.DROP_WORK:
+                log.warning("too stale: outstanding work is given up", fragment=line.fragment, detail=error.details())
+                self._drop(line)
+            case Cure.GIVE_UP:
+                log.error("contribution refused", fragment=line.fragment, detail=error.details())
+                self.end(line, merged=False)
+            case Cure.STOP:
+                raise LearnerError(str(error.details()))
+            case Cure.JOIN_AGAIN:
+                self._standing.connected.clear()
+                self._standing.lost.set()
+            case _:
+                await asyncio.sleep(backoff_s(attempt, self._rng))
+
+    # ------------------------------------------------------------------------------ fates
+
+    def decided(self, receipt: pb.Receipt) -> None:
+        """A receipt that came outside of an update: acts on a refusal, and leaves a merge to the update that carries it."""
+        line = self._standing.lines[receipt.fragment]
+        if line.flight is None or line.flight.seq != receipt.seq or receipt.incarnation != self._standing.session.incarnation:
+            return
+        if receipt.fate == pb.FATE_REFUSED:
+            self._counters.last_error = receipt.reason
+            log.warning("contribution refused", fragment=line.fragment, reason=receipt.reason)
+            if receipt.drop_outstanding:
+                self._drop(line)
+            else:
+                self.end(line, merged=False)
+
+    def end(self, line: Line, *, merged: bool) -> None:
+        """The flight is over. A merge is adopted with its update; refused work is free at once."""
+        assert line.flight is not None, "only a flight can end"
+        self._acknowledged(line.flight)
+        line.flight = None
+        self._counters.pending -= 1
+        if merged:
+            self._counters.merged += 1
+        else:
+            self._counters.refused += 1
+            self._handover.release(line.fragment)
+
+    def forget(self, line: Line) -> None:
+        """Another generation: what was in flight means nothing any more."""
+        if line.flight is not None:
+            self._drop(line)
+
+    def _drop(self, line: Line) -> None:
+        """Refused for good: the work goes with the next adoption, which is the whole fragment; until then nothing is sent."""
+        assert line.flight is not None, "only a flight can be dropped"
+        self._acknowledged(line.flight)
+        line.flight = None
+        self._counters.pending -= 1
+        self._counters.refused += 1
+        line.whole = line.drop = True
+        self._fetch(line)
+
+    def _acknowledged(self, flight: Flight) -> None:
+        if not flight.acknowledged:
+            flight.acknowledged = True
+            self._handover.settle()
+
+
+def _encode(flight: Flight, fragment: Fragment, codec_used: Codec) -> tuple[bytes, ...]:
+    vector = flight.taken.outstanding.vector
+    return tuple(codec.encode_frame(vector, span, codec_used) for span in fragment.frames)
+
+
+async def _raise_status(call: grpc.aio.StreamStreamCall) -> None:
+    """A write found the call ended: raises the status that it ended with."""
+    raise grpc.aio.AioRpcError(
+        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
+    )

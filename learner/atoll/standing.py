@@ -1,0 +1,61 @@
+"""What the agent knows of the core and of each fragment; its parts share it on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from atoll.adoption import F32
+from atoll.handover import Taken
+from atoll.transport import Link
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Fragment, Layout
+
+
+@dataclass(slots=True)
+class Flight:
+    """A contribution from the moment it was taken until its fate is known. frames: its payloads, kept to be sent again."""
+
+    taken: Taken
+    seq: int
+    frames: tuple[bytes, ...] = ()
+    acknowledged: bool = False
+
+
+@dataclass(slots=True)
+class Line:
+    """One fragment as the agent sees it. version, anchor: newest prepared; target: newest heard of."""
+
+    fragment: int
+    anchor: F32
+    version: int = 0
+    target: int = 0
+    whole: bool = True  # the next fetch must be the fragment itself
+    drop: bool = False  # ... and gives the outstanding work up
+    seq: int = 0  # of the newest contribution
+    flight: Flight | None = None
+    fetching: asyncio.Task[None] | None = None
+
+    def behind(self) -> bool:
+        """Whether there is something to fetch."""
+        return self.whole or self.version < self.target
+
+
+@dataclass(slots=True)
+class Standing:
+    """The core as it was last seen."""
+
+    link: Link
+    session: pb.Session = field(default_factory=pb.Session)
+    settings: pb.RunSettings = field(default_factory=pb.RunSettings)
+    layout: Layout | None = None
+    lines: list[Line] = field(default_factory=list)
+    epoch: int = 0  # position of the last happening
+    sequence: int = 0
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: asyncio.Event = field(default_factory=asyncio.Event)  # some call found the session or the core gone
+
+    def fragment(self, index: int) -> Fragment:
+        """The layout's fragment."""
+        assert self.layout is not None, "a session comes with a layout"
+        return self.layout.fragments[index]

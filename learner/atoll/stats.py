@@ -1,0 +1,119 @@
+"""What a learner counts, for its user, for the core, and for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from atoll_wire import outer_pb2 as pb
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums since the learner was entered. Training thread and agent write different ones, and both may read all."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss: float = float("nan")
+    step_time_s: float = 0.0
+    stepping_s: float = 0.0
+    blocked_s: float = 0.0
+    joining_s: float = 0.0
+    paused_s: float = 0.0
+    abandoned_tokens: float = 0.0
+    paused: bool = False
+    bytes_up: int = 0
+    bytes_down: int = 0
+    bytes_whole: int = 0
+    merged: int = 0
+    refused: int = 0
+    pending: int = 0
+    mismatches: int = 0  # anchors that did not have the published checksum, and were fetched whole
+    reconnects: int = 0
+    connected: bool = False
+    last_error: str = ""
+    run_tokens: int = 0
+    run_tokens_at: int = 0  # own tokens that are in run_tokens
+
+    def progress(self) -> pb.Progress:
+        """As the core is told."""
+        return pb.Progress(
+            steps=self.steps, tokens=self.tokens, loss=self.loss, step_time_s=self.step_time_s,
+            stepping_s=self.stepping_s, blocked_s=self.blocked_s, joining_s=self.joining_s, paused_s=self.paused_s,
+            abandoned_tokens=round(self.abandoned_tokens), paused=self.paused, bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down, bytes_whole=self.bytes_whole,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """`Learner.stats()`: one moment. Seconds, bytes of payloads, counts; versions: of each fragment's anchor."""
+
+    steps: int
+    tokens: int
+    run_tokens: int
+    blocked_s: float
+    stepping_s: float
+    joining_s: float
+    paused_s: float
+    bytes_up: int
+    bytes_down: int
+    bytes_whole: int
+    versions: tuple[int, ...]
+    merged: int
+    refused: int
+    pending: int
+    abandoned_tokens: float
+    reconnects: int
+    mismatches: int
+    connected: bool
+    last_error: str
+
+
+class LearnerMetrics(Collector):
+    """Reads the counters whenever Prometheus asks."""
+
+    def __init__(self, counters: Counters, name: str) -> None:
+        self._counters, self._name = counters, name
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample of each."""
+        c = self._counters
+        for name, text, value in (
+            ("atoll_learner_inner_steps", "Inner steps", c.steps),
+            ("atoll_learner_tokens", "Tokens trained", c.tokens),
+            ("atoll_learner_stepping_seconds", "In inner steps", c.stepping_s),
+            ("atoll_learner_blocked_seconds", "Inside Learner.step()", c.blocked_s),
+            ("atoll_learner_paused_seconds", "Deliberate pauses", c.paused_s),
+            ("atoll_learner_merged", "Contributions merged", c.merged),
+            ("atoll_learner_refused", "Contributions refused", c.refused),
+            ("atoll_learner_reconnects", "Times the core was lost", c.reconnects),
+        ):
+            yield self._counter(name, text, {"": value})
+        directions = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
+        yield self._counter("atoll_learner_payload_bytes", "Payload bytes", directions)
+        for name, text, value in (
+            ("atoll_learner_loss", "Latest training loss", c.loss),
+            ("atoll_learner_step_seconds", "Smoothed step time", c.step_time_s),
+            ("atoll_learner_pending", "Contributions in flight", c.pending),
+            ("atoll_learner_connected", "Whether the core is there", float(c.connected)),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["learner"])
+            gauge.add_metric([self._name], value)
+            yield gauge
+
+    def _counter(self, name: str, text: str, values: dict[str, float]) -> Metric:
+        plain = list(values) == [""]
+        counter = CounterMetricFamily(name, text, labels=["learner"] if plain else ["learner", "direction"])
+        for direction, value in values.items():
+            counter.add_metric([self._name] if plain else [self._name, direction], value)
+        return counter
+
+    def serve(self, port: int, address: str) -> None:
+        """Offers them over HTTP from a thread of their own. OSError when the port is in use."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        start_http_server(port, address, registry=registry)

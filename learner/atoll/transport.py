@@ -1,0 +1,79 @@
+"""gRPC as a learner uses it: channels, limits, back-off, and what a refusal means to it."""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+
+import grpc
+import grpc.aio
+from atoll_wire import outer_pb2_grpc as rpc
+
+MESSAGE_BYTES = 16 << 20
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
+CALL_S = 10.0  # for calls that answer at once
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
+]
+
+
+class Cure(Enum):
+    """What a learner does about a failed call."""
+
+    JOIN_AGAIN = "join again"
+    STOP = "stop: it would fail again"
+    FETCH_WHOLE = "fetch the fragment whole"
+    DROP_WORK = "fetch the fragment whole and give the outstanding work up"
+    GIVE_UP = "do not send this again"
+    TRY_AGAIN = "try again"
+
+
+CURES = {
+    grpc.StatusCode.UNAUTHENTICATED: Cure.JOIN_AGAIN,
+    grpc.StatusCode.FAILED_PRECONDITION: Cure.STOP,
+    grpc.StatusCode.NOT_FOUND: Cure.FETCH_WHOLE,
+    grpc.StatusCode.OUT_OF_RANGE: Cure.DROP_WORK,
+    grpc.StatusCode.INVALID_ARGUMENT: Cure.GIVE_UP,
+    grpc.StatusCode.ALREADY_EXISTS: Cure.GIVE_UP,
+    grpc.StatusCode.UNIMPLEMENTED: Cure.STOP,
+}
+
+
+def cure(error: grpc.aio.AioRpcError) -> Cure:
+    """See the table at the head of outer.proto; whatever is not in it may pass by itself."""
+    return CURES.get(error.code(), Cure.TRY_AGAIN)
+
+
+def one_line(error: grpc.aio.AioRpcError) -> str:
+    """For people: the status and its details."""
+    return f"{error.code().name.lower()}: {(error.details() or 'no details').splitlines()[0]}"
+
+
+def backoff_s(attempt: int, rng: random.Random) -> float:
+    """Exponential, with full jitter, so that learners do not come back all at once. attempt counts from 0."""
+    return rng.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempt, 16))
+
+
+class Link:
+    """Two connections to one address: one for what must be quick, one for frames."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(2)]
+        self.control = rpc.OuterStub(self._channels[0])
+        self.data = rpc.OuterStub(self._channels[1])
+
+    async def close(self) -> None:
+        """Hangs up."""
+        for channel in self._channels:
+            await channel.close()

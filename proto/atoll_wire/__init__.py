@@ -1,0 +1,1 @@
+"""The contract between learners, fronts and cores: messages, layout of parameters, codec."""

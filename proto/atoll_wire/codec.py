@@ -1,0 +1,219 @@
+"""Float32 vectors to frames and back: quantised by blocks of 256, compressed by zstd, checked by CRC-32C.
+
+A frame's payload is one zstd frame that declares its content size; its content is the packed codes of all blocks,
+then their scales as bfloat16, little-endian; with FLOAT32 it is the values themselves. All sizes follow from the
+layout, so nothing on the wire decides how much memory is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+import threading
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TypeAlias
+
+import crc32c as crc32c_library
+import numpy as np
+import zstandard
+from atoll_wire import kernels
+from atoll_wire.layout import BLOCK, FrameSpan, Segment
+from numpy.typing import NDArray
+
+F32: TypeAlias = NDArray[np.float32]
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+ZSTD_LEVEL = 1
+
+
+class Codec(IntEnum):
+    """How values travel; the numbers are those of the contract."""
+
+    FLOAT32 = 1
+    INT8 = 2
+    INT4 = 3
+
+
+LEVELS = {Codec.INT8: 127, Codec.INT4: 7}  # the largest code
+
+
+class CodecError(ValueError):
+    """Values that cannot be coded."""
+
+
+class FrameError(ValueError):
+    """A payload that is not a frame of this span and codec."""
+
+
+# ------------------------------------------------------------------------------------------------- whole frames
+
+
+def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
+    """Codes a frame of a fragment.
+
+    vector: float32 (fragment.length,), contiguous. Returns the payload. Raises CodecError when a value is not finite.
+    """
+    values = vector[span.offset : span.offset + span.length]
+    return _zstd().compressor.compress(quantise_frame(values, span, codec))
+
+
+def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> memoryview:
+    """The content of a frame before compression. values: float32 (span.length,), contiguous."""
+    _, lengths, _ = _shape(span)
+    if codec is Codec.FLOAT32:
+        squares = np.empty(len(lengths), np.float64)
+        if kernels.squares_by_segment(values, lengths, squares) != kernels.SOUND:
+            raise CodecError(f"values of frame {span.index} are not finite")
+        return memoryview(values.astype("<f4", copy=False).view(np.uint8))
+    content = np.empty(content_bytes(span, codec), np.uint8)
+    codes, scales = _parts(content, span, codec)
+    if kernels.quantise(values, lengths, LEVELS[codec], codes, scales) != kernels.SOUND:
+        raise CodecError(f"values of frame {span.index} are not finite")
+    return memoryview(content)
+
+
+def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.float64]:
+    """Sums of squares of the decoded values, per segment of the span; reads every byte, writes none of a fragment's.
+
+    Raises FrameError when the payload is not what a sound encoder could have made.
+    """
+    content = _content(payload, span, codec)
+    _, lengths, _ = _shape(span)
+    squares = np.empty(len(lengths), np.float64)
+    if codec is Codec.FLOAT32:
+        found = kernels.squares_by_segment(content.view("<f4"), lengths, squares)
+    else:
+        found = kernels.inspect(*_parts(content, span, codec), lengths, LEVELS[codec], squares)
+    if found != kernels.SOUND:
+        wrong = {
+            kernels.NOT_FINITE: "a value is not finite",
+            kernels.BAD_SCALE: "a scale is NaN, infinite, negative, subnormal or too large",
+            kernels.BAD_CODE: "a code is out of range",
+        }
+        raise FrameError(wrong[found])
+    return squares
+
+
+def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> None:
+    """Writes a frame's values to its place in `out`, float32 (fragment.length,). Raises FrameError."""
+    content = _content(payload, span, codec)
+    target = out[span.offset : span.offset + span.length]
+    if codec is Codec.FLOAT32:
+        target[:] = content.view("<f4")  # bit by bit, the sign of a zero included
+    else:
+        target[:] = 0.0
+        content_add(content, span, codec, np.ones(len(span.segments), np.float32), out)
+
+
+def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
+    """Adds each segment's factor times its values to their place in `out`, in one pass.
+
+    factors: float32 (len(span.segments),). out: float32 (fragment.length,), contiguous; changed in place.
+    Raises FrameError when the payload does not decode to span.length values; `out` is then unchanged.
+    """
+    content_add(_content(payload, span, codec), span, codec, factors, out)
+
+
+def content_add(content: NDArray[np.uint8], span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
+    """`decode_add` for what `quantise_frame` gave."""
+    _, lengths, _ = _shape(span)
+    target = out[span.offset : span.offset + span.length]
+    if codec is Codec.FLOAT32:
+        kernels.accumulate_float32(content.view("<f4"), lengths, factors, target)
+    else:
+        kernels.accumulate(*_parts(content, span, codec), lengths, LEVELS[codec], factors, target)
+
+
+def compress(content: Payload) -> bytes:
+    """The payload of a content."""
+    return _zstd().compressor.compress(content)
+
+
+# ------------------------------------------------------------------------------------------------- sizes and sums
+
+
+def content_bytes(span: FrameSpan, codec: Codec) -> int:
+    """Size of a frame before compression."""
+    code_bytes, _, blocks = _shape(span)
+    if codec is Codec.FLOAT32:
+        return 4 * span.length
+    return (code_bytes if codec is Codec.INT4 else span.length) + 2 * blocks
+
+
+def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
+    """What an honest payload never exceeds: zstd stores what it cannot compress."""
+    size = content_bytes(span, codec)
+    return size + (size >> 8) + 512
+
+
+def crc32c(data: Payload) -> int:
+    """CRC-32C (Castagnoli) of some bytes."""
+    return int(crc32c_library.crc32c(data))
+
+
+def vector_crc32c(vector: F32) -> int:
+    """CRC-32C of a vector's little-endian bytes: the checksum that anchors are compared by."""
+    return crc32c(memoryview(np.ascontiguousarray(vector, "<f4").view(np.uint8)))
+
+
+def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
+    """SHA-256 over (payload length, CRC-32C) of each frame in order: tells one contribution from another."""
+    return hashlib.sha256(b"".join(struct.pack("<QI", length, crc) for length, crc in frames)).digest()
+
+
+def warm_up() -> None:
+    """Compiles every kernel, or loads it from disk, so that nothing compiles while a model trains."""
+    span = FrameSpan(0, 0, BLOCK + 3, (Segment(0, 0, BLOCK + 2), Segment(1, BLOCK + 2, 1)))
+    vector = np.ones(span.length, np.float32)
+    for codec in Codec:
+        payload = encode_frame(vector, span, codec)
+        check_frame(payload, span, codec)
+        decode_add(payload, span, codec, np.ones(2, np.float32), vector)
+
+
+# ------------------------------------------------------------------------------------------------- below the face
+
+
+class _Zstd(threading.local):
+    """A compressor and a decompressor for each thread: neither may be shared."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_local = _Zstd()
+
+
+def _zstd() -> _Zstd:
+    return _local
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _shape(span: FrameSpan) -> tuple[int, NDArray[np.int64], int]:
+    """Bytes of codes packed by two, segment lengths, and number of blocks."""
+    lengths = np.array([segment.length for segment in span.segments], np.int64)
+    full, rest = np.divmod(lengths, BLOCK)
+    return int((full * (BLOCK // 2) + (rest + 1) // 2).sum()), lengths, int((full + (rest > 0)).sum())
+
+
+def _parts(content: NDArray[np.uint8], span: FrameSpan, codec: Codec) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+    code_bytes = _shape(span)[0] if codec is Codec.INT4 else span.length
+    return content[:code_bytes], content[code_bytes:].view("<u2")
+
+
+def _content(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.uint8]:
+    """Decompresses after the declared size was found right: a bomb takes no memory."""
+    expected = content_bytes(span, codec)
+    try:
+        declared = zstandard.get_frame_parameters(payload).content_size
+        if declared != expected:
+            raise FrameError(f"declares {declared} bytes where {expected} belong")
+        content = _zstd().decompressor.decompress(payload, max_output_size=expected, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FrameError(f"is not a zstd frame: {error}") from error
+    if len(content) != expected:
+        raise FrameError(f"holds {len(content)} bytes where {expected} belong")
+    return np.frombuffer(content, np.uint8)

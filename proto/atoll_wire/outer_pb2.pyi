@@ -1,0 +1,582 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Codec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CODEC_UNSPECIFIED: _ClassVar[Codec]
+    CODEC_FLOAT32: _ClassVar[Codec]
+    CODEC_INT8: _ClassVar[Codec]
+    CODEC_INT4: _ClassVar[Codec]
+
+class MergeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MERGE_KIND_UNSPECIFIED: _ClassVar[MergeKind]
+    MERGE_KIND_AVERAGE: _ClassVar[MergeKind]
+    MERGE_KIND_DIRECTION: _ClassVar[MergeKind]
+
+class Fate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FATE_UNSPECIFIED: _ClassVar[Fate]
+    FATE_PENDING: _ClassVar[Fate]
+    FATE_MERGED: _ClassVar[Fate]
+    FATE_REFUSED: _ClassVar[Fate]
+CODEC_UNSPECIFIED: Codec
+CODEC_FLOAT32: Codec
+CODEC_INT8: Codec
+CODEC_INT4: Codec
+MERGE_KIND_UNSPECIFIED: MergeKind
+MERGE_KIND_AVERAGE: MergeKind
+MERGE_KIND_DIRECTION: MergeKind
+FATE_UNSPECIFIED: Fate
+FATE_PENDING: Fate
+FATE_MERGED: Fate
+FATE_REFUSED: Fate
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "shape", "dtype", "kind", "tied_names")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TIED_NAMES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    kind: MergeKind
+    tied_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., kind: _Optional[_Union[MergeKind, str]] = ..., tied_names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run: str
+    learner: str
+    region: str
+    nonce: int
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    frozen_digest: bytes
+    process_age_s: float
+    incarnation: int
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class RunSettings(_message.Message):
+    __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness")
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    inner_steps: int
+    fragments: int
+    overlap_steps: float
+    codec: Codec
+    max_staleness: int
+    def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[JoinReply.State]
+        STATE_READY: _ClassVar[JoinReply.State]
+        STATE_INITIALISE: _ClassVar[JoinReply.State]
+        STATE_WAIT: _ClassVar[JoinReply.State]
+    STATE_UNSPECIFIED: JoinReply.State
+    STATE_READY: JoinReply.State
+    STATE_INITIALISE: JoinReply.State
+    STATE_WAIT: JoinReply.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_S_FIELD_NUMBER: _ClassVar[int]
+    state: JoinReply.State
+    run: str
+    generation: int
+    epoch: int
+    incarnation: int
+    token: bytes
+    settings: RunSettings
+    fingerprint: bytes
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    run_tokens: int
+    retry_s: float
+    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("run", "learner", "incarnation", "generation", "token")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    learner: str
+    incarnation: int
+    generation: int
+    token: bytes
+    def __init__(self, run: _Optional[str] = ..., learner: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class InitialiseRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: InitialiseHeader
+    chunk: bytes
+    def __init__(self, header: _Optional[_Union[InitialiseHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class InitialiseHeader(_message.Message):
+    __slots__ = ("session", "size_bytes", "sha256")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    size_bytes: int
+    sha256: bytes
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class InitialiseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("session", "epoch", "sequence")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    epoch: int
+    sequence: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class Happening(_message.Message):
+    __slots__ = ("epoch", "sequence", "current", "opened", "published", "shutting_down", "receipt")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    SHUTTING_DOWN_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    current: Current
+    opened: RoundOpened
+    published: UpdatePublished
+    shutting_down: ShuttingDown
+    receipt: Receipt
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., current: _Optional[_Union[Current, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., published: _Optional[_Union[UpdatePublished, _Mapping]] = ..., shutting_down: _Optional[_Union[ShuttingDown, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+
+class Current(_message.Message):
+    __slots__ = ("versions", "open", "run_tokens")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    open: _containers.RepeatedCompositeFieldContainer[RoundOpened]
+    run_tokens: int
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ...) -> None: ...
+
+class RoundOpened(_message.Message):
+    __slots__ = ("fragment", "cycle")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    cycle: int
+    def __init__(self, fragment: _Optional[int] = ..., cycle: _Optional[int] = ...) -> None: ...
+
+class UpdatePublished(_message.Message):
+    __slots__ = ("fragment", "version", "size_bytes", "run_tokens")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    size_bytes: int
+    run_tokens: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., run_tokens: _Optional[int] = ...) -> None: ...
+
+class ShuttingDown(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("learner", "incarnation", "fragment", "seq", "fate", "version", "weight", "staleness", "reason", "drop_outstanding")
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DROP_OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+    learner: str
+    incarnation: int
+    fragment: int
+    seq: int
+    fate: Fate
+    version: int
+    weight: float
+    staleness: int
+    reason: str
+    drop_outstanding: bool
+    def __init__(self, learner: _Optional[str] = ..., incarnation: _Optional[int] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., fate: _Optional[_Union[Fate, str]] = ..., version: _Optional[int] = ..., weight: _Optional[float] = ..., staleness: _Optional[int] = ..., reason: _Optional[str] = ..., drop_outstanding: bool = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("index", "crc32c", "payload")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    crc32c: int
+    payload: bytes
+    def __init__(self, index: _Optional[int] = ..., crc32c: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("header", "frame")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    header: PushHeader
+    frame: Frame
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ...) -> None: ...
+
+class PushHeader(_message.Message):
+    __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    fragment: int
+    seq: int
+    cycle: int
+    base_version: int
+    tokens: int
+    steps: int
+    codec: Codec
+    frames: int
+    size_bytes: int
+    digest: bytes
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., cycle: _Optional[int] = ..., base_version: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class PushReply(_message.Message):
+    __slots__ = ("have", "receipt")
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    have: Have
+    receipt: Receipt
+    def __init__(self, have: _Optional[_Union[Have, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+
+class Have(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, frames: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("session", "fragment", "version", "whole")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    fragment: int
+    version: int
+    whole: bool
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ...) -> None: ...
+
+class FetchReply(_message.Message):
+    __slots__ = ("header", "frame")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    header: FetchHeader
+    frame: Frame
+    def __init__(self, header: _Optional[_Union[FetchHeader, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ...) -> None: ...
+
+class FetchHeader(_message.Message):
+    __slots__ = ("fragment", "version", "codec", "frames", "size_bytes", "crc32c", "receipts")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    codec: Codec
+    frames: int
+    size_bytes: int
+    crc32c: int
+    receipts: _containers.RepeatedCompositeFieldContainer[Receipt]
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    STEPPING_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_S_FIELD_NUMBER: _ClassVar[int]
+    JOINING_S_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_S_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    DECLINED_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    steps: int
+    tokens: int
+    loss: float
+    step_time_s: float
+    stepping_s: float
+    blocked_s: float
+    joining_s: float
+    paused_s: float
+    abandoned_tokens: int
+    paused: bool
+    declined: _containers.RepeatedCompositeFieldContainer[Declined]
+    adopted: _containers.RepeatedCompositeFieldContainer[Adopted]
+    bytes_up: int
+    bytes_down: int
+    bytes_whole: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., stepping_s: _Optional[float] = ..., blocked_s: _Optional[float] = ..., joining_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., abandoned_tokens: _Optional[int] = ..., paused: bool = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ...) -> None: ...
+
+class Declined(_message.Message):
+    __slots__ = ("fragment", "cycle", "reason")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    cycle: int
+    reason: str
+    def __init__(self, fragment: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Adopted(_message.Message):
+    __slots__ = ("fragment", "version")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ReportReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("session", "last")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    session: Session
+    last: Progress
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., last: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "outer_steps", "tokens_trained", "tokens_merged", "wire")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    WALL_S_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    OUTER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_TRAINED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_MERGED_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    generation: int
+    epoch: int
+    uptime_s: float
+    wall_s: float
+    settings: RunSettings
+    parameters: int
+    fragments: _containers.RepeatedCompositeFieldContainer[FragmentStatus]
+    learners: _containers.RepeatedCompositeFieldContainer[LearnerStatus]
+    goodput: Goodput
+    contributions: Contributions
+    outer_steps: int
+    tokens_trained: int
+    tokens_merged: float
+    wire: WireBytes
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., outer_steps: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ...) -> None: ...
+
+class FragmentStatus(_message.Message):
+    __slots__ = ("fragment", "parameters", "version", "cycle", "state")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    parameters: int
+    version: int
+    cycle: int
+    state: str
+    def __init__(self, fragment: _Optional[int] = ..., parameters: _Optional[int] = ..., version: _Optional[int] = ..., cycle: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+
+class LearnerStatus(_message.Message):
+    __slots__ = ("learner", "region", "incarnation", "state", "steps", "tokens", "loss", "step_time_s", "heard_s", "blocked_fraction", "waiting_for", "goodput", "pending", "wire")
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
+    learner: str
+    region: str
+    incarnation: int
+    state: str
+    steps: int
+    tokens: int
+    loss: float
+    step_time_s: float
+    heard_s: float
+    blocked_fraction: float
+    waiting_for: str
+    goodput: Goodput
+    pending: int
+    wire: WireBytes
+    def __init__(self, learner: _Optional[str] = ..., region: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., blocked_fraction: _Optional[float] = ..., waiting_for: _Optional[str] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., pending: _Optional[int] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ...) -> None: ...
+
+class Goodput(_message.Message):
+    __slots__ = ("ratio", "useful_s", "provisioned_s", "lost_s")
+    class LostSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    USEFUL_S_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONED_S_FIELD_NUMBER: _ClassVar[int]
+    LOST_S_FIELD_NUMBER: _ClassVar[int]
+    ratio: float
+    useful_s: float
+    provisioned_s: float
+    lost_s: _containers.ScalarMap[str, float]
+    def __init__(self, ratio: _Optional[float] = ..., useful_s: _Optional[float] = ..., provisioned_s: _Optional[float] = ..., lost_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Contributions(_message.Message):
+    __slots__ = ("accepted", "merged", "refused", "pending", "turned_away")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    TURNED_AWAY_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    merged: int
+    refused: int
+    pending: int
+    turned_away: int
+    def __init__(self, accepted: _Optional[int] = ..., merged: _Optional[int] = ..., refused: _Optional[int] = ..., pending: _Optional[int] = ..., turned_away: _Optional[int] = ...) -> None: ...
+
+class WireBytes(_message.Message):
+    __slots__ = ("up", "down", "up_parameters", "down_parameters", "whole")
+    UP_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
+    UP_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    DOWN_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    up: int
+    down: int
+    up_parameters: int
+    down_parameters: int
+    whole: int
+    def __init__(self, up: _Optional[int] = ..., down: _Optional[int] = ..., up_parameters: _Optional[int] = ..., down_parameters: _Optional[int] = ..., whole: _Optional[int] = ...) -> None: ...
+
+class ListCheckpointsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListCheckpointsReply(_message.Message):
+    __slots__ = ("checkpoints",)
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[Checkpoint]
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[Checkpoint, _Mapping]]] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("id", "taken_at", "versions", "size_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_AT_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    taken_at: float
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    size_bytes: int
+    def __init__(self, id: _Optional[int] = ..., taken_at: _Optional[float] = ..., versions: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class TakeCheckpointRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ExportCheckpointRequest(_message.Message):
+    __slots__ = ("initial",)
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
+    initial: bool
+    def __init__(self, initial: bool = ...) -> None: ...
+
+class ExportCheckpointReply(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...

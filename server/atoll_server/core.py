@@ -1,0 +1,345 @@
+"""A core process from start to stop: its directory, who may join, the first parameters, and then the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import secrets
+import sqlite3
+import time
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+from atoll_server import events as ev
+from atoll_server import initial, ledger, merge
+from atoll_server.engine import Engine
+from atoll_server.goodput import Spent
+from atoll_server.initial import Lease, Staging
+from atoll_server.keeper import Keeper
+from atoll_server.ledger import LearnerRow
+from atoll_server.metrics import Metrics
+from atoll_server.publications import HappeningLog
+from atoll_server.refusal import Refused, Status
+from atoll_server.restore import INITIAL, LEDGER, Restored, initial_states, restore
+from atoll_server.roster import Entry, Roster
+from atoll_server.settings import CoreSettings, RunSettings, SettingsError
+from atoll_server.writer import LedgerWriter
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout, LayoutError, TensorSpec, first_difference, plan
+
+log = structlog.get_logger()
+
+PROTOCOL = 1
+HOUSEKEEPING_S = 1.0
+
+
+class Core:
+    """One run in one directory. `given`: run settings from the command line; None means: as the run has it."""
+
+    def __init__(self, settings: CoreSettings, given: dict[str, Any]) -> None:
+        self.settings, self._given = settings, given
+        self.metrics = Metrics()
+        self.roster = Roster(settings.limits.learners)
+        self.run_id, self.generation, self.epoch = "", 0, 0
+        self.run = RunSettings()
+        self.engine: Engine | None = None
+        self.keeper: Keeper | None = None
+        self.layout: Layout | None = None  # of the run; before the first parameters, of the lease holder
+        self.happenings: HappeningLog
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started_at = time.monotonic()
+        self._frozen_digest = ""
+        self._lease: Lease | None = None
+        self._initialising = asyncio.Lock()
+        self._writer: LedgerWriter
+        self._lock_file = -1
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------------------ start and stop
+
+    async def start(self) -> None:
+        """Takes the directory, brings the state back, and begins to keep house."""
+        directory = self.settings.directory
+        await asyncio.to_thread(self._take_directory, directory)
+        await asyncio.to_thread(codec.warm_up)
+        await asyncio.to_thread(merge.warm_up)
+        db = await asyncio.to_thread(ledger.open_ledger, directory / LEDGER)
+        meta = await asyncio.to_thread(self._take_meta, db)
+        for row in ledger.learners(db):
+            self.roster.restore(row.name, row.region, row.incarnation, int(row.nonce), row.account)
+        self.happenings = HappeningLog(self.epoch, self.settings.limits.happenings, self._current)
+        self._writer = LedgerWriter(db)
+        if "fingerprint" in meta:
+            restored = await asyncio.to_thread(restore, db, directory)
+            self._frozen_digest = meta["frozen_digest"]
+            self._begin(restored, db)
+        self._writer.start()
+        if self.engine is not None:
+            self.engine.start()
+        self._housekeeping = asyncio.create_task(self._keep_house())
+        self.metrics.restore_seconds.set(time.monotonic() - self.started_at)
+
+    def _take_directory(self, directory: Path) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in ("spool", "snapshots"):
+                (directory / name).mkdir(exist_ok=True)
+            self._lock_file = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o640)
+        except OSError as error:
+            raise SettingsError(f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write") from error
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SettingsError(f"--dir {directory} is in use by another core: stop it, or give another directory") from error
+
+    def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
+        """Reads what the run is, raises the epoch, and settles the settings: stored ones, with the given in place."""
+        meta = ledger.get_meta(db)
+        if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
+            raise SettingsError(f"the run speaks protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it")
+        stored = RunSettings.model_validate(meta.get("settings", {}))
+        self.run = stored.changed(**self._given)
+        if "fingerprint" in meta and self.run.fragments != meta["fragments"]:
+            raise SettingsError(f"--fragments {self.run.fragments}: the run has {meta['fragments']} and cannot change them")
+        if "fingerprint" in meta and self.run.codec != stored.codec:
+            raise SettingsError(f"--codec {self.run.codec.name.lower()}: the run uses {stored.codec.name.lower()}; begin a new run")
+        self.run_id = meta.setdefault("run", uuid.uuid4().hex[:16])
+        self.generation = meta.setdefault("generation", 1)
+        self.epoch = meta["epoch"] = meta.get("epoch", 0) + 1
+        meta["settings"] = self.run.model_dump(mode="json")
+        db.execute("BEGIN IMMEDIATE")
+        for key, value in meta.items():
+            ledger.put_meta(db, key, value)
+        db.execute("COMMIT")
+        return meta
+
+    def _begin(self, restored: Restored, db: sqlite3.Connection | None) -> None:
+        self.layout = restored.layout
+        engine = Engine(
+            self.settings, self.run, self.generation, restored, self.roster, self.happenings, self._writer,
+            self.metrics, self.failed,
+        )  # fmt: skip
+        if db is not None:
+            engine.take_up(db, restored.updates)
+        else:
+            engine.spool.prepare(self.generation, len(restored.layout.fragments))
+            for entry in self.roster.entries.values():
+                engine.dispatch(ev.Joined(entry.name, entry.incarnation))
+        self.keeper = Keeper(engine, ledger.snapshots(db, self.generation) if db is not None else [])
+        self.engine = engine
+
+    async def stop(self) -> None:
+        """A clean end: merges that run are finished, a snapshot is taken, learners are told."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        if self.engine is not None and self.keeper is not None:
+            await self.engine.stop()
+            if self.keeper.stale():
+                await self.keeper.take()
+        await self._write_accounts()
+        await self._writer.stop()
+        os.close(self._lock_file)
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            await self._write_accounts()
+            if self.engine is not None and self.keeper is not None:
+                self.engine.uploads.expire(time.monotonic())
+                if self.keeper.due():
+                    self.engine.spawn(self._snapshot())
+
+    async def _snapshot(self) -> None:
+        assert self.keeper is not None, "a run without parameters has nothing to keep"
+        await self.keeper.take()
+
+    async def _write_accounts(self) -> None:
+        rows = [self._row(entry) for entry in self.roster.entries.values() if entry.dirty]
+        for entry in self.roster.entries.values():
+            entry.dirty = False
+        if rows:
+            await self._writer.commit(partial(_put_learners, rows=rows))
+
+    def _row(self, entry: Entry) -> LearnerRow:
+        return LearnerRow(entry.name, entry.region, entry.incarnation, str(entry.nonce), entry.account.as_data())
+
+    def _current(self) -> pb.Current:
+        return self.engine.current() if self.engine is not None else pb.Current()
+
+    # ------------------------------------------------------------------------------ learners
+
+    def session(self, session: pb.Session) -> Entry:
+        """The entry that a call speaks for. Raises Refused."""
+        if session.run != self.run_id or session.generation != self.generation:
+            raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
+        return self.roster.check(session.learner, session.incarnation, session.token)
+
+    async def join(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply:
+        """Makes a learner known; says whether it fetches, initialises, or waits. Raises Refused, state untouched."""
+        if request.protocol != PROTOCOL:
+            raise Refused(
+                Status.FAILED_PRECONDITION,
+                f"protocol {request.protocol} is not spoken here, {PROTOCOL} is: use the same atoll version on both sides",
+            )
+        if request.run and request.run != self.run_id:
+            raise Refused(Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {self.run_id}")
+        reply_state = await self._first_parameters(request, tensors)
+        token = secrets.token_bytes(16)
+        entry = self.roster.join(
+            request.learner, request.region, request.nonce, request.incarnation, request.process_age_s, token, time.time()
+        )
+        entry.dirty = False
+        await self._writer.commit(partial(ledger.put_learner, row=self._row(entry)))
+        if self.engine is not None:
+            self.engine.dispatch(ev.Joined(entry.name, entry.incarnation))
+        assert self.layout is not None, "the first to join decides the layout"
+        log.info("joined", learner=entry.name, incarnation=entry.incarnation, region=entry.region, state=reply_state)
+        return pb.JoinReply(
+            state=reply_state, run=self.run_id, generation=self.generation, epoch=self.epoch,
+            incarnation=entry.incarnation, token=token, settings=self.settings_message(),
+            fingerprint=self.layout.fingerprint, versions=self.engine.versions() if self.engine else [],
+            run_tokens=self.roster.tokens(), retry_s=1.0,
+        )  # fmt: skip
+
+    async def _first_parameters(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply.State:
+        """Checks a model against the run's; before there are parameters, settles who sends them."""
+        now = time.monotonic()
+        async with self._initialising:
+            free = self.engine is None and (self._lease is None or now > self._lease.until)
+            if self.engine is None and (free or (self._lease and self._lease.nonce == request.nonce)):
+                try:
+                    self.layout = plan(tensors, self.run.fragments)
+                except LayoutError as error:
+                    raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
+                self._frozen_digest = request.frozen_digest.hex()
+                if self.settings.init is not None:
+                    await self._from_file(self.settings.init)
+                else:
+                    self._lease = Lease(request.nonce, now + self.settings.limits.lease_s)
+                    return pb.JoinReply.STATE_INITIALISE
+        assert self.layout is not None, "a lease or an engine comes with a layout"
+        difference = first_difference(self.layout.tensors, tensors)
+        if difference is not None:
+            raise Refused(Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has another model: {difference}')
+        if request.frozen_digest.hex() != self._frozen_digest:
+            raise Refused(
+                Status.FAILED_PRECONDITION,
+                f'learner "{request.learner[:80]}" has other values in its frozen parameters: load the ones of this run',
+            )
+        return pb.JoinReply.STATE_READY if self.engine is not None else pb.JoinReply.STATE_WAIT
+
+    def settings_message(self) -> pb.RunSettings:
+        """What learners are told of the run's settings."""
+        return pb.RunSettings(
+            inner_steps=self.run.inner_steps,
+            fragments=len(self.layout.fragments) if self.layout is not None else self.run.fragments,
+            overlap_steps=self.run.overlap_steps,
+            codec=int(self.run.codec),  # type: ignore[arg-type]
+            max_staleness=self.run.max_staleness,
+        )
+
+    def progress(self, entry: Entry, seen: pb.Progress) -> None:
+        """Takes in a report."""
+        spent = Spent(
+            steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
+            joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
+        )  # fmt: skip
+        entry.account.heard(time.time(), spent)
+        entry.loss, entry.dirty = seen.loss, True
+        self.metrics.inner_steps.labels(entry.name).set(entry.account.total("steps"))
+        self.metrics.tokens.labels(entry.name).set(entry.account.total("tokens"))
+        self.metrics.blocked.labels(entry.name).set(entry.account.total("blocked_s"))
+        self.metrics.loss.labels(entry.name).set(seen.loss)
+        if self.engine is None:
+            return
+        self.engine.dispatch(ev.Heard(entry.name, seen.steps, seen.paused))
+        fragments = len(self.engine.layout.fragments)
+        for declined in seen.declined:
+            if declined.fragment < fragments:
+                self.engine.dispatch(ev.Declined(entry.name, declined.fragment, declined.cycle, declined.reason[:200]))
+        for adopted in seen.adopted:
+            if adopted.fragment < fragments:
+                self.engine.dispatch(ev.Adopted(entry.name, adopted.fragment, adopted.version))
+
+    async def leave(self, entry: Entry, last: pb.Progress) -> None:
+        """A clean good-bye: durable, so that it is not taken for lost after a restart."""
+        self.progress(entry, last)
+        entry.account.left_at = time.time()
+        entry.token = b""
+        await self._writer.commit(partial(ledger.put_learner, row=self._row(entry)))
+        if self.engine is not None:
+            self.engine.dispatch(ev.Gone(entry.name))
+        log.info("left", learner=entry.name, incarnation=entry.incarnation)
+
+    def turned_away(self, refused: Refused, learner: str) -> None:
+        """Counts a refusal at the door."""
+        self.metrics.contributions.labels("turned_away").inc()
+        if self.engine is not None:
+            self.engine.counts["turned_away"] += 1
+        log.warning("contribution turned away", learner=learner[:80], status=refused.status.value, detail=refused.detail)
+
+    # ------------------------------------------------------------------------------ first parameters
+
+    async def stage(self, entry: Entry, header: pb.InitialiseHeader) -> Staging:
+        """Begins to take the first parameters from the holder of the lease. Raises Refused."""
+        if self.engine is not None:
+            raise Refused(Status.FAILED_PRECONDITION, "the run has its first parameters: join again and fetch them")
+        if self._lease is None or self._lease.nonce != entry.nonce:
+            raise Refused(Status.FAILED_PRECONDITION, "another learner sends the first parameters: join again and wait")
+        assert self.layout is not None, "a lease comes with a layout"
+        initial.check_room(self.settings.directory, header.size_bytes, self.layout, self.settings.limits.model_bytes)
+        return await asyncio.to_thread(Staging, self.settings.directory, header.size_bytes, header.sha256)
+
+    def renew_lease(self) -> None:
+        """Bytes arrive: the holder is alive."""
+        if self._lease is not None:
+            self._lease.until = time.monotonic() + self.settings.limits.lease_s
+
+    async def accept(self, entry: Entry, staging: Staging) -> None:
+        """Version 0, all at once: checked, durable, committed, then visible. Accepted exactly once."""
+        async with self._initialising:
+            if self.engine is not None or self._lease is None or self._lease.nonce != entry.nonce:
+                raise Refused(Status.FAILED_PRECONDITION, "the lease went to another learner: join again")
+            await self._accept(staging)
+            entry.account.bytes_whole += self.engine.initial.data.nbytes if self.engine is not None else 0
+
+    async def _from_file(self, path: Path) -> None:
+        staging = await asyncio.to_thread(initial.stage_file, path, self.settings.directory)
+        await self._accept(staging)
+
+    async def _accept(self, staging: Staging) -> None:
+        layout, directory = self.layout, self.settings.directory
+        assert layout is not None, "the first to join decides the layout"
+        file = await asyncio.to_thread(staging.check, layout)
+        try:
+            states = await asyncio.to_thread(initial_states, layout, file)
+        except initial.TensorFileError as error:
+            raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
+        await asyncio.to_thread(staging.publish, directory)
+        meta = {
+            "tensors": initial.tensors_as_data(layout.tensors), "fragments": len(layout.fragments),
+            "fingerprint": layout.fingerprint.hex(), "frozen_digest": self._frozen_digest,
+            "settings": self.run.changed(fragments=len(layout.fragments)).model_dump(mode="json"),
+        }  # fmt: skip
+        await self._writer.commit(partial(_put_meta, meta=meta))
+        self.run = self.run.changed(fragments=len(layout.fragments))
+        file = initial.open_tensors(directory / INITIAL)
+        self._begin(Restored(layout, file, states, {}), None)
+        self._lease = None
+        log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))
+
+
+def _put_learners(db: sqlite3.Connection, rows: list[LearnerRow]) -> None:
+    for row in rows:
+        ledger.put_learner(db, row)
+
+
+def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
+    for key, value in meta.items():
+        ledger.put_meta(db, key, value)

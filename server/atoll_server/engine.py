@@ -1,0 +1,360 @@
+"""Carries out what the syncer decides; the only place where ledger, spool, merge and publications meet.
+
+One event loop owns all state. Disk and numerics run in worker threads on values that nobody else writes, and their
+results come back as events. Every effect is durable before it is visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, assert_never
+
+import numpy as np
+import structlog
+from atoll_server import events as ev
+from atoll_server import ledger, merge
+from atoll_server.events import Key
+from atoll_server.ledger import ContributionRow, FateRow, MergeRow
+from atoll_server.merge import FragmentState, OuterRule
+from atoll_server.metrics import Metrics
+from atoll_server.publications import HappeningLog, Publication, UpdateCache
+from atoll_server.restore import Restored
+from atoll_server.roster import Entry, Roster
+from atoll_server.settings import CoreSettings, RunSettings
+from atoll_server.spool import Spool, Stored
+from atoll_server.syncer import Pending, Phase, Syncer
+from atoll_server.uploads import Decided, Uploads
+from atoll_server.writer import LedgerWriter
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Layout
+from numpy.typing import NDArray
+
+log = structlog.get_logger()
+
+FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An acknowledged contribution without a fate: what the ledger says of it, and its payload."""
+
+    row: ContributionRow
+    stored: Stored
+
+
+class Engine:
+    """A run that has parameters. Made by `begin`; told by the service and by time."""
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        run: RunSettings,
+        generation: int,
+        restored: Restored,
+        roster: Roster,
+        happenings: HappeningLog,
+        writer: LedgerWriter,
+        metrics: Metrics,
+        failed: asyncio.Future[None],
+    ) -> None:
+        """failed: is told what could not be carried through; whoever runs the process ends it then."""
+        self.settings, self.run, self.generation = settings, run, generation
+        self.layout: Layout = restored.layout
+        self.initial = restored.initial
+        self.states: list[FragmentState] = restored.states
+        self.roster, self.happenings, self.metrics = roster, happenings, metrics
+        self.writer, self._failed = writer, failed
+        self.spool = Spool(settings.directory / "spool", settings.limits.spool_bytes)
+        self.cache = UpdateCache(settings.limits.update_cache_bytes, settings.limits.update_cache_versions)
+        self.syncer = Syncer(run, len(self.layout.fragments), merge.weight)
+        self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
+        self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
+        self.uploads = Uploads(
+            self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self._keep
+        )
+        self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
+        self.pending: dict[Key, Held] = {}
+        self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
+        self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake: asyncio.TimerHandle | None = None
+        self._stopping = False
+
+    # ------------------------------------------------------------------------------ taking up
+
+    def take_up(self, db: sqlite3.Connection, updates: dict[int, list[merge.Update]]) -> None:
+        """Brings rounds, pending contributions and counters to where the ledger left them; before anybody connects."""
+        waiting: list[tuple[Key, Pending]] = []
+        known: dict[Path, int] = {}
+        for row, fate in ledger.contributions(db, self.generation):
+            key, path = row.key, self.spool.path(self.generation, row.key)
+            self._count(row, fate)
+            self.uploads.newest[key.learner, key.incarnation, key.fragment] = Decided(row.digest, receipt_of(fate))
+            if fate.fate == "pending":
+                stored = self.spool.open(self.generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64))
+                self.pending[key] = Held(row, stored)
+                waiting.append((key, Pending(row.cycle, row.base_version, row.tokens, row.steps)))
+            if fate.fate != "refused" and path.exists():
+                known[path] = row.size_bytes
+        deleted = self.spool.sweep(known)
+        self.spool.prepare(self.generation, len(self.layout.fragments))
+        for fragment, made_again in updates.items():
+            for update in made_again:
+                values = (fragment, update.version)
+                rows = ledger.contributions(db, self.generation, "AND fragment=? AND version=?", values)
+                self.cache.add(fragment, Publication(update, tuple(receipt_of(fate) for _, fate in rows)))
+        cycles = ledger.last_cycles(db, self.generation, len(self.layout.fragments))
+        self.syncer.restore(self.versions(), cycles, waiting)
+        now = time.monotonic()
+        for entry in self.roster.entries.values():
+            self.syncer.on(ev.Joined(entry.name, entry.incarnation), now)
+            if entry.account.left_at is not None:
+                self.syncer.on(ev.Gone(entry.name), now)
+        log.info("state taken up", outer_steps=sum(self.versions()), pending=len(waiting), files_without_row=deleted)
+
+    def start(self) -> None:
+        """Lets time pass."""
+        self.dispatch(ev.Ticked())
+
+    async def stop(self) -> None:
+        """Opens no more rounds and lets running merges end."""
+        self._stopping = True
+        if self._wake is not None:
+            self._wake.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks)
+        self.workers.shutdown()
+        self.mergers.shutdown()
+
+    # ------------------------------------------------------------------------------ events in, effects out
+
+    def dispatch(self, event: ev.Event) -> None:
+        """Tells the syncer and carries out what it answers."""
+        if self._stopping and not isinstance(event, ev.Merged):
+            return
+        now = time.monotonic()
+        for effect in self.syncer.on(event, now):
+            match effect:
+                case ev.OpenRound():
+                    self.happenings.append(opened=pb.RoundOpened(fragment=effect.fragment, cycle=effect.cycle))
+                case ev.Merge():
+                    self.spawn(self._merge(effect))
+                case ev.Lapse():
+                    self.metrics.rounds.labels("lapsed").inc()
+                    log.info("round lapsed", fragment=effect.fragment, cycle=effect.cycle, reason=effect.reason)
+                    if effect.refusals:
+                        self.spawn(self._refuse(effect))
+                case _:
+                    assert_never(effect)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        now = time.monotonic()
+        at = None if self._stopping else self.syncer.next_wake(now)
+        if at is not None:
+            delay = max(0.001, at - now)
+            self._wake = asyncio.get_running_loop().call_later(delay, self.dispatch, ev.Ticked())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs work whose failure ends the process."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    # ------------------------------------------------------------------------------ contributions
+
+    async def _keep(self, row: ContributionRow, stored: Stored) -> None:
+        """The payload is on disk: commit the row, then count on it."""
+        await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row))
+        self.pending[row.key] = Held(row, stored)
+        self._count(row, FateRow(row.key, "pending"))
+        entry = self.roster.entries[row.key.learner]
+        self.metrics.contributions.labels("accepted").inc()
+        self.metrics.wan_bytes.labels(entry.region, "up").inc(row.size_bytes)
+        self.dispatch(ev.Contributed(row.key, row.cycle, row.base_version, row.tokens, row.steps))
+
+    def _count(self, row: ContributionRow, fate: FateRow) -> None:
+        """A contribution was accepted. Run again over the ledger at a start, so that these sums are exact."""
+        self.counts["accepted"] += 1
+        entry, tokens = self.roster.entries[row.key.learner], self._weighted(row)
+        entry.account.bytes_up += row.size_bytes
+        entry.account.parameters_up += self.layout.fragments[row.key.fragment].length
+        entry.account.accepted(tokens, current=row.key.incarnation == entry.incarnation)
+        if fate.fate != "pending":
+            self._count_fate(row, fate)
+
+    def _count_fate(self, row: ContributionRow, fate: FateRow) -> None:
+        self.counts[fate.fate] += 1
+        entry, tokens = self.roster.entries[row.key.learner], self._weighted(row)
+        if fate.fate == "merged":
+            entry.account.merged_tokens += tokens
+        else:
+            entry.account.accepted(-tokens, current=row.key.incarnation == entry.incarnation)
+        entry.dirty = True
+
+    def _weighted(self, row: ContributionRow) -> float:
+        """Its tokens, times the part of all parameters that its fragment holds."""
+        return row.tokens * self.layout.fragments[row.key.fragment].length / self.layout.parameters
+
+    def _decide(self, fate: FateRow) -> pb.Receipt:
+        """A fate is durable: memory follows, and the learner can be told."""
+        held, receipt = self.pending.pop(fate.key), receipt_of(fate)
+        held.stored.close()
+        self.uploads.decide(receipt)
+        self._count_fate(held.row, fate)
+        self.metrics.contributions.labels(fate.fate).inc()
+        if fate.fate == "merged":
+            self.metrics.staleness.observe(fate.staleness)
+        else:
+            self.happenings.append(receipt=receipt)
+        return receipt
+
+    # ------------------------------------------------------------------------------ effects
+
+    async def _merge(self, effect: ev.Merge) -> None:
+        began = time.monotonic()
+        fragment = self.layout.fragments[effect.fragment]
+        rule = OuterRule(self.run.outer_lr, self.run.outer_momentum, self.run.codec)
+        stored = [self.pending[share.key].stored for share in effect.shares]
+        weights = [share.weight for share in effect.shares]
+        async with self.locks[fragment.index]:
+            old = self.states[fragment.index]
+
+            def work() -> tuple[FragmentState, merge.Update, tuple[int, int, int]]:
+                scratch = np.empty(fragment.length, np.float32)
+                new, update, _ = merge.merge(fragment, old, stored, weights, rule, scratch)
+                return new, update, new.checksums()
+
+            new, update, checksums = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
+            assert new.version == effect.version, "the syncer and the state agree on the version"
+            fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]
+            fates += [refusal_row(refusal, effect.version) for refusal in effect.refusals]
+            row = MergeRow(
+                effect.fragment, effect.version, effect.cycle,
+                tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
+                {"lr": rule.lr, "momentum": rule.momentum, "codec": int(rule.codec)},
+                *checksums, sum(map(len, update.frames)), time.time(),
+            )  # fmt: skip
+            await self.writer.commit(partial(_log_merge, generation=self.generation, row=row, fates=fates))
+            refused = [self.pending[refusal.key].row for refusal in effect.refusals]
+            self.states[fragment.index] = new
+        self._publish(effect, update, fates)
+        self.metrics.merge_seconds.observe(time.monotonic() - began)
+        self._forget(refused)
+
+    def _publish(self, effect: ev.Merge, update: merge.Update, fates: list[FateRow]) -> None:
+        """The merge is durable: now it may be seen."""
+        lapsed, self._refused_since[effect.fragment] = self._refused_since[effect.fragment], []
+        publication = Publication(update, (*lapsed, *map(self._decide, fates)))
+        self.cache.add(effect.fragment, publication)
+        self.metrics.rounds.labels("merged").inc()
+        self.metrics.fragment_version.labels(str(effect.fragment)).set(effect.version)
+        log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
+                  shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip
+        self.happenings.append(
+            published=pb.UpdatePublished(
+                fragment=effect.fragment,
+                version=effect.version,
+                size_bytes=publication.size_bytes,
+                run_tokens=self.roster.tokens(),
+            )
+        )
+        self.dispatch(ev.Merged(effect.fragment, effect.version))
+
+    async def _refuse(self, effect: ev.Lapse) -> None:
+        """A round that merged nothing may still have refused something."""
+        version = self.states[effect.fragment].version
+        fates = [refusal_row(refusal, version) for refusal in effect.refusals]
+        await self.writer.commit(partial(_log_fates, generation=self.generation, fates=fates))
+        refused = [self.pending[fate.key].row for fate in fates]
+        self._refused_since[effect.fragment] += map(self._decide, fates)
+        self._forget(refused)
+
+    def _forget(self, refused: list[ContributionRow]) -> None:
+        """Refused payloads are of no more use; merged ones stay until two snapshots cover them."""
+        for row in refused:
+            self.workers.submit(self.spool.delete, self.generation, row.key, row.size_bytes)
+
+    # ------------------------------------------------------------------------------ asked by the service
+
+    def versions(self) -> list[int]:
+        """The published version of each fragment."""
+        return [state.version for state in self.states]
+
+    def current(self) -> pb.Current:
+        """Everything that a follower must know to go on from here."""
+        open_rounds = [
+            pb.RoundOpened(fragment=index, cycle=rounds.cycle)
+            for index, rounds in enumerate(self.syncer.fragments)
+            if rounds.phase is Phase.OPEN
+        ]
+        return pb.Current(versions=self.versions(), open=open_rounds, run_tokens=self.roster.tokens())
+
+    def whole(self, fragment: int, entry: Entry) -> tuple[int, NDArray[np.float32], list[pb.Receipt]]:
+        """Version and published parameters of a fragment, with the newest fate of this learner, all of one moment.
+
+        The array is never written again: a merge puts a new one in its place.
+        """
+        newest = self.uploads.newest.get((entry.name, entry.incarnation, fragment))
+        state = self.states[fragment]
+        return state.version, state.theta_pub, [newest.receipt] if newest else []
+
+    def waiting_for(self, learner: str) -> str:
+        """Which rounds wait for this learner, in words."""
+        missing = [
+            str(index)
+            for index, rounds in enumerate(self.syncer.fragments)
+            if rounds.phase is Phase.OPEN and learner not in rounds.answered()
+        ]
+        return f"its answer for fragment {', '.join(missing)}" if missing else ""
+
+    def sent(self, entry: Entry, size_bytes: int, parameters: int, *, whole: bool) -> None:
+        """Counts what went down to a learner."""
+        self.metrics.wan_bytes.labels(entry.region, "down").inc(size_bytes)
+        entry.dirty = True
+        if whole:
+            entry.account.bytes_whole += size_bytes
+        else:
+            entry.account.bytes_down += size_bytes
+            entry.account.parameters_down += parameters
+
+
+def receipt_of(fate: FateRow) -> pb.Receipt:
+    """A fate as learners are told it."""
+    key = fate.key
+    return pb.Receipt(
+        learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=FATES[fate.fate],
+        version=fate.version, weight=fate.weight, staleness=fate.staleness, reason=fate.reason,
+        drop_outstanding=fate.dropped,
+    )  # fmt: skip
+
+
+def refusal_row(refusal: ev.Refusal, version: int) -> FateRow:
+    """A refusal as the ledger keeps it."""
+    return FateRow(refusal.key, "refused", version, reason=refusal.reason, dropped=refusal.drop)
+
+
+def _log_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: list[FateRow]) -> None:
+    ledger.add_merge(db, generation, row)
+    _log_fates(db, generation, fates)
+
+
+def _log_fates(db: sqlite3.Connection, generation: int, fates: list[FateRow]) -> None:
+    for fate in fates:
+        ledger.put_fate(db, generation, fate)

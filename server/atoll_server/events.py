@@ -1,0 +1,156 @@
+"""What the syncer is told, and what it asks for: two closed sets of plain values.
+
+Events come with their time (monotonic seconds) as an argument of `Syncer.on`. Effects are carried out in the
+order in which they are returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Names one contribution within a generation of a run."""
+
+    learner: str
+    incarnation: int
+    fragment: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.learner}/{self.incarnation}/{self.fragment}/{self.seq}"
+
+
+# ------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A learner is known now, or known again; one that was restarted has a higher incarnation."""
+
+    learner: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A learner reported: inner steps of this incarnation so far."""
+
+    learner: str
+    steps: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A learner has nothing for this round."""
+
+    learner: str
+    fragment: int
+    cycle: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uploading:
+    """A frame of a contribution arrived: its learner is at work on the fragment."""
+
+    learner: str
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """A contribution is whole, checked and durable."""
+
+    key: Key
+    cycle: int
+    base_version: int
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A merge that the syncer asked for is durable and published."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A learner trains on from this version of the fragment."""
+
+    learner: str
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A learner said good-bye, or was fenced: nobody waits for it any more."""
+
+    learner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed."""
+
+
+Event = Joined | Heard | Declined | Uploading | Contributed | Merged | Adopted | Gone | Ticked
+
+# ------------------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One contribution's part in a merge; weights of a merge sum to one."""
+
+    key: Key
+    weight: float
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A contribution that will not be merged. drop: its learner gives up the outstanding work it came from."""
+
+    key: Key
+    reason: str
+    drop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """Tell every learner that this fragment's turn has come."""
+
+    fragment: int
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Combine these (sorted by key) into `version`, make that durable, publish it, then say Merged."""
+
+    fragment: int
+    version: int
+    cycle: int
+    shares: tuple[Share, ...]
+    refusals: tuple[Refusal, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """The round ended without a merge; what it refused is final."""
+
+    fragment: int
+    cycle: int
+    refusals: tuple[Refusal, ...]
+    reason: str
+
+
+Effect = OpenRound | Merge | Lapse

@@ -1,0 +1,150 @@
+"""PURE: useful / provisioned learner-seconds, and where the rest went.
+
+Provisioned: from a name's first joining until it leaves or the run ends, downtime included; deliberate pauses are
+left out. Useful: time in inner steps whose tokens were merged or are pending. What a learner reports is bounded by
+what the core saw: it cannot have trained longer than it was there, and tokens of a dead incarnation count only when
+the core acknowledged them. Times are wall-clock seconds, since accounts outlive a core process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
+
+
+@dataclass(slots=True)
+class Spent:
+    """Counters of one incarnation, as reported so far."""
+
+    joined_at: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+    stepping_s: float = 0.0
+    blocked_s: float = 0.0
+    joining_s: float = 0.0
+    paused_s: float = 0.0
+    abandoned_tokens: float = 0.0
+    accepted_tokens: float = 0.0  # acknowledged, mean over fragments weighted by parameters
+
+    def thrown_away_s(self, dead: bool) -> float:
+        """Stepping time of tokens that will never be merged."""
+        if not self.tokens:
+            return self.stepping_s if dead else 0.0
+        lost = max(self.abandoned_tokens, self.tokens - self.accepted_tokens if dead else 0.0)
+        return self.stepping_s * min(1.0, max(0.0, lost) / self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Learner-seconds of one learner, or of all."""
+
+    useful_s: float
+    provisioned_s: float
+    lost_s: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """Goodput; 1.0 before anything was provisioned."""
+        return self.useful_s / self.provisioned_s if self.provisioned_s > 0 else 1.0
+
+
+@dataclass(slots=True)
+class Account:
+    """One learner over all its incarnations."""
+
+    first_joined_at: float
+    heard_at: float
+    left_at: float | None = None
+    away_s: float = 0.0  # between clean good-byes and returns: not provisioned
+    down_s: float = 0.0
+    restarting_s: float = 0.0
+    merged_tokens: float = 0.0  # mean over fragments, weighted by parameters
+    bytes_up: int = 0  # payloads: of acknowledged contributions,
+    bytes_down: int = 0  # of published updates,
+    bytes_whole: int = 0  # of whole fragments and first parameters, both ways
+    parameters_up: int = 0  # that the coded bytes stand for
+    parameters_down: int = 0
+    current: Spent = field(default_factory=Spent)
+    past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
+
+    def joined(self, now: float, process_age_s: float, returning: bool) -> None:
+        """A new incarnation joins; the gap since the last sign of life is lost, unless it had left."""
+        if returning:
+            gap = max(0.0, now - (self.left_at if self.left_at is not None else self.heard_at))
+            if self.left_at is not None:
+                self.away_s += gap
+            else:
+                restarting = min(gap, max(0.0, process_age_s))
+                self.restarting_s += restarting
+                self.down_s += gap - restarting
+            self._bury()
+        self.left_at = None
+        self.heard_at = now
+        self.current = Spent(joined_at=now)
+
+    def heard(self, now: float, seen: Spent) -> None:
+        """Takes in the counters of a report; time spent cannot exceed the time since joining."""
+        seen.joined_at, seen.accepted_tokens = self.current.joined_at, self.current.accepted_tokens
+        there = max(0.0, now - seen.joined_at)
+        seen.stepping_s = min(seen.stepping_s, there)
+        seen.paused_s = min(seen.paused_s, there)
+        self.current = seen
+        self.heard_at = max(self.heard_at, now)
+        self.left_at = None
+
+    def accepted(self, tokens: float, current: bool) -> None:
+        """The core acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
+        spent = self.current if current or not self.past else self.past[0]
+        spent.accepted_tokens += tokens
+
+    def _bury(self) -> None:
+        """Adds the dead incarnation to the past, its lost tokens included."""
+        dead = self.current
+        dead.abandoned_tokens = max(dead.abandoned_tokens, dead.tokens - dead.accepted_tokens)
+        if not self.past:
+            self.past = [dead]
+            return
+        total = self.past[0]
+        for name in ("steps", "tokens", "stepping_s", "blocked_s", "joining_s", "paused_s",
+                     "abandoned_tokens", "accepted_tokens"):  # fmt: skip
+            setattr(total, name, getattr(total, name) + getattr(dead, name))
+
+    def total(self, name: str) -> Any:  # noqa: ANN401
+        """A counter summed over all incarnations."""
+        return getattr(self.current, name) + sum(getattr(spent, name) for spent in self.past)
+
+    def balance(self, now: float) -> Balance:
+        """Useful and lost seconds so far."""
+        end = now if self.left_at is None else self.left_at
+        provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
+        thrown = self.current.thrown_away_s(dead=False) + sum(spent.thrown_away_s(dead=True) for spent in self.past)
+        useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
+        lost = {
+            "down": self.down_s,
+            "restarting": self.restarting_s,
+            "joining": self.total("joining_s"),
+            "blocked": self.total("blocked_s"),
+            "thrown_away": thrown,
+        }
+        lost["other"] = max(0.0, provisioned - useful - sum(lost.values()))
+        return Balance(useful, provisioned, lost)
+
+    def as_data(self) -> dict[str, Any]:
+        """For the ledger."""
+        return asdict(self)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Account:
+        """From the ledger."""
+        spent = {"current": Spent(**data["current"]), "past": [Spent(**each) for each in data["past"]]}
+        return cls(**(data | spent))
+
+
+def overall(balances: Iterable[Balance]) -> Balance:
+    """The run's balance: sums over learners."""
+    parts = list(balances)
+    lost = {cause: sum(part.lost_s.get(cause, 0.0) for part in parts) for cause in CAUSES}
+    return Balance(sum(part.useful_s for part in parts), sum(part.provisioned_s for part in parts), lost)

@@ -1,0 +1,119 @@
+"""The first parameters of a run: one learner is given the lease, its file is staged, and all of it counts at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll_server.refusal import Refused, Status
+from atoll_server.restore import INITIAL
+from atoll_server.spool import sync_directory
+from atoll_server.tensorfile import FORMAT_NAME, TensorFile, TensorFileError, open_tensors
+from atoll_wire.layout import Layout, TensorSpec
+
+COPY_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to send the first parameters. until: monotonic seconds; renewed while bytes arrive."""
+
+    nonce: int
+    until: float
+
+
+class Staging:
+    """The file as it arrives; methods run in a worker thread."""
+
+    def __init__(self, directory: Path, size_bytes: int, sha256: bytes) -> None:
+        self._part = directory / "initial.part"
+        self._size_bytes, self._expected = size_bytes, sha256
+        self._digest = hashlib.sha256()
+        self._received = 0
+        self._file = self._part.open("wb")
+
+    def take(self, chunk: bytes) -> None:
+        """Appends a chunk. Raises Refused when there is more than was declared."""
+        self._received += len(chunk)
+        if self._received > self._size_bytes:
+            raise Refused(Status.INVALID_ARGUMENT, f"the first parameters are longer than the {self._size_bytes} bytes declared")
+        self._digest.update(chunk)
+        self._file.write(chunk)
+
+    def check(self, layout: Layout) -> TensorFile:
+        """Makes the staged file durable and opens it. Raises Refused when it is not what was declared or needed."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        if self._received != self._size_bytes or self._digest.digest() != self._expected:
+            raise Refused(
+                Status.DATA_LOSS,
+                f"the first parameters came as {self._received} of {self._size_bytes} bytes, or changed on their way: send again",
+            )
+        try:
+            return checked(open_tensors(self._part), layout.tensors)
+        except TensorFileError as error:
+            raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
+
+    def publish(self, directory: Path) -> None:
+        """Gives the file its name, durably."""
+        self._part.rename(directory / INITIAL)
+        sync_directory(directory)
+
+    def close(self) -> None:
+        """Ends a staging that did not come to its end."""
+        self._file.close()
+
+
+def stage_file(path: Path, directory: Path) -> Staging:
+    """Stages the file of `--init` the way a learner's upload is."""
+    digest = hashlib.sha256()
+    for chunk in _chunks(path):
+        digest.update(chunk)
+    staging = Staging(directory, path.stat().st_size, digest.digest())
+    for chunk in _chunks(path):
+        staging.take(chunk)
+    return staging
+
+
+def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
+    """The file, if it has every trainable tensor in the right shape. TensorFileError names the first that it lacks."""
+    for tensor in tensors:
+        entry = file.entries.get(tensor.name)
+        if entry is None:
+            raise TensorFileError(f'the first parameters lack tensor "{tensor.name}": save the whole state_dict of this model')
+        if entry.shape != tensor.shape or entry.dtype not in FORMAT_NAME.values():
+            raise TensorFileError(
+                f'the first parameters have "{tensor.name}" as {entry.dtype} {list(entry.shape)}, '
+                f"the model as {tensor.dtype} {list(tensor.shape)}: start from a file of this model"
+            )
+    return file
+
+
+def check_room(directory: Path, size_bytes: int, layout: Layout, most: int) -> None:
+    """Refuses a model that could not be kept: the file, and two snapshots of 12 bytes a parameter."""
+    if not 0 < size_bytes <= most:
+        raise Refused(Status.INVALID_ARGUMENT, f"first parameters of {size_bytes} bytes: at most {most} are taken")
+    needed = size_bytes + 24 * layout.parameters
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise Refused(Status.RESOURCE_EXHAUSTED, f"the run needs {needed} bytes of disk, {free} are free in {directory}")
+
+
+def tensors_as_data(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    """For the ledger; `restore.stored_layout` reads it."""
+    return [
+        {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind.value, "tied_names": list(t.tied_names)}
+        for t in tensors
+    ]
+
+
+def _chunks(path: Path) -> Iterable[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(COPY_BYTES):
+            yield chunk

@@ -1,0 +1,81 @@
+"""Takes snapshots, and lets payloads go that two of them cover."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from functools import partial
+
+import structlog
+from atoll_server import ledger
+from atoll_server.engine import Engine
+from atoll_server.events import Key
+from atoll_server.ledger import SnapshotRow
+from atoll_server.snapshot import SnapshotWriter, snapshot_path
+
+log = structlog.get_logger()
+
+
+class Keeper:
+    """The snapshots of one run. rows: those on disk, oldest first."""
+
+    def __init__(self, engine: Engine, rows: list[SnapshotRow]) -> None:
+        self._engine = engine
+        self.rows = rows
+        self._taking = asyncio.Lock()
+        self._taken_at = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the time for a snapshot has come and there is something new in it."""
+        every = self._engine.settings.snapshot_every_s
+        return not self._taking.locked() and time.monotonic() - self._taken_at >= every and self.stale()
+
+    def stale(self) -> bool:
+        """Whether any merge came after the newest snapshot."""
+        return not self.rows or list(self.rows[-1].versions) != self._engine.versions()
+
+    async def take(self) -> SnapshotRow:
+        """Writes a snapshot, commits it, then drops what it makes superfluous."""
+        engine = self._engine
+        async with self._taking:
+            self._taken_at = time.monotonic()
+            number = self.rows[-1].id + 1 if self.rows else 1
+            writer = SnapshotWriter(snapshot_path(engine.settings.directory, number), engine.layout)
+            await asyncio.to_thread(writer.begin)
+            for index, lock in enumerate(engine.locks):
+                async with lock:
+                    await asyncio.to_thread(writer.add, engine.states[index])
+            await asyncio.to_thread(writer.finish)
+            row = SnapshotRow(number, tuple(writer.versions), tuple(writer.checksums), time.time(), writer.size_bytes)
+            await engine.writer.commit(partial(ledger.add_snapshot, generation=engine.generation, row=row))
+            self.rows.append(row)
+            engine.metrics.snapshot_at.set(row.taken_at)
+            log.info("snapshot taken", id=row.id, outer_steps=sum(row.versions), size_bytes=row.size_bytes)
+            await self._drop_old()
+        return row
+
+    async def _drop_old(self) -> None:
+        engine = self._engine
+        while len(self.rows) > engine.settings.keep_snapshots:
+            old = self.rows.pop(0)
+            await engine.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
+            await asyncio.to_thread(snapshot_path(engine.settings.directory, old.id).unlink, missing_ok=True)
+        if not engine.settings.record and len(self.rows) >= 2:
+            covered: list[tuple[Key, int]] = []
+            await engine.writer.commit(partial(self._covered, found=covered))
+            await asyncio.to_thread(self._delete, covered)
+
+    def _covered(self, db: sqlite3.Connection, found: list[tuple[Key, int]]) -> None:
+        """Payloads merged at or before the second newest snapshot, and after the third; runs in the ledger's thread."""
+        engine = self._engine
+        older = self.rows[-3].versions if len(self.rows) >= 3 else (0,) * len(engine.layout.fragments)
+        for fragment, version in enumerate(self.rows[-2].versions):
+            condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
+            values = (fragment, older[fragment], version)
+            rows = ledger.contributions(db, engine.generation, condition, values)
+            found += [(row.key, row.size_bytes) for row, _ in rows]
+
+    def _delete(self, covered: list[tuple[Key, int]]) -> None:
+        for key, size_bytes in covered:
+            self._engine.spool.delete(self._engine.generation, key, size_bytes)

@@ -1,0 +1,77 @@
+"""PURE: what the syncer knows of each learner, all of it from what the core saw on its own clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SMOOTHING = 0.2  # of exponential averages; a half-life of three observations
+LIVE_STEPS = 4.0  # a learner is live while its last inner step is at most so many of its own steps ago
+LIVE_REPORTS = 5.0  # ... or so many of its own report intervals
+EXPECTED_S = 10.0  # a learner that fell silent is still expected back for so long
+UNSEEN_ANSWER_S = 10.0  # patience with a learner whose first answer is still to come
+ANSWER_PATIENCE = 4.0  # a round waits for so many times a learner's usual time to answer
+
+
+def smoothed(old: float | None, seen: float) -> float:
+    """Exponential moving average; the first observation stands for itself."""
+    return seen if old is None else old + SMOOTHING * (seen - old)
+
+
+@dataclass(slots=True)
+class Member:
+    """One learner as the core sees it. Times are monotonic seconds of the core."""
+
+    incarnation: int
+    heard_at: float
+    steps: int = 0
+    stepped_at: float | None = None  # when the step counter was last seen to grow
+    step_time_s: float | None = None
+    report_interval_s: float | None = None
+    answer_s: float | None = None  # round opened -> its contribution durable
+    paused: bool = False
+    gone: bool = False
+    uploading: dict[int, float] = field(default_factory=dict)  # fragment -> when its last frame came
+
+    def hear(self, steps: int, paused: bool, now: float) -> None:
+        """Takes in a report. Cadence comes from the core's clock, not from the learner's word."""
+        if now > self.heard_at:
+            self.report_interval_s = smoothed(self.report_interval_s, now - self.heard_at)
+        self.heard_at = now
+        grown = steps - self.steps
+        if grown > 0:
+            if self.stepped_at is not None and not self.paused and now > self.stepped_at:
+                self.step_time_s = smoothed(self.step_time_s, (now - self.stepped_at) / grown)
+            self.stepped_at = now
+            self.steps = steps
+        self.paused = paused
+
+    def silent_after_s(self) -> float:
+        """How long without a step makes this learner no longer live."""
+        return max(LIVE_STEPS * (self.step_time_s or 0.0), LIVE_REPORTS * (self.report_interval_s or 0.0))
+
+    def live(self, now: float) -> bool:
+        """Whether rounds count on this learner: it steps, or it announced a pause and still reports."""
+        if self.gone or self.step_time_s is None or self.stepped_at is None:
+            return False
+        if self.paused:
+            return now - self.heard_at <= LIVE_REPORTS * (self.report_interval_s or 0.0)
+        return now - self.stepped_at <= self.silent_after_s()
+
+    def expected(self, now: float) -> bool:
+        """Whether it may yet contribute: live, joining, or silent for a short time only."""
+        return not self.gone and now - self.heard_at <= max(EXPECTED_S, self.silent_after_s())
+
+    def patience_s(self) -> float:
+        """How long a round waits for this learner's answer."""
+        usual = UNSEEN_ANSWER_S if self.answer_s is None else self.answer_s
+        return ANSWER_PATIENCE * max(usual, self.step_time_s or 0.0)
+
+    def state(self, now: float) -> str:
+        """One word for people."""
+        if self.gone:
+            return "left"
+        if self.step_time_s is None:
+            return "joining"
+        if self.paused and self.live(now):
+            return "paused"
+        return "live" if self.live(now) else "silent"

@@ -1,0 +1,206 @@
+"""PURE: contributions of one round into one new version of a fragment. No IO of its own, no clock.
+
+Two passes over frames, so that nothing larger than one fragment of scratch is held (2604.21428, App. D.2):
+1. scratch = sum of factor x contribution, where the factor is the normalised weight w, or w / ||v|| for a piece
+   that is merged by direction; and the norm of each piece's combination, summed in float64, frame by frame.
+2. Delta = scratch, or scratch x (sum w ||v||) / ||scratch|| for a piece merged by direction;
+   momentum = mu momentum + Delta;  theta -= lr (Delta + mu momentum);  theta_pub += Q(theta - theta_pub).
+The order of every sum is fixed (contributions by key, frames by index, elements by place), so the same ledger gives
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from atoll_wire import codec
+from atoll_wire.codec import Codec
+from atoll_wire.kernels import kernel
+from atoll_wire.layout import Fragment, MergeKind
+from numpy.typing import NDArray
+
+F32, F64 = NDArray[np.float32], NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class OuterRule:
+    """How one outer step is made. lr and momentum of Nesterov's method; codec of the published update."""
+
+    lr: float
+    momentum: float
+    codec: Codec
+
+
+@dataclass(slots=True)
+class FragmentState:
+    """A fragment at one version: exact parameters, what learners were told of them, and momentum; float32 each."""
+
+    version: int
+    theta: F32
+    theta_pub: F32
+    momentum: F32
+
+    def checksums(self) -> tuple[int, int, int]:
+        """CRC-32C of theta, theta_pub and momentum."""
+        return codec.vector_crc32c(self.theta), codec.vector_crc32c(self.theta_pub), codec.vector_crc32c(self.momentum)
+
+
+class Contribution(Protocol):
+    """What the merge reads of a contribution. norms_sq: float64, one per piece."""
+
+    @property
+    def learner(self) -> str:
+        """Its name: contributions are merged in this order."""
+
+    @property
+    def codec(self) -> Codec:
+        """How its frames are coded."""
+
+    @property
+    def norms_sq(self) -> F64:
+        """Squared norm of each piece, taken when the frames were checked on arrival."""
+
+    def payload(self, frame: int) -> bytes:
+        """One frame's payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A published update: payloads of its frames, and the CRC-32C of theta_pub after it."""
+
+    version: int
+    frames: tuple[bytes, ...]
+    crc32c: int
+
+
+def start(theta: F32) -> FragmentState:
+    """Version 0."""
+    return FragmentState(0, theta, theta.copy(), np.zeros_like(theta))
+
+
+def weight(tokens: int, steps: int, staleness: int, exponent: float) -> float:
+    """tokens x (tokens / steps) x (1 + staleness)^-exponent (2604.21428; FedAsync 1903.03934 for the staleness)."""
+    return tokens * (tokens / steps) * math.pow(1 + staleness, -exponent)
+
+
+def norms_sq(fragment: Fragment, per_frame: Sequence[F64]) -> F64:
+    """Squared norm of each piece, from what `codec.check_frame` found for each frame, in frame order."""
+    sums = np.zeros(len(fragment.pieces), np.float64)
+    for span, squares in zip(fragment.frames, per_frame, strict=True):
+        for segment, square in zip(span.segments, squares, strict=True):
+            sums[segment.piece] += square
+    return sums
+
+
+def merge(
+    fragment: Fragment,
+    state: FragmentState,
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    rule: OuterRule,
+    scratch: F32,
+) -> tuple[FragmentState, Update, F32]:
+    """One outer step.
+
+    weights: normalised, one per contribution; scratch: float32 (fragment.length,), its content is lost.
+    Returns the new state, the published update, and the old theta_pub: unused, but readers may still hold it.
+    theta and momentum are changed in place, and only after every contribution was read: a FrameError leaves the
+    state untouched. theta_pub is a new array (the scratch).
+    """
+    learners = [contribution.learner for contribution in contributions]
+    assert learners == sorted(learners), "contributions are merged in sorted learner order"
+    factors = [_factors(fragment, c, w) for c, w in zip(contributions, weights, strict=True)]
+    combined_sq = _combine(fragment, contributions, factors, scratch)
+    radii = sum(w * np.sqrt(c.norms_sq) for c, w in zip(contributions, weights, strict=True))
+    scales = np.ones(len(fragment.pieces), np.float32)
+    for index, piece in enumerate(fragment.pieces):
+        if piece.kind is MergeKind.DIRECTION:
+            norm = math.sqrt(combined_sq[index])
+            scales[index] = radii[index] / norm if norm > 0 else 0.0  # phi(0) = 0
+    return _step(fragment, state, scales, rule, scratch)
+
+
+def _factors(fragment: Fragment, contribution: Contribution, normalised: float) -> F32:
+    """What each piece of a contribution is multiplied with in the first pass."""
+    factors = np.full(len(fragment.pieces), normalised, np.float64)
+    for index, piece in enumerate(fragment.pieces):
+        if piece.kind is MergeKind.DIRECTION:
+            norm = math.sqrt(contribution.norms_sq[index])
+            factors[index] = normalised / norm if norm > 0 else 0.0
+    return factors.astype(np.float32)
+
+
+def _combine(
+    fragment: Fragment, contributions: Sequence[Contribution], factors: Sequence[F32], scratch: F32
+) -> F64:
+    """First pass: fills scratch with the combination; returns the squared norm of each of its pieces."""
+    per_frame = []
+    for span in fragment.frames:
+        place = slice(span.offset, span.offset + span.length)
+        scratch[place] = 0.0
+        pieces = [segment.piece for segment in span.segments]
+        for contribution, factor in zip(contributions, factors, strict=True):
+            codec.decode_add(contribution.payload(span.index), span, contribution.codec, factor[pieces], scratch)
+        per_frame.append(_squares(scratch[place], np.array([segment.length for segment in span.segments])))
+    return norms_sq(fragment, per_frame)
+
+
+def _step(
+    fragment: Fragment, state: FragmentState, scales: F32, rule: OuterRule, scratch: F32
+) -> tuple[FragmentState, Update, F32]:
+    """Second pass: Nesterov, and the published update; scratch becomes the new theta_pub."""
+    frames = []
+    for span in fragment.frames:
+        place = slice(span.offset, span.offset + span.length)
+        for segment in span.segments:
+            part = slice(segment.offset, segment.offset + segment.length)
+            _nesterov(scratch[part], scales[segment.piece], np.float32(rule.lr), np.float32(rule.momentum),
+                      state.theta[part], state.momentum[part], state.theta_pub[part])  # fmt: skip
+        content = codec.quantise_frame(scratch[place], span, rule.codec)
+        scratch[place] = state.theta_pub[place]
+        ones = np.ones(len(span.segments), np.float32)
+        codec.content_add(np.frombuffer(content, np.uint8), span, rule.codec, ones, scratch)
+        frames.append(codec.compress(content))
+    new = FragmentState(state.version + 1, state.theta, scratch, state.momentum)
+    return new, Update(new.version, tuple(frames), codec.vector_crc32c(scratch)), state.theta_pub
+
+
+@kernel
+def _nesterov(
+    combined: F32, scale: np.float32, lr: np.float32, mu: np.float32, theta: F32, momentum: F32, theta_pub: F32
+) -> None:
+    """Delta = scale x combined; momentum' = mu momentum + Delta; theta' = theta - lr (Delta + mu momentum').
+
+    combined is left holding theta' - theta_pub, which is what is to be published.
+    """
+    for i in range(len(combined)):
+        delta = scale * combined[i]
+        momentum[i] = mu * momentum[i] + delta
+        theta[i] -= lr * (delta + mu * momentum[i])
+        combined[i] = theta[i] - theta_pub[i]
+
+
+@kernel
+def _squares(values: F32, lengths: NDArray[np.int64]) -> F64:
+    """Sum of squares of each segment, in float64, in order."""
+    sums = np.zeros(len(lengths), np.float64)
+    position = 0
+    for segment in range(len(lengths)):
+        total = 0.0
+        for i in range(position, position + lengths[segment]):
+            total += np.float64(values[i]) * np.float64(values[i])
+        sums[segment] = total
+        position += lengths[segment]
+    return sums
+
+
+def warm_up() -> None:
+    """Compiles the merge's own kernels, or loads them from disk."""
+    ones = np.ones(1, np.float32)
+    one = np.float32(1)
+    _nesterov(ones, one, one, one, ones.copy(), ones.copy(), ones.copy())
+    _squares(ones, np.array([1]))

@@ -1,0 +1,39 @@
+"""Reading a run's directory without a core: the export of its last state."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from atoll_server import ledger
+from atoll_server.checkpoint import write_checkpoint
+from atoll_server.restore import LEDGER, Restored, initial_states, restore
+from atoll_server.settings import SettingsError
+
+
+def read_run(directory: Path, *, from_start: bool = False) -> Restored:
+    """The state that a core would come up with; `from_start` replays the whole ledger (needs --record)."""
+    if not (directory / LEDGER).is_file():
+        raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
+    with closing(sqlite3.connect(directory / LEDGER)) as db:
+        if "fingerprint" not in ledger.get_meta(db):
+            raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
+        return restore(db, directory, from_start=from_start)
+
+
+def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
+    """Writes the published model of a run's directory, at its last durable state or as it began."""
+    run = read_run(directory)
+    states = initial_states(run.layout, run.initial) if initial else run.states
+    part = out.with_name(out.name + ".part")
+    try:
+        with part.open("wb") as file:
+            vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
+            size = write_checkpoint(file, run.layout, run.initial, vectors, versions)
+        part.rename(out)
+    except OSError as error:
+        raise SettingsError(f"{out} cannot be written ({error.strerror}): give another path") from error
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"wrote {out} ({size / 1e6:.1f} MB)")

@@ -1,0 +1,66 @@
+"""gRPC <-> core, for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+
+import grpc
+from atoll_server.checkpoint import write_checkpoint
+from atoll_server.core import Core
+from atoll_server.ledger import SnapshotRow
+from atoll_server.restore import initial_states
+from atoll_server.status import status
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+
+CHUNK_BYTES = 1 << 20
+
+
+class OperatorService(rpc.OperatorServicer):
+    """What `atoll status` and `atoll checkpoint` call."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def Status(self, _request: pb.StatusRequest, _context: grpc.aio.ServicerContext) -> pb.StatusReply:
+        """The run at this moment."""
+        return status(self._core)
+
+    async def ListCheckpoints(
+        self, _request: pb.ListCheckpointsRequest, _context: grpc.aio.ServicerContext
+    ) -> pb.ListCheckpointsReply:
+        """Snapshots on disk, oldest first."""
+        rows = self._core.keeper.rows if self._core.keeper is not None else []
+        return pb.ListCheckpointsReply(checkpoints=[_checkpoint(row) for row in rows])
+
+    async def TakeCheckpoint(
+        self, _request: pb.TakeCheckpointRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Checkpoint:
+        """Takes a snapshot now."""
+        if self._core.keeper is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
+            raise AssertionError("abort raises")
+        return _checkpoint(await self._core.keeper.take())
+
+    async def ExportCheckpoint(
+        self, request: pb.ExportCheckpointRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ExportCheckpointReply]:
+        """Streams the published model, as it is at this moment or as it began."""
+        engine = self._core.engine
+        if engine is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
+            raise AssertionError("abort raises")
+        states = await asyncio.to_thread(initial_states, engine.layout, engine.initial) if request.initial else engine.states
+        vectors = [state.theta_pub for state in states]  # arrays that are never written again
+        versions = [state.version for state in states]
+        with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
+            await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, vectors, versions)
+            file.seek(0)
+            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield pb.ExportCheckpointReply(chunk=chunk)
+
+
+def _checkpoint(row: SnapshotRow) -> pb.Checkpoint:
+    return pb.Checkpoint(id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes)

@@ -1,0 +1,99 @@
+"""What learners can hear and fetch: a bounded log of happenings, and a bounded cache of published updates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from atoll_server.merge import Update
+from atoll_wire import outer_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A published update with the fates that its merge decided."""
+
+    update: Update
+    receipts: tuple[pb.Receipt, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the payloads."""
+        return sum(len(frame) for frame in self.update.frames)
+
+
+class UpdateCache:
+    """Updates by (fragment, version), the oldest dropped first when there are too many bytes or versions."""
+
+    def __init__(self, limit_bytes: int, limit_versions: int) -> None:
+        self._limit_bytes, self._limit_versions = limit_bytes, limit_versions
+        self._kept: OrderedDict[tuple[int, int], Publication] = OrderedDict()
+        self.size_bytes = 0
+
+    def add(self, fragment: int, publication: Publication) -> None:
+        """Keeps an update; a learner that needs one dropped here fetches the fragment whole."""
+        version = publication.update.version
+        self._kept[fragment, version] = publication
+        self.size_bytes += publication.size_bytes
+        self._drop((fragment, version - self._limit_versions))
+        while self.size_bytes > self._limit_bytes and len(self._kept) > 1:
+            self._drop(next(iter(self._kept)))
+
+    def get(self, fragment: int, version: int) -> Publication | None:
+        """The update that leads to `version`, if it is still here."""
+        return self._kept.get((fragment, version))
+
+    def _drop(self, place: tuple[int, int]) -> None:
+        dropped = self._kept.pop(place, None)
+        if dropped is not None:
+            self.size_bytes -= dropped.size_bytes
+
+
+class HappeningLog:
+    """One log for all followers, each with a cursor: a slow follower costs nothing, and is sent the state instead."""
+
+    def __init__(self, epoch: int, limit: int, current: Callable[[], pb.Current]) -> None:
+        self._epoch = epoch
+        self._current = current
+        self._kept: deque[pb.Happening] = deque(maxlen=limit)
+        self._sequence = 0
+        self._changed = asyncio.Event()
+        self.closed = False
+
+    def append(self, **what: pb.RoundOpened | pb.UpdatePublished | pb.Receipt | pb.ShuttingDown) -> None:
+        """Adds one happening, given by its field's name, and wakes every follower."""
+        self._sequence += 1
+        self._kept.append(pb.Happening(epoch=self._epoch, sequence=self._sequence, **what))
+        self._wake()
+
+    def close(self) -> None:
+        """Says good-bye to every follower."""
+        self.append(shutting_down=pb.ShuttingDown())
+        self.closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self, learner: str, epoch: int, sequence: int) -> AsyncIterator[pb.Happening]:
+        """Happenings after a position; the whole current state when the position is unknown or too old."""
+        cursor = sequence if epoch == self._epoch and sequence <= self._sequence else -1
+        while True:
+            changed = self._changed  # taken first: whatever is appended while a reader is busy wakes it
+            oldest = self._sequence - len(self._kept)
+            if cursor < oldest:
+                cursor = self._sequence
+                yield pb.Happening(epoch=self._epoch, sequence=cursor, current=self._current())
+            while oldest <= cursor < self._sequence:
+                happening = self._kept[cursor - self._sequence]
+                cursor += 1
+                if happening.WhichOneof("what") != "receipt" or happening.receipt.learner == learner:
+                    yield happening
+                oldest = self._sequence - len(self._kept)
+            if cursor >= self._sequence:
+                if self.closed:
+                    return
+                await changed.wait()

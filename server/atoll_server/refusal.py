@@ -1,0 +1,28 @@
+"""Refusals at the door: what is wrong, what would help, and which gRPC status says so."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Status(Enum):
+    """The gRPC statuses that a learner acts on; what each means to it stands at the head of outer.proto."""
+
+    UNAUTHENTICATED = "unauthenticated"
+    FAILED_PRECONDITION = "failed_precondition"
+    ALREADY_EXISTS = "already_exists"
+    OUT_OF_RANGE = "out_of_range"
+    INVALID_ARGUMENT = "invalid_argument"
+    DATA_LOSS = "data_loss"
+    NOT_FOUND = "not_found"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    UNAVAILABLE = "unavailable"
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault of this program
+    """Nothing was changed; the caller is told why in one line."""
+
+    def __init__(self, status: Status, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail

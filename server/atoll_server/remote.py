@@ -1,0 +1,125 @@
+"""What the operator's subcommands ask of a core over gRPC, and how they show it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.errors import UserError
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console
+from rich.table import Table
+
+TIMEOUT_S = 10.0
+
+
+class OperatorError(UserError):
+    """The core could not be asked, or would not do it; one line."""
+
+
+@contextlib.contextmanager
+def operator(address: str) -> Iterator[rpc.OperatorStub]:
+    """A stub for one core; OperatorError when it cannot be reached or refuses."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            yield rpc.OperatorStub(channel)
+        except grpc.RpcError as error:
+            if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                cure = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
+                raise OperatorError(f"no core answers at {address} ({error.details()}): {cure}") from error
+            raise OperatorError(f"the core at {address} refused: {error.details()}") from error
+
+
+def show_status(address: str, *, as_json: bool) -> None:
+    """Prints a run's state as tables, or as one JSON object."""
+    with operator(address) as stub:
+        reply = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
+    if as_json:
+        print(MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+        return
+    console = Console()
+    console.print(
+        f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  "
+        f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.outer_steps:,} outer steps"
+    )
+    console.print(_totals(reply))
+    console.print(_learners(reply))
+    console.print(_fragments(reply))
+
+
+def _totals(reply: pb.StatusReply) -> str:
+    goodput, counts, wire = reply.goodput, reply.contributions, reply.wire
+    lost = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in sorted(goodput.lost_s.items()) if seconds >= 0.05)
+    return (
+        f"goodput {goodput.ratio:.3f} of {goodput.provisioned_s:.0f} learner-seconds (lost: {lost or 'nothing'})\n"
+        f"contributions {counts.accepted} accepted, {counts.merged} merged, {counts.pending} pending, "
+        f"{counts.refused} refused, {counts.turned_away} turned away\n"
+        f"tokens {reply.tokens_trained:,} trained, {reply.tokens_merged:,.0f} merged\n"
+        f"wire {wire.up / 1e6:.1f} MB up ({_bits(wire.up, wire.up_parameters)}), {wire.down / 1e6:.1f} MB down "
+        f"({_bits(wire.down, wire.down_parameters)}), {wire.whole / 1e6:.1f} MB of whole fragments"
+    )
+
+
+def _bits(size_bytes: int, parameters: int) -> str:
+    return f"{8 * size_bytes / parameters:.2f} bits a parameter" if parameters else "nothing yet"
+
+
+def _learners(reply: pb.StatusReply) -> Table:
+    table = Table("learner", "region", "state", "steps", "tokens", "loss", "step s", "goodput", "blocked", "heard", "waited for")
+    for each in reply.learners:
+        table.add_row(
+            each.learner, each.region, each.state, f"{each.steps:,}", f"{each.tokens:,}", f"{each.loss:.3f}",
+            f"{each.step_time_s:.3f}", f"{each.goodput.ratio:.3f}", f"{each.blocked_fraction:.4f}",
+            f"{each.heard_s:.1f} s ago", each.waiting_for,
+        )  # fmt: skip
+    return table
+
+
+def _fragments(reply: pb.StatusReply) -> Table:
+    table = Table("fragment", "parameters", "version", "cycle", "state")
+    for each in reply.fragments:
+        table.add_row(str(each.fragment), f"{each.parameters:,}", str(each.version), str(each.cycle), each.state)
+    return table
+
+
+def list_checkpoints(address: str) -> None:
+    """Prints the snapshots that a core has."""
+    with operator(address) as stub:
+        reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
+    table = Table("id", "taken", "outer steps", "size MB")
+    for each in reply.checkpoints:
+        table.add_row(*_row(each))
+    Console().print(table)
+
+
+def take_checkpoint(address: str) -> None:
+    """Takes a snapshot and prints it."""
+    with operator(address) as stub:
+        taken = stub.TakeCheckpoint(pb.TakeCheckpointRequest())
+    number, when, steps, size = _row(taken)
+    print(f"checkpoint {number} taken {when}: {steps} outer steps, {size} MB")
+
+
+def _row(each: pb.Checkpoint) -> tuple[str, str, str, str]:
+    when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
+    return str(each.id), when, str(sum(each.versions)), f"{each.size_bytes / 1e6:.1f}"
+
+
+def export_checkpoint(address: str, out: Path, *, initial: bool) -> None:
+    """Streams the published model into a file; nothing is left of it when the stream breaks."""
+    part = out.with_name(out.name + ".part")
+    try:
+        with operator(address) as stub, part.open("wb") as file:
+            for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest(initial=initial)):
+                file.write(reply.chunk)
+        part.rename(out)
+    except OSError as error:
+        raise OperatorError(f"{out} cannot be written ({error.strerror}): give another path") from error
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

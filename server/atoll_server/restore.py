@@ -1,0 +1,131 @@
+"""From a directory back to the state: newest sound snapshot, then the ledger's merges again, each verified.
+
+The same code serves a core that starts, the export of a checkpoint without a core, and the proof that a run's
+ledger gives its parameters byte for byte (from_start).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from atoll_server import ledger, merge
+from atoll_server.events import Key
+from atoll_server.ledger import LedgerError, MergeRow
+from atoll_server.merge import FragmentState, OuterRule, Update
+from atoll_server.snapshot import SnapshotError, load_snapshot, snapshot_path
+from atoll_server.spool import Spool, Stored
+from atoll_server.tensorfile import TensorFile, TensorFileError, open_tensors
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
+from numpy.typing import NDArray
+
+INITIAL = "initial.safetensors"
+LEDGER = "ledger.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A run's state as the directory gives it, and the updates that were made again on the way."""
+
+    layout: Layout
+    initial: TensorFile
+    states: list[FragmentState]
+    updates: dict[int, list[Update]]
+
+
+def stored_layout(meta: dict[str, Any]) -> Layout:
+    """The layout that the run was begun with."""
+    tensors = [
+        TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
+        for t in meta["tensors"]
+    ]
+    layout = plan(tensors, meta["fragments"])
+    if layout.fingerprint.hex() != meta["fingerprint"]:
+        raise LedgerError("this atoll lays the run's tensors out differently: go on with the version that began the run")
+    return layout
+
+
+def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
+    """Version 0 of every fragment. TensorFileError when a value is not finite."""
+    states = []
+    for fragment in layout.fragments:
+        theta = np.empty(fragment.length, np.float32)
+        for piece in fragment.pieces:
+            name = layout.tensors[piece.tensor].name
+            values = initial.float32(name)[piece.start : piece.start + piece.length]
+            if not np.isfinite(values).all():
+                raise TensorFileError(f'the first parameters hold values that are not finite in "{name}": start from a sound model')
+            theta[piece.offset : piece.offset + piece.length] = values
+        states.append(merge.start(theta))
+    return states
+
+
+def restore(db: sqlite3.Connection, directory: Path, *, from_start: bool = False) -> Restored:
+    """Rebuilds the state of the current generation; every merge's checksums are compared with the ledger's.
+
+    from_start: replay from version 0 (needs the payloads of the whole run, --record).
+    Raises LedgerError, SpoolError or TensorFileError, each naming what is damaged.
+    """
+    meta = ledger.get_meta(db)
+    generation, layout = meta["generation"], stored_layout(meta)
+    initial = open_tensors(directory / INITIAL)
+    states = None if from_start else _newest_snapshot(db, directory, generation, layout)
+    if states is None:
+        states = initial_states(layout, initial)
+    spool = Spool(directory / "spool", limit_bytes=0)
+    updates: dict[int, list[Update]] = {}
+    for fragment in layout.fragments:
+        state = states[fragment.index]
+        for row in ledger.merges(db, generation, fragment.index, after=state.version):
+            state, update = _merge_again(db, spool, generation, fragment, state, row)
+            updates.setdefault(fragment.index, []).append(update)
+        states[fragment.index] = state
+    return Restored(layout, initial, states, updates)
+
+
+def _newest_snapshot(
+    db: sqlite3.Connection, directory: Path, generation: int, layout: Layout
+) -> list[FragmentState] | None:
+    for row in reversed(ledger.snapshots(db, generation)):
+        try:
+            return load_snapshot(snapshot_path(directory, row.id), layout, row)
+        except SnapshotError as error:
+            # An older one and a longer replay give the same state; say so, since the disk should be looked at.
+            structlog.get_logger().error("snapshot cannot be used, trying the one before", error=str(error))
+    return None
+
+
+def _merge_again(
+    db: sqlite3.Connection, spool: Spool, generation: int, fragment: Fragment, state: FragmentState, row: MergeRow
+) -> tuple[FragmentState, Update]:
+    stored = [_stored(db, spool, generation, Key(s[0], s[1], fragment.index, s[2])) for s in row.shares]
+    weights = [share[3] for share in row.shares]
+    rule = OuterRule(row.rule["lr"], row.rule["momentum"], Codec(row.rule["codec"]))
+    scratch: NDArray[np.float32] = np.empty(fragment.length, np.float32)
+    try:
+        new, update, _ = merge.merge(fragment, state, stored, weights, rule, scratch)
+    finally:
+        for each in stored:
+            each.close()
+    found, logged = new.checksums(), (row.theta, row.theta_pub, row.momentum)
+    if found != logged:
+        raise LedgerError(
+            f"replay of fragment {fragment.index} version {row.version} gives checksums {found}, the ledger says "
+            f"{logged}: the disk or this machine's arithmetic is at fault; restore a backup"
+        )
+    return new, update
+
+
+def _stored(db: sqlite3.Connection, spool: Spool, generation: int, key: Key) -> Stored:
+    condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
+    values = (key.learner, key.incarnation, key.fragment, key.seq)
+    rows = list(ledger.contributions(db, generation, condition, values))
+    if len(rows) != 1:
+        raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
+    row = rows[0][0]
+    return spool.open(generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64))

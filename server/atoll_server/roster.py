@@ -1,0 +1,99 @@
+"""PURE: the names of a run, which process may speak for each, and what each has spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from atoll_server.goodput import Account
+from atoll_server.refusal import Refused, Status
+from atoll_server.settings import LEARNER_NAME
+
+LARGEST_REGION = 64
+
+
+@dataclass(slots=True)
+class Entry:
+    """One name. nonce: of the process that speaks for it now; token: proves that a call comes from that process."""
+
+    name: str
+    region: str
+    incarnation: int
+    nonce: int
+    account: Account
+    token: bytes = b""  # empty until it joined this core process
+    streams: int = 0  # open Follow and Report calls: it is connected
+    loss: float = float("nan")
+    dirty: bool = False  # the account changed since it was written down
+
+
+class Roster:
+    """All names, in a bounded number. Wall-clock times go into accounts."""
+
+    def __init__(self, limit: int) -> None:
+        self.entries: dict[str, Entry] = {}
+        self._limit = limit
+
+    def join(self, name: str, region: str, nonce: int, incarnation: int, age_s: float, token: bytes, wall: float) -> Entry:
+        """Lets a process speak for a name: a retry gets the same incarnation, a restart the next one.
+
+        Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
+        """
+        if not LEARNER_NAME.fullmatch(name):
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f'learner name "{name[:80]}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"',
+            )
+        if len(region) > LARGEST_REGION or not region.isprintable():
+            raise Refused(Status.INVALID_ARGUMENT, "region must be at most 64 printable characters")
+        entry = self.entries.get(name)
+        if entry is None:
+            return self._add(name, region, nonce, token, wall)
+        if entry.nonce != nonce:
+            if 0 < incarnation <= entry.incarnation:
+                raise Refused(Status.FAILED_PRECONDITION, _fenced(name))
+            if entry.streams:
+                raise Refused(
+                    Status.ALREADY_EXISTS,
+                    f'a learner named "{name}" is connected now: give each island a name of its own, '
+                    "or stop the other one first",
+                )
+            entry.nonce, entry.incarnation = nonce, entry.incarnation + 1
+            entry.account.joined(wall, age_s, returning=True)
+        entry.token, entry.region, entry.dirty = token, region, True
+        entry.account.left_at = None
+        return entry
+
+    def _add(self, name: str, region: str, nonce: int, token: bytes, wall: float) -> Entry:
+        if len(self.entries) >= self._limit:
+            raise Refused(
+                Status.RESOURCE_EXHAUSTED, f"this run has seen {self._limit} learners, its limit: use a known name again"
+            )
+        account = Account(first_joined_at=wall, heard_at=wall)
+        account.joined(wall, 0.0, returning=False)
+        entry = Entry(name, region, 1, nonce, account, token, dirty=True)
+        self.entries[name] = entry
+        return entry
+
+    def check(self, name: str, incarnation: int, token: bytes) -> Entry:
+        """The entry that a session speaks for. Refused: unknown here (join again), or fenced."""
+        entry = self.entries.get(name)
+        if entry is None or not entry.token:
+            raise Refused(Status.UNAUTHENTICATED, f'learner "{name[:80]}" has not joined this core: join first')
+        if incarnation < entry.incarnation:
+            raise Refused(Status.FAILED_PRECONDITION, _fenced(name))
+        if incarnation != entry.incarnation or token != entry.token:
+            raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is not known here: join again')
+        return entry
+
+    def tokens(self) -> int:
+        """Trained by everybody so far, as reported."""
+        return sum(entry.account.total("tokens") for entry in self.entries.values())
+
+    def restore(self, name: str, region: str, incarnation: int, nonce: int, account: dict[str, Any]) -> None:
+        """Takes a name up from the ledger; its process has to join again."""
+        self.entries[name] = Entry(name, region, incarnation, nonce, Account.from_data(account))
+
+
+def _fenced(name: str) -> str:
+    return f'learner "{name}" was started again elsewhere: this older process is fenced off; stop it'

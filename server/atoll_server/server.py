@@ -1,0 +1,90 @@
+"""One core as a process: gRPC server, health, reflection, metrics, signals; from SERVING to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+from atoll_server.core import Core
+from atoll_server.operators import OperatorService
+from atoll_server.service import OuterService, message_options
+from atoll_server.settings import LOOPBACK, CoreSettings, SettingsError
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+log = structlog.get_logger()
+
+GRACE_S = 10.0  # for calls that run when the core is asked to stop
+SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+
+
+async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None]) -> None:
+    """Runs a core until SIGTERM or SIGINT. announce: told the address once it serves.
+
+    Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
+    """
+    settings.check()
+    core = Core(settings, given)
+    server = grpc.aio.server(options=message_options(settings.limits.message_bytes))
+    health = health_aio.HealthServicer()
+    rpc.add_OuterServicer_to_server(OuterService(core), server)
+    rpc.add_OperatorServicer_to_server(OperatorService(core), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    if settings.listen.startswith(LOOPBACK):
+        reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
+    port = _bind(server, settings.listen)
+    metrics_port = _serve_metrics(core, settings.metrics_listen)
+    await core.start()
+    await server.start()
+    for name in ("", *SERVICES):
+        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    host = settings.listen.rpartition(":")[0]
+    log.info("serving", address=f"{host}:{port}", run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
+    announce(f"{host}:{port}")
+    try:
+        await _until_told(core)
+    finally:
+        await health.enter_graceful_shutdown()
+        core.happenings.close()
+        await server.stop(GRACE_S)
+    await core.stop()
+    log.info("stopped", run=core.run_id)
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise SettingsError(f"--listen {address} cannot be bound: the port is in use or not yours; give another") from error
+    if port == 0 and not address.startswith("unix:"):
+        raise SettingsError(f"--listen {address} cannot be bound: the port is in use or not yours; give another")
+    return port
+
+
+def _serve_metrics(core: Core, address: str | None) -> int | None:
+    if address is None:
+        return None
+    try:
+        return core.metrics.serve(address)
+    except (OSError, OverflowError, ValueError) as error:
+        raise SettingsError(f"--metrics-listen {address} cannot be bound ({error}): give another HOST:PORT") from error
+
+
+async def _until_told(core: Core) -> None:
+    """Waits for a signal; raises what the engine could not carry out."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    waiting = asyncio.create_task(told.wait())
+    await asyncio.wait({waiting, core.failed}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if core.failed.done():
+        core.failed.result()

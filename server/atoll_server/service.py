@@ -1,0 +1,232 @@
+"""gRPC <-> core, for learners. Each method converts, asks, and answers; nothing is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import NoReturn
+
+import grpc
+import structlog
+from atoll_server import events as ev
+from atoll_server.core import Core
+from atoll_server.engine import Engine
+from atoll_server.refusal import Refused, Status
+from atoll_server.roster import Entry
+from atoll_server.spool import Upload
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.codec import Codec
+from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec
+
+log = structlog.get_logger()
+
+KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
+MOST_DIMENSIONS = 8
+
+Context = grpc.aio.ServicerContext
+
+
+class OuterService(rpc.OuterServicer):
+    """What learners call."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        """Makes a learner known, or known again."""
+        try:
+            return await self._core.join(request, self._tensors(request))
+        except Refused as refused:
+            log.warning("join refused", learner=request.learner[:80], detail=refused.detail)
+            await _abort(context, refused)
+
+    async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
+        """Takes the first parameters from the learner that holds the lease."""
+        staging = None
+        try:
+            header = (await _first(requests, "an Initialise stream")).header
+            entry = self._core.session(header.session)
+            staging = await self._core.stage(entry, header)
+            async for request in requests:
+                await asyncio.to_thread(staging.take, request.chunk)
+                self._core.renew_lease()
+            await self._core.accept(entry, staging)
+            return pb.InitialiseReply()
+        except Refused as refused:
+            log.warning("first parameters refused", detail=refused.detail)
+            await _abort(context, refused)
+        finally:
+            if staging is not None:
+                staging.close()
+
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
+        """Tells what happens until the learner or this core goes."""
+        try:
+            entry = self._core.session(request.session)
+            self._engine()
+        except Refused as refused:
+            await _abort(context, refused)
+        entry.streams += 1
+        incarnation = entry.incarnation
+        try:
+            async for happening in self._core.happenings.follow(entry.name, request.epoch, request.sequence):
+                if entry.incarnation != incarnation:
+                    await _abort(context, Refused(Status.FAILED_PRECONDITION, "this learner was started again elsewhere"))
+                yield happening
+        finally:
+            entry.streams -= 1
+
+    async def Push(self, requests: AsyncIterator[pb.PushRequest], context: Context) -> AsyncIterator[pb.PushReply]:
+        """Takes one contribution, or what is missing of it."""
+        try:
+            header = (await _first(requests, "a Push stream")).header
+            entry, engine = self._core.session(header.session), self._engine()
+            self._fragment(engine, header.fragment)
+            version = engine.states[header.fragment].version
+            answer = engine.uploads.offer(header, version, engine.run.max_staleness, time.monotonic())
+            if isinstance(answer, Upload):
+                yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
+                async for request in requests:
+                    await engine.uploads.take(answer, request.frame, time.monotonic())
+                    engine.dispatch(ev.Uploading(entry.name, header.fragment))
+                    if answer.whole():
+                        break
+                if not answer.whole():
+                    return  # another stream of this contribution brings the rest
+                answer = await engine.uploads.complete(answer, header)
+            yield pb.PushReply(receipt=answer)
+        except Refused as refused:
+            self._core.turned_away(refused, header.session.learner)
+            await _abort(context, refused)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchReply]:
+        """Sends a published update, or a whole fragment at its current version."""
+        try:
+            entry, engine = self._core.session(request.session), self._engine()
+            self._fragment(engine, request.fragment)
+            replies = self._whole if request.whole else self._update
+            async for reply in replies(engine, entry, request):
+                yield reply
+        except Refused as refused:
+            await _abort(context, refused)
+
+    async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[pb.FetchReply]:
+        publication = engine.cache.get(request.fragment, request.version)
+        if publication is None:
+            raise Refused(
+                Status.NOT_FOUND,
+                f"update {request.version} of fragment {request.fragment} is not kept: fetch the fragment whole",
+            )
+        update = publication.update
+        yield pb.FetchReply(
+            header=pb.FetchHeader(
+                fragment=request.fragment, version=update.version, codec=int(engine.run.codec),  # type: ignore[arg-type]
+                frames=len(update.frames), size_bytes=publication.size_bytes, crc32c=update.crc32c,
+                receipts=publication.receipts,
+            )
+        )  # fmt: skip
+        for index, payload in enumerate(update.frames):
+            yield _frame(index, payload)
+        engine.sent(entry, publication.size_bytes, engine.layout.fragments[request.fragment].length, whole=False)
+
+    async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[pb.FetchReply]:
+        version, vector, receipts = engine.whole(request.fragment, entry)
+        fragment = engine.layout.fragments[request.fragment]
+        crc = await asyncio.to_thread(codec.vector_crc32c, vector)
+        yield pb.FetchReply(
+            header=pb.FetchHeader(
+                fragment=request.fragment, version=version, codec=pb.CODEC_FLOAT32, frames=len(fragment.frames),
+                size_bytes=4 * fragment.length, crc32c=crc, receipts=receipts,
+            )
+        )  # fmt: skip
+        for span in fragment.frames:
+            payload = await asyncio.to_thread(codec.encode_frame, vector, span, Codec.FLOAT32)
+            engine.sent(entry, len(payload), span.length, whole=True)
+            yield _frame(span.index, payload)
+
+    async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
+        """Takes in how training goes."""
+        entry: Entry | None = None
+        try:
+            async for progress in requests:
+                if entry is None:
+                    entry = self._core.session(progress.session)
+                    entry.streams += 1
+                    incarnation = entry.incarnation
+                if entry.incarnation != incarnation:
+                    raise Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was started again elsewhere')
+                if entry.token:
+                    self._core.progress(entry, progress)
+            return pb.ReportReply()
+        except Refused as refused:
+            await _abort(context, refused)
+        finally:
+            if entry is not None:
+                entry.streams -= 1
+
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
+        """Says good-bye to a learner."""
+        try:
+            await self._core.leave(self._core.session(request.session), request.last)
+            return pb.LeaveReply()
+        except Refused as refused:
+            await _abort(context, refused)
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _engine(self) -> Engine:
+        if self._core.engine is None:
+            raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
+        return self._core.engine
+
+    def _fragment(self, engine: Engine, fragment: int) -> None:
+        count = len(engine.layout.fragments)
+        if fragment >= count:
+            raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {count - 1}")
+
+    def _tensors(self, request: pb.JoinRequest) -> tuple[TensorSpec, ...]:
+        limits = self._core.settings.limits
+        if not 0 < len(request.tensors) <= limits.tensors:
+            raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
+        for tensor in request.tensors:
+            names = (tensor.name, *tensor.tied_names)
+            if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MOST_DIMENSIONS:
+                raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions')
+            if tensor.kind not in KINDS:
+                raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
+        return tuple(
+            TensorSpec(t.name, tuple(t.shape), t.dtype, KINDS[t.kind], tuple(t.tied_names)) for t in request.tensors
+        )
+
+
+def message_options(most_bytes: int) -> list[tuple[str, int]]:
+    """Of the server's channel: limits on what it takes, and how it finds out that a peer is gone."""
+    assert most_bytes > 8 * FRAME_PARAMETERS, "a frame must fit into a message"
+    return [
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", most_bytes),
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_concurrent_streams", 64),
+    ]
+
+
+async def _first(requests: AsyncIterator[object], what: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    async for request in requests:
+        return request
+    raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
+
+
+def _frame(index: int, payload: bytes) -> pb.FetchReply:
+    return pb.FetchReply(frame=pb.Frame(index=index, crc32c=codec.crc32c(payload), payload=payload))
+
+
+async def _abort(context: Context, refused: Refused) -> NoReturn:
+    await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
+    raise AssertionError("abort raises")

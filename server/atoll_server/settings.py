@@ -1,0 +1,134 @@
+"""Settings of a run and of a core process: validated once, at the edge, and plain values from there on."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from atoll_wire.codec import Codec
+from atoll_wire.errors import UserError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+LEARNER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
+
+
+class SettingsError(UserError):
+    """A setting that cannot be; one line, with the remedy."""
+
+
+class Quorum(BaseModel):
+    """The least number of contributions that may close a round: a number of learners, or a share of the live ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learners: Annotated[int, Field(ge=1)] | None = None
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def of(self, live: int) -> int:
+        """K for `live` learners; never more than there are, never less than one."""
+        wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
+        return max(1, min(wanted, live))
+
+    @classmethod
+    def parse(cls, text: str) -> Quorum:
+        """Reads "3" as three learners, "0.5" or "50%" as half of the live ones."""
+        try:
+            if text.endswith("%"):
+                return cls(share=float(text[:-1]) / 100)
+            return cls(share=float(text)) if "." in text else cls(learners=int(text))
+        except ValueError as error:
+            raise SettingsError(
+                f'quorum "{text}" is neither a number of learners nor a share: give 3, 0.5 or 50%'
+            ) from error
+
+
+class RunSettings(BaseModel):
+    """What all learners of a run share; kept with its state, told to each learner when it joins."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inner_steps: Annotated[int, Field(ge=1, le=100_000)] = 24
+    fragments: Annotated[int, Field(ge=0, le=4096)] = 0  # 0: what the tensors allow, at most 24
+    overlap_steps: Annotated[float, Field(gt=0, le=1000)] = 2.0
+    quorum: Quorum = Quorum()
+    grace_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    staleness_exponent: Annotated[float, Field(ge=0, le=10)] = 0.5
+    max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 4
+    outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.9
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    codec: Codec = Codec.INT4
+
+    @field_validator("codec", mode="before")
+    @classmethod
+    def _codec_by_name(cls, value: object) -> object:
+        return Codec[value.upper()] if isinstance(value, str) and value.upper() in Codec.__members__ else value
+
+    def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
+        """These settings with the given ones (None: not given) in place; SettingsError names what cannot be."""
+        merged = self.model_dump() | {name: value for name, value in given.items() if value is not None}
+        try:
+            return RunSettings.model_validate(merged)
+        except ValidationError as error:
+            raise _named(error) from error
+
+
+class Limits(BaseModel):
+    """What a core takes at most, whatever learners send. Reached: RESOURCE_EXHAUSTED, and the learner tries later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learners: int = 4096  # names a run can ever have
+    tensors: int = 100_000
+    tensor_name_bytes: int = 512
+    message_bytes: int = 16 << 20  # one gRPC message; a frame is about 1 MiB at most
+    model_bytes: int = 1 << 40  # of the file with the first parameters
+    spool_bytes: int = 64 << 30
+    update_cache_bytes: int = 1 << 30  # published updates kept for learners that are behind
+    update_cache_versions: int = 16  # of each fragment
+    upload_idle_s: float = 60.0  # an upload without a frame for so long loses its reservation
+    lease_s: float = 60.0  # to begin sending the first parameters
+    happenings: int = 4096  # kept for followers that are behind; others get the current state
+
+
+class CoreSettings(BaseModel):
+    """One core process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    listen: str
+    directory: Path
+    init: Path | None = None
+    metrics_listen: str | None = None
+    insecure_listen: bool = False
+    snapshot_every_s: Annotated[float, Field(gt=0)] = 120.0
+    keep_snapshots: Annotated[int, Field(ge=2)] = 3  # a payload may go only when two snapshots cover it
+    record: bool = False  # keep every payload, so that the whole run can be replayed
+    limits: Limits = Limits()
+
+    @classmethod
+    def of(cls, **values: Any) -> CoreSettings:  # noqa: ANN401
+        """Settings from a command line; SettingsError names what cannot be."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise _named(error) from error
+
+    def check(self) -> None:
+        """Refuses an address that would offer the run to a network in plain text."""
+        for address in filter(None, (self.listen, self.metrics_listen)):
+            if not address.startswith(LOOPBACK) and not self.insecure_listen:
+                raise SettingsError(
+                    f"{address} is not loopback and there is no TLS yet: listen on 127.0.0.1, "
+                    "or say --insecure-listen on a network you trust"
+                )
+        if self.init is not None and not self.init.is_file():
+            raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")
+
+
+def _named(error: ValidationError) -> SettingsError:
+    first = error.errors()[0]
+    name = "--" + str(first["loc"][0]).replace("_", "-")
+    return SettingsError(f"{name} {first['input']}: {first['msg'].lower()}; see atoll core --help")

@@ -1,0 +1,215 @@
+"""Payload files of contributions: written frame by frame as they arrive, durable before they are acknowledged.
+
+A file is named by its key. While it grows it ends in `.part`; when it is whole it is fsynced, renamed to `.frames`,
+and its directory fsynced. It holds records, in order of arrival: index, length, CRC-32C, payload. Frames are
+idempotent by index, so an upload that was cut goes on with the frames that are missing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from atoll_server.events import Key
+from atoll_wire import codec
+from atoll_wire.codec import Codec
+from atoll_wire.errors import UserError
+from atoll_wire.layout import Fragment
+from numpy.typing import NDArray
+
+RECORD = struct.Struct("<IIIxxxx")
+
+
+class SpoolError(UserError):
+    """A payload file is missing or damaged; one line with the remedy."""
+
+
+class SpoolFull(RuntimeError):  # noqa: N818 - a state, answered with RESOURCE_EXHAUSTED
+    """No room for another reservation now."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """A whole contribution on disk, as the merge reads it."""
+
+    learner: str
+    codec: Codec
+    norms_sq: NDArray[np.float64]
+    path: Path
+    places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
+    _descriptor: int = -1
+
+    def payload(self, frame: int) -> bytes:
+        """One frame's payload, checked again: what the disk gives back is not taken on trust."""
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_RDONLY)
+        offset, length, crc = self.places[frame]
+        data = os.pread(self._descriptor, length, offset)
+        if codec.crc32c(data) != crc:
+            raise SpoolError(f"{self.path}: frame {frame} does not match its checksum: the disk lost acknowledged data")
+        return data
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@dataclass(slots=True)
+class Upload:
+    """A contribution on its way in. Frames may come over several streams at a time."""
+
+    key: Key
+    fragment: Fragment
+    codec: Codec
+    frames: int
+    size_bytes: int
+    digest: bytes
+    path: Path
+    touched_at: float
+    have: dict[int, tuple[int, int]] = field(default_factory=dict)  # frame -> length, crc32c
+    squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment
+    received_bytes: int = 0
+    _file: int = -1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, index: int, crc: int, payload: bytes) -> None:
+        """Checks a frame and writes it; runs in a worker thread.
+
+        Raises FrameError for what can never be accepted, ChecksumError for what should be sent again.
+        """
+        if codec.crc32c(payload) != crc:
+            raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
+        squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
+        with self._lock:
+            if index in self.have:
+                return
+            if self.received_bytes + len(payload) > self.size_bytes:
+                raise codec.FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
+            if self._file < 0:
+                self._file = os.open(self.path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640)
+            _write_all(self._file, RECORD.pack(index, len(payload), crc) + payload)
+            self.have[index] = (len(payload), crc)
+            self.squares[index] = squares
+            self.received_bytes += len(payload)
+
+    def whole(self) -> bool:
+        """Whether every frame is here."""
+        return len(self.have) == self.frames
+
+    def finish(self) -> Path:
+        """Makes the file durable under its final name; runs in a worker thread. FrameError: not what was declared."""
+        with self._lock:
+            table = [self.have[index] for index in range(self.frames)]
+            if self.received_bytes != self.size_bytes or codec.frames_digest(table) != self.digest:
+                raise codec.FrameError(f"the frames of {self.key} are not those that its header declared")
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = -1
+            final = self.path.with_suffix(".frames")
+            self.path.rename(final)
+            sync_directory(final.parent)
+            return final
+
+    def discard(self) -> None:
+        """Forgets what arrived; runs in a worker thread."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+            self.path.unlink(missing_ok=True)
+
+
+class ChecksumError(ValueError):
+    """Bytes changed on their way: the sender should send them again."""
+
+
+class Spool:
+    """The directory of payload files and the room that is left in it."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.directory = directory
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._room = threading.Lock()  # room is taken on the event loop and given back by workers
+
+    def reserve(self, size_bytes: int) -> None:
+        """Takes room for a contribution before its first frame. SpoolFull when there is none."""
+        with self._room:
+            if self.used_bytes + size_bytes > self.limit_bytes:
+                raise SpoolFull(f"the spool holds {self.used_bytes} of {self.limit_bytes} bytes: try again later")
+            self.used_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Gives room back."""
+        with self._room:
+            self.used_bytes -= size_bytes
+            assert self.used_bytes >= 0, "more room was given back than was taken"
+
+    def path(self, generation: int, key: Key, suffix: str = ".frames") -> Path:
+        """Where a contribution's payload lies."""
+        name = f"{key.learner}-{key.incarnation}-{key.seq}{suffix}"
+        return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
+
+    def prepare(self, generation: int, fragments: int) -> None:
+        """Makes the directories durably, so that a payload's rename is all that its own durability needs."""
+        for fragment in range(fragments):
+            self.path(generation, Key("", 0, fragment, 0)).parent.mkdir(parents=True, exist_ok=True)
+        sync_directory(self.directory / f"g{generation}")
+        sync_directory(self.directory)
+        sync_directory(self.directory.parent)
+
+    def open(self, generation: int, key: Key, codec_used: Codec, norms_sq: NDArray[np.float64]) -> Stored:
+        """Reads the table of a whole file. SpoolError when it is missing or cut."""
+        path = self.path(generation, key)
+        places: dict[int, tuple[int, int, int]] = {}
+        try:
+            with path.open("rb") as file:
+                size, offset = os.fstat(file.fileno()).st_size, 0
+                while offset < size:
+                    index, length, crc = RECORD.unpack(os.pread(file.fileno(), RECORD.size, offset))
+                    offset += RECORD.size
+                    places[index] = (offset, length, crc)
+                    offset += length
+        except (OSError, struct.error) as error:
+            raise SpoolError(f"{path} cannot be read ({error}): an acknowledged contribution is gone; restore a backup") from error
+        if offset != size:
+            raise SpoolError(f"{path} is cut: an acknowledged contribution is gone; restore a backup")
+        return Stored(key.learner, codec_used, norms_sq, path, places)
+
+    def delete(self, generation: int, key: Key, size_bytes: int) -> None:
+        """Removes a payload that nothing needs any more; gives its room back if it was still there."""
+        path = self.path(generation, key)
+        if path.exists():
+            path.unlink()
+            self.release(size_bytes)
+
+    def sweep(self, known: dict[Path, int]) -> int:
+        """At start: deletes files without a row (never acknowledged), counts the room of the others; returns how many went."""
+        deleted = 0
+        for path in self.directory.rglob("*"):
+            if path.is_file() and path not in known:
+                path.unlink()
+                deleted += 1
+        self.used_bytes = sum(known.values())
+        return deleted
+
+
+def sync_directory(path: Path) -> None:
+    """Makes a rename in this directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,311 @@
+"""PURE: when rounds open and close, and what is merged with which weight. No clock, no IO, no threads.
+
+Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
+- A fragment is idle, open (a round collects contributions), or merging. Never two rounds for one fragment.
+- Pace: a round opens every H/P steps of the fastest live learner, fragments in turn, while fewer than
+  max(1, ceil(tau P / H)) are in flight.
+- A round closes when every live learner has answered; or when K fresh contributions are there and the grace
+  window (Eq. 3) has passed; or at its deadline, which is derived from how long the learners it waits for
+  usually take. With nothing to merge it lapses: the cycle grows, the version does not.
+- A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer, but neither
+  counts to the quorum nor starts the grace window.
+- Too stale at the merge: refused, and its learner gives up the outstanding work it came from.
+- When no learner is expected any more, what is pending is merged at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import assert_never
+
+from atoll_server import events as ev
+from atoll_server.events import Key
+from atoll_server.members import Member, smoothed
+from atoll_server.settings import RunSettings
+
+Weigh = Callable[[int, int, int, float], float]  # tokens, steps, staleness, exponent -> weight
+
+
+class Phase(Enum):
+    """Of one fragment."""
+
+    IDLE = "idle"
+    OPEN = "open"
+    MERGING = "merging"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An acknowledged contribution that waits for its merge."""
+
+    cycle: int
+    base_version: int
+    tokens: int
+    steps: int
+
+
+@dataclass(slots=True)
+class FragmentRounds:
+    """Where one fragment stands."""
+
+    version: int
+    cycle: int
+    phase: Phase = Phase.IDLE
+    opened_at: float = 0.0
+    quorum_at: float | None = None
+    closed_at: float | None = None
+    declined: dict[str, str] = field(default_factory=dict)
+    pending: dict[Key, Pending] = field(default_factory=dict)
+
+    def answered(self) -> set[str]:
+        """Learners that this round need not wait for."""
+        return set(self.declined) | {key.learner for key in self.pending}
+
+    def fresh(self) -> set[str]:
+        """Learners with a contribution that answers this very round: these count to the quorum."""
+        return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A round goes on; `until` is when time alone would change that."""
+
+    reason: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A round ends now."""
+
+    reason: str
+
+
+class Syncer:
+    """The state of all rounds; `on` takes an event with its time and returns what must be done, in order."""
+
+    def __init__(self, settings: RunSettings, fragments: int, weigh: Weigh) -> None:
+        self.settings = settings
+        self.weigh = weigh
+        self.fragments = [FragmentRounds(version=0, cycle=0) for _ in range(fragments)]
+        self.members: dict[str, Member] = {}
+        self.next_fragment = 0
+        self.next_open_at: float | None = None
+        self.quorum_s: float | None = None  # smoothed: opened -> K answered
+        self.sync_s: float | None = None  # smoothed: closed -> adopted
+
+    # ------------------------------------------------------------------------------ restoring
+
+    def restore(self, versions: Sequence[int], cycles: Sequence[int], pending: Iterable[tuple[Key, Pending]]) -> None:
+        """Takes up from a ledger. Pending contributions become answers that were rolled over."""
+        for rounds, version, cycle in zip(self.fragments, versions, cycles, strict=True):
+            rounds.version, rounds.cycle = version, cycle
+        for key, waiting in pending:
+            self.fragments[key.fragment].pending[key] = waiting
+
+    # ------------------------------------------------------------------------------ events
+
+    def on(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        """Takes one event in; returns the effects in the order in which they must be carried out."""
+        match event:
+            case ev.Joined():
+                self._joined(event, now)
+            case ev.Heard():
+                self.members[event.learner].hear(event.steps, event.paused, now)
+            case ev.Declined():
+                rounds = self.fragments[event.fragment]
+                if rounds.phase is Phase.OPEN and rounds.cycle == event.cycle:
+                    rounds.declined[event.learner] = event.reason
+            case ev.Uploading():
+                self.members[event.learner].uploading[event.fragment] = now
+            case ev.Contributed():
+                self._contributed(event, now)
+            case ev.Merged():
+                rounds = self.fragments[event.fragment]
+                assert rounds.phase is Phase.MERGING, "only a merge that was asked for can end"
+                assert event.version == rounds.version + 1, "a merge moves a fragment by exactly one version"
+                rounds.version, rounds.phase = event.version, Phase.IDLE
+            case ev.Adopted():
+                rounds = self.fragments[event.fragment]
+                if rounds.closed_at is not None and event.version == rounds.version:
+                    self.sync_s = smoothed(self.sync_s, now - rounds.closed_at)
+            case ev.Gone():
+                self.members[event.learner].gone = True
+            case ev.Ticked():
+                pass
+            case _:
+                assert_never(event)
+        return self._close_what_can(now) + self._open_what_is_due(now)
+
+    def _joined(self, event: ev.Joined, now: float) -> None:
+        known = self.members.get(event.learner)
+        if known is None or known.incarnation != event.incarnation:
+            self.members[event.learner] = Member(event.incarnation, heard_at=now)
+        else:
+            known.gone, known.heard_at = False, now
+
+    def _contributed(self, event: ev.Contributed, now: float) -> None:
+        rounds, member = self.fragments[event.key.fragment], self.members[event.key.learner]
+        rounds.pending[event.key] = Pending(event.cycle, event.base_version, event.tokens, event.steps)
+        member.uploading.pop(event.key.fragment, None)
+        if rounds.cycle == event.cycle and rounds.opened_at:
+            member.answer_s = smoothed(member.answer_s, now - rounds.opened_at)
+
+    # ------------------------------------------------------------------------------ closing
+
+    def _close_what_can(self, now: float) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
+        for index, rounds in enumerate(self.fragments):
+            if rounds.phase is Phase.IDLE and rounds.pending and not self._anybody_expected(now):
+                effects.append(self._open(index, now))
+            if rounds.phase is Phase.OPEN:
+                if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(now):
+                    rounds.quorum_at = now
+                    self.quorum_s = smoothed(self.quorum_s, now - rounds.opened_at)
+                decision = self.decide(index, now)
+                if isinstance(decision, Closing):
+                    effects.append(self._close(index, decision.reason, now))
+        return effects
+
+    def decide(self, fragment: int, now: float) -> Waiting | Closing:
+        """Whether an open round closes now, and why; or what it waits for. Changes nothing."""
+        rounds, live = self.fragments[fragment], self.live(now)
+        if not self._anybody_expected(now):
+            return Closing("no learner is left to wait for")
+        missing = sorted(live - rounds.answered())
+        if live and not missing:
+            return Closing("every live learner has answered")
+        deadline = self._deadline(fragment, missing, now)
+        if now >= deadline:
+            return Closing(f"deadline passed without {', '.join(missing) or 'any live learner'}")
+        if rounds.quorum_at is not None:
+            grace_ends = rounds.quorum_at + self.grace_s(now)
+            if now >= grace_ends:
+                return Closing(f"quorum and grace window without {', '.join(missing)}")
+            return Waiting(f"grace window for {', '.join(missing)}", min(grace_ends, deadline))
+        fresh, needed = len(rounds.fresh()), self.quorum(now)
+        return Waiting(f"{fresh} of {needed} answers for the quorum; waits for {', '.join(missing)}", deadline)
+
+    def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
+        """The latest that any learner it waits for usually takes; an upload under way has a step more each frame."""
+        rounds = self.fragments[fragment]
+        latest = rounds.opened_at + max((self.members[name].patience_s() for name in missing), default=0.0)
+        for name in missing:
+            frame_at = self.members[name].uploading.get(fragment)
+            if frame_at is not None:
+                latest = max(latest, frame_at + self.members[name].patience_s())
+        return latest if missing else max(latest, now)
+
+    def _close(self, fragment: int, reason: str, now: float) -> ev.Effect:
+        rounds = self.fragments[fragment]
+        taken: list[tuple[Key, float, int]] = []
+        refusals: list[ev.Refusal] = []
+        for key in sorted(rounds.pending):
+            waiting = rounds.pending[key]
+            staleness = rounds.version - waiting.base_version
+            if staleness > self.settings.max_staleness:
+                limit = self.settings.max_staleness
+                refusals.append(ev.Refusal(key, f"staleness {staleness} is above {limit}: adopt the fragment whole", True))
+            else:
+                exponent = self.settings.staleness_exponent
+                taken.append((key, self.weigh(waiting.tokens, waiting.steps, staleness, exponent), staleness))
+        rounds.pending.clear()
+        rounds.declined.clear()
+        rounds.quorum_at, rounds.closed_at = None, now
+        if not taken:
+            rounds.phase = Phase.IDLE
+            return ev.Lapse(fragment, rounds.cycle, tuple(refusals), reason)
+        rounds.phase = Phase.MERGING
+        total = math.fsum(weight for _, weight, _ in taken)
+        shares = tuple(ev.Share(key, weight / total, staleness) for key, weight, staleness in taken)
+        return ev.Merge(fragment, rounds.version + 1, rounds.cycle, shares, tuple(refusals), reason)
+
+    # ------------------------------------------------------------------------------ opening
+
+    def _open_what_is_due(self, now: float) -> list[ev.Effect]:
+        interval = self.interval_s(now)
+        if interval is None:  # nobody trains: nothing to pace by
+            self.next_open_at = None
+            return []
+        if self.next_open_at is None:
+            self.next_open_at = now
+        if now < self.next_open_at or self._in_flight() >= self.most_in_flight():
+            return []
+        fragment = self._next_idle()
+        if fragment is None:
+            return []
+        late = now - self.next_open_at
+        self.next_open_at = now + interval - (late if late < interval else 0.0)  # a rate, but never a burst
+        self.next_fragment = (fragment + 1) % len(self.fragments)
+        return [self._open(fragment, now)]
+
+    def _open(self, fragment: int, now: float) -> ev.OpenRound:
+        rounds = self.fragments[fragment]
+        rounds.cycle += 1
+        rounds.phase, rounds.opened_at, rounds.quorum_at = Phase.OPEN, now, None
+        return ev.OpenRound(fragment, rounds.cycle)
+
+    def _next_idle(self) -> int | None:
+        count = len(self.fragments)
+        turns = ((self.next_fragment + turn) % count for turn in range(count))
+        return next((index for index in turns if self.fragments[index].phase is Phase.IDLE), None)
+
+    # ------------------------------------------------------------------------------ derived
+
+    def live(self, now: float) -> set[str]:
+        """Learners that rounds count on."""
+        return {name for name, member in self.members.items() if member.live(now)}
+
+    def quorum(self, now: float) -> int:
+        """K for those who are live now."""
+        return self.settings.quorum.of(len(self.live(now)))
+
+    def fastest_step_s(self, now: float) -> float | None:
+        """Step time of the fastest live learner; None when nobody is live."""
+        times = [self.members[name].step_time_s for name in self.live(now)]
+        return min((time for time in times if time is not None), default=None)
+
+    def interval_s(self, now: float) -> float | None:
+        """Between two openings: H/P steps of the fastest live learner."""
+        fastest = self.fastest_step_s(now)
+        return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
+
+    def most_in_flight(self) -> int:
+        """Rounds that may be open or merging at a time."""
+        wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
+        return max(1, min(wanted, len(self.fragments)))
+
+    def grace_s(self, now: float) -> float:
+        """Eq. 3: gamma * (tau * step_time - (quorum_time + sync_time)), never below zero."""
+        slack = self.settings.overlap_steps * (self.fastest_step_s(now) or 0.0)
+        slack -= (self.quorum_s or 0.0) + (self.sync_s or 0.0)
+        return max(0.0, self.settings.grace_ratio * slack)
+
+    def next_wake(self, now: float) -> float | None:
+        """When time alone may change something: the engine says Ticked then. None: not before an event."""
+        times: list[float] = []
+        for index, rounds in enumerate(self.fragments):
+            if rounds.phase is Phase.OPEN:
+                decision = self.decide(index, now)
+                times.append(decision.until if isinstance(decision, Waiting) else now)
+        if self.next_open_at is not None and self._in_flight() < self.most_in_flight():
+            times.append(self.next_open_at)
+        if any(rounds.pending for rounds in self.fragments):
+            times.append(now + 1.0)  # learners may stop being expected
+        return min(times, default=None)
+
+    def why(self, fragment: int, now: float) -> str:
+        """What the fragment does or waits for, in words."""
+        rounds = self.fragments[fragment]
+        if rounds.phase is Phase.OPEN:
+            return self.decide(fragment, now).reason
+        return "merging" if rounds.phase is Phase.MERGING else "between rounds"
+
+    def _in_flight(self) -> int:
+        return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments)
+
+    def _anybody_expected(self, now: float) -> bool:
+        return any(member.expected(now) for member in self.members.values())

@@ -1,0 +1,184 @@
+"""Contributions on their way in: admission, reservations, frames, and the acknowledgement.
+
+Frames of one contribution may come over several streams at a time; whichever brings the last one makes the upload
+whole, and all of them are given the same receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+from atoll_server.events import Key
+from atoll_server.ledger import ContributionRow
+from atoll_server.merge import norms_sq
+from atoll_server.refusal import Refused, Status
+from atoll_server.settings import Limits
+from atoll_server.spool import ChecksumError, Spool, SpoolFull, Stored, Upload
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec, FrameError
+from atoll_wire.layout import Layout
+
+MOST_TOKENS, MOST_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The newest contribution of a learner to a fragment: its digest, and its receipt so far."""
+
+    digest: bytes
+    receipt: pb.Receipt
+
+
+class Uploads:
+    """All uploads that are not yet whole, and the newest receipt of each learner and fragment."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        run_codec: Codec,
+        generation: int,
+        spool: Spool,
+        limits: Limits,
+        workers: Executor,
+        keep: Callable[[ContributionRow, Stored], Awaitable[None]],
+    ) -> None:
+        """keep: makes the row durable and tells the syncer; awaited before anybody is acknowledged."""
+        self._layout, self._codec, self._generation = layout, run_codec, generation
+        self._spool, self._limits, self._workers, self._keep = spool, limits, workers, keep
+        self._growing: dict[Key, Upload] = {}
+        self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
+        self.newest: dict[tuple[str, int, int], Decided] = {}  # (learner, incarnation, fragment)
+
+    def offer(self, header: pb.PushHeader, version: int, max_staleness: int, now: float) -> Upload | pb.Receipt:
+        """Admits a contribution, or answers with the receipt that its key has already. Raises Refused."""
+        key = Key(header.session.learner, header.session.incarnation, header.fragment, header.seq)
+        growing = self._growing.get(key)
+        if growing is not None:
+            if growing.digest != header.digest:
+                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another digest: use a new seq")
+            return growing
+        newest = self.newest.get((key.learner, key.incarnation, key.fragment))
+        if newest is not None and newest.receipt.seq >= key.seq:
+            if newest.receipt.seq > key.seq:
+                raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} is older than {newest.receipt.seq}, the newest")
+            if newest.digest != header.digest:
+                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
+            return newest.receipt
+        if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
+            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {newest.receipt.seq} is still pending")
+        self._check(header, key, version, max_staleness)
+        return self._admit(header, key, now)
+
+    def _check(self, header: pb.PushHeader, key: Key, version: int, max_staleness: int) -> None:
+        fragment = self._layout.fragments[header.fragment]
+        most = sum(codec.max_payload_bytes(span, self._codec) for span in fragment.frames)
+        if header.codec != self._codec:
+            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} uses codec {header.codec}, the run {self._codec.name}")
+        if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f"contribution {key} declares {header.frames} frames and {header.size_bytes} bytes; fragment "
+                f"{header.fragment} has {len(fragment.frames)} frames of at most {most} bytes in all",
+            )
+        if not (0 < header.tokens <= MOST_TOKENS and 0 < header.steps <= MOST_STEPS) or len(header.digest) != 32:
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f"contribution {key} declares {header.tokens} tokens, {header.steps} steps and a digest of "
+                f"{len(header.digest)} bytes: at least one token, one step and 32 bytes are needed",
+            )
+        if header.base_version > version:
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f"base version {header.base_version} of fragment {header.fragment} does not exist, the newest is "
+                f"{version}: fetch the fragment whole",
+            )
+        if version - header.base_version > max_staleness:
+            raise Refused(
+                Status.OUT_OF_RANGE,
+                f"contribution {key} is {version - header.base_version} versions old, the run takes {max_staleness}: "
+                "fetch the fragment whole and drop the outstanding work",
+            )
+
+    def _admit(self, header: pb.PushHeader, key: Key, now: float) -> Upload:
+        # An unfinished upload of this learner to this fragment under an older key can only be a dead incarnation's.
+        for other in [k for k in self._growing if (k.learner, k.fragment) == (key.learner, key.fragment)]:
+            self._drop(other)
+        try:
+            self._spool.reserve(header.size_bytes)
+        except SpoolFull as error:
+            raise Refused(Status.RESOURCE_EXHAUSTED, str(error)) from error
+        fragment = self._layout.fragments[header.fragment]
+        path = self._spool.path(self._generation, key, ".part")
+        upload = Upload(key, fragment, self._codec, header.frames, header.size_bytes, header.digest, path, now)
+        self._growing[key] = upload
+        return upload
+
+    async def take(self, upload: Upload, frame: pb.Frame, now: float) -> None:
+        """Checks and writes one frame. Raises Refused; what can never be accepted ends the upload."""
+        if frame.index >= upload.frames:
+            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: there are {upload.frames}")
+        upload.touched_at = now
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
+        except ChecksumError as error:
+            raise Refused(Status.DATA_LOSS, str(error)) from error
+        except FrameError as error:
+            self._drop(upload.key)
+            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
+
+    async def complete(self, upload: Upload, header: pb.PushHeader) -> pb.Receipt:
+        """Makes a whole upload durable and returns its receipt; every stream of the upload may call it."""
+        task = self._finishing.get(upload.key)
+        if task is None:
+            task = asyncio.create_task(self._finish(upload, header), name=f"finish {upload.key}")
+            self._finishing[upload.key] = task
+        # A stream that is cut must not take the others' acknowledgement with it.
+        return await asyncio.shield(task)
+
+    async def _finish(self, upload: Upload, header: pb.PushHeader) -> pb.Receipt:
+        loop, key = asyncio.get_running_loop(), upload.key
+        try:
+            await loop.run_in_executor(self._workers, upload.finish)
+        except FrameError as error:
+            self._drop(key)
+            del self._finishing[key]
+            raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
+        norms = norms_sq(upload.fragment, [upload.squares[index] for index in range(upload.frames)])
+        row = ContributionRow(
+            key, header.cycle, header.base_version, header.tokens, header.steps, int(self._codec),
+            upload.frames, upload.size_bytes, upload.digest, tuple(float(n) for n in norms),
+        )  # fmt: skip
+        stored = self._spool.open(self._generation, key, self._codec, np.asarray(norms, np.float64))
+        receipt = pb.Receipt(
+            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
+        )
+        self.newest[key.learner, key.incarnation, key.fragment] = Decided(upload.digest, receipt)
+        await self._keep(row, stored)
+        del self._growing[key]
+        del self._finishing[key]
+        return self.newest[key.learner, key.incarnation, key.fragment].receipt
+
+    def decide(self, receipt: pb.Receipt) -> None:
+        """Notes the fate of a contribution, for its learner to ask again."""
+        place = (receipt.learner, receipt.incarnation, receipt.fragment)
+        newest = self.newest.get(place)
+        if newest is not None and newest.receipt.seq == receipt.seq:
+            self.newest[place] = Decided(newest.digest, receipt)
+
+    def expire(self, now: float) -> None:
+        """Gives back the room of uploads that nobody goes on with."""
+        for key, upload in list(self._growing.items()):
+            if now - upload.touched_at > self._limits.upload_idle_s and key not in self._finishing:
+                self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        upload = self._growing.pop(key, None)
+        if upload is not None:
+            self._spool.release(upload.size_bytes)
+            self._workers.submit(upload.discard)
