@@ -50,7 +50,7 @@ def core(  # noqa: PLR0917 - a command line
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", envvar="ATOLL_CODEC", rich_help_panel=RUN)] = None,
 ) -> None:  # fmt: skip
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
-    from atoll_server.logs import configure  # noqa: PLC0415 - a core's needs are loaded when a core is run
+    from atoll_wire.logs import configure  # noqa: PLC0415 - a core's needs are loaded when a core is run
     from atoll_server.server import serve  # noqa: PLC0415
 
     configure(log_level, json=log_json)

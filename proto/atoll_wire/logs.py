@@ -1,4 +1,4 @@
-"""structlog, set up once for a process: one event a line on stderr, for people or as JSON."""
+"""structlog, set up once for a process, learner and core alike: one event a line on stderr, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import logging
 import sys
 
 import structlog
-from atoll_server.settings import SettingsError
+from atoll_wire.errors import UserError
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def configure(level: str, *, json: bool) -> None:
-    """Sets the level and the form. SettingsError for a level that does not exist."""
+    """Sets the level and the form. UserError for a level that does not exist."""
     if level not in LEVELS:
-        raise SettingsError(f"--log-level {level}: use one of {', '.join(LEVELS)}")
+        raise UserError(f"--log-level {level}: use one of {', '.join(LEVELS)}")
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )

@@ -1,0 +1,1 @@
+"""`atoll demo`: real processes on one machine, and a SIGKILL of each kind on the way."""

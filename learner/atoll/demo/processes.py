@@ -1,0 +1,114 @@
+"""Children of the demo: started as the command line would, logged to files, ended each by its own pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll_wire.errors import UserError
+
+SERVING = "atoll core serves "
+START_S, STOP_S = 120.0, 40.0
+
+
+class DemoError(UserError):
+    """A child failed; one line, with the place of its log."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One process and the command that it can be started with again."""
+
+    name: str
+    arguments: list[str]
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """SIGKILL: no good-bye, no flush."""
+        self.process.kill()
+        self.process.wait()
+
+    def tail(self) -> str:
+        """The last line of its log, for an error message."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+class Children:
+    """All of them; leaving the block ends whichever still run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._all: dict[str, Child] = {}
+
+    def start(self, name: str, arguments: list[str]) -> Child:
+        """Starts `atoll ARGUMENTS`; again under the same name after it ended."""
+        path = self._directory / f"{name}.log"
+        environment = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
+        with path.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "atoll.command", *arguments],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if arguments[0] == "core" else log, stderr=log,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+        child = Child(name, arguments, path, process)
+        self._all[name] = child
+        return child
+
+    def start_core(self, directory: Path, listen: str, options: list[str]) -> tuple[Child, str]:
+        """Starts a core and waits until it serves; returns its address."""
+        child = self.start("core", ["core", "--dir", str(directory), "--listen", listen, *options])
+        stream, deadline = child.process.stdout, time.monotonic() + START_S
+        assert stream is not None, "a core's output is read"
+        while time.monotonic() < deadline:
+            ready, _, _ = select.select([stream], [], [], 0.2)
+            line = stream.readline().decode() if ready else ""
+            if line.startswith(SERVING):
+                return child, line.removeprefix(SERVING).strip()
+            if child.process.poll() is not None:
+                raise DemoError(f"the core ended with status {child.process.returncode}: {child.tail()}")
+        raise DemoError(f"the core did not serve within {START_S:.0f} s: see {child.log}")
+
+    def stop(self, child: Child) -> None:
+        """SIGTERM and wait; SIGKILL when it takes too long."""
+        if child.process.poll() is None:
+            child.process.send_signal(signal.SIGTERM)
+            try:
+                child.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        if child.process.stdout is not None:
+            child.process.stdout.close()
+
+    def end(self) -> None:
+        """Ends every child that still runs; nobody is waited for longer than needed."""
+        for child in self._all.values():
+            if child.process.poll() is None:
+                child.kill()
+            if child.process.stdout is not None:
+                child.process.stdout.close()
+
+
+@contextlib.contextmanager
+def children(directory: Path) -> Iterator[Children]:
+    """Children that do not outlive the block, whatever ends it; SIGTERM ends it like Ctrl-C."""
+    group = Children(directory)
+    before = signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    try:
+        yield group
+    finally:
+        group.end()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,223 @@
+"""The demo itself: a core and learners of unequal speed; one of each is killed and started again; then the figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from atoll.demo.processes import Child, Children, DemoError, children
+from atoll.demo.show import Progress, summary_table
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from rich.console import Console
+
+NAMES = ("eu-west", "us-east", "ap-south", "us-west", "eu-north", "sa-east")
+SLOW_DOWN = (1.0, 1.25, 1.6)  # unequal on purpose, in turn
+BATCH, CONTEXT = 8, 128
+FRAGMENTS = 8  # a model of 1M parameters does not fill 24
+KILL_LEARNER_AT, KILL_CORE_AT = 0.3, 0.6  # of the tokens
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """See `atoll demo --help`. steps: inner steps of all learners together."""
+
+    learners: int
+    steps: int
+    kills: bool
+    solo: bool
+    seed: int
+    data: Path | None
+    json_path: Path | None
+    keep: Path | None
+
+    @property
+    def total_tokens(self) -> int:
+        """At which the run ends."""
+        return self.steps * BATCH * CONTEXT
+
+
+@dataclass(slots=True)
+class Killed:
+    """How many of each kind so far."""
+
+    learner: int = 0
+    core: int = 0
+
+
+def run_demo(settings: DemoSettings) -> None:
+    """Runs it and prints the summary. DemoError when a process fails; Ctrl-C ends every child."""
+    _check_writable(settings)
+    console, began = Console(), time.monotonic()
+    with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
+        directory = Path(place)
+        directory.mkdir(parents=True, exist_ok=True)
+        if (directory / "run").exists():
+            raise DemoError(f"--keep {directory} holds a run already: give a new directory")
+        with children(directory) as group, Progress(console, settings.total_tokens) as progress:
+            status, killed = _train(settings, directory, group, progress)
+        seconds = time.monotonic() - began
+        summary = _summary(settings, directory, status, killed, seconds)
+        solo = _alone(settings, status, console) if settings.solo else None
+        if solo is not None:
+            summary["solo_validation_loss"] = solo
+    console.print(summary_table(summary, solo))
+    if settings.json_path is not None:
+        settings.json_path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def _check_writable(settings: DemoSettings) -> None:
+    """Found out now, not after minutes of training."""
+    if settings.data is not None and not os.access(settings.data, os.R_OK):
+        raise DemoError(f"--data {settings.data} cannot be read: give a text file or a folder")
+    if settings.json_path is not None:
+        try:
+            settings.json_path.touch()
+        except OSError as error:
+            raise DemoError(f"--json {settings.json_path} cannot be written ({error.strerror}): give another path") from error
+
+
+def _train(
+    settings: DemoSettings, directory: Path, group: Children, progress: Progress
+) -> tuple[pb.StatusReply, Killed]:
+    options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30"]
+    core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
+    progress.note(f"core serves {address}; {settings.learners} learners start")
+    learners = [group.start(_name(n), _learner(settings, n, address)) for n in range(settings.learners)]
+    killed = Killed()
+    with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 1000)]) as channel:
+        stub = rpc.OperatorStub(channel)
+        while any(learner.process.poll() is None for learner in learners):
+            time.sleep(POLL_S)
+            _check(learners, core)
+            status = _status(stub)
+            progress.show(status)
+            done = status.tokens_trained / settings.total_tokens
+            if settings.kills and not killed.learner and done >= KILL_LEARNER_AT:
+                victim = min(1, settings.learners - 1)
+                learners[victim].kill()
+                progress.note(f"SIGKILL to learner {learners[victim].name}; started again")
+                learners[victim] = group.start(_name(victim), learners[victim].arguments)
+                killed.learner += 1
+            elif settings.kills and not killed.core and done >= KILL_CORE_AT:
+                core.kill()
+                progress.note("SIGKILL to the core; learners train on, and it is started again")
+                core, _ = group.start_core(directory / "run", address, options)
+                killed.core += 1
+        _check(learners, core)
+        status = _settled(stub)
+        progress.note("all learners have left")
+        for path, initial in ((directory / "first.safetensors", True), (directory / "last.safetensors", False)):
+            with path.open("wb") as file:
+                for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest(initial=initial)):
+                    file.write(reply.chunk)
+    group.stop(core)
+    return status, killed
+
+
+def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:
+    data = ["--data", str(settings.data)] if settings.data is not None else []
+    return [
+        "learner", "--server", address, "--name", _name(number), "--region", _name(number), "--size", "tiny",
+        "--batch", str(BATCH), "--total-tokens", str(settings.total_tokens), "--seed", str(settings.seed),
+        "--slow-down", str(SLOW_DOWN[number % len(SLOW_DOWN)]), "--device", "cpu", *data,
+    ]  # fmt: skip
+
+
+def _name(number: int) -> str:
+    return NAMES[number] if number < len(NAMES) else f"island-{number + 1}"
+
+
+def _check(learners: list[Child], core: Child) -> None:
+    """A child that ended by itself and not well ends the demo."""
+    for child in (*learners, core):
+        if child.process.poll() not in {None, 0} or (child is core and child.process.poll() is not None):
+            raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
+
+
+def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
+    return stub.Status(pb.StatusRequest(), timeout=20.0, wait_for_ready=True)
+
+
+def _settled(stub: rpc.OperatorStub) -> pb.StatusReply:
+    """The state once nothing is pending any more: the core merges what is open when everybody has left."""
+    deadline = time.monotonic() + 30.0
+    while True:
+        status = _status(stub)
+        if status.contributions.pending == 0 or time.monotonic() > deadline:
+            return status
+        time.sleep(0.1)
+
+
+# ------------------------------------------------------------------------------------------------- figures
+
+
+def _summary(
+    settings: DemoSettings, directory: Path, status: pb.StatusReply, killed: Killed, seconds: float
+) -> dict[str, Any]:
+    counts, wire = status.contributions, status.wire
+    return {
+        "learners": settings.learners,
+        "parameters": status.parameters,
+        "outer_steps": status.outer_steps,
+        "tokens_trained": status.tokens_trained,
+        "tokens_merged": round(status.tokens_merged),
+        "validation_loss": {
+            "first": _evaluate(settings, directory / "first.safetensors"),
+            "last": _evaluate(settings, directory / "last.safetensors"),
+        },
+        "goodput": status.goodput.ratio,
+        "goodput_lost_s": dict(status.goodput.lost_s),
+        "learner_blocked_fraction": max(each.blocked_fraction for each in status.learners),
+        "wire_bits_per_parameter": {
+            "up": 8 * wire.up / max(1, wire.up_parameters),
+            "down": 8 * wire.down / max(1, wire.down_parameters),
+        },
+        "wire_bytes": {"up": wire.up, "down": wire.down},
+        "whole_bytes": wire.whole,
+        "kills": {"learner": killed.learner, "core": killed.core},
+        "contributions": {
+            "accepted": counts.accepted,
+            "merged": counts.merged,
+            "refused": counts.refused,
+            "pending": counts.pending,
+        },
+        "seconds": seconds,
+    }
+
+
+def _evaluate(settings: DemoSettings, path: Path) -> float:
+    """Validation loss of an exported checkpoint in the plain model, without anything of Atoll's in between."""
+    from atoll.reference import data  # noqa: PLC0415 - torch is loaded when the children have ended
+    from atoll.reference.model import build  # noqa: PLC0415
+    from atoll.reference.train import validation_loss  # noqa: PLC0415
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    model = build("tiny", settings.seed)
+    model.load_state_dict(load_file(path), strict=True)
+    return validation_loss(model, data.load(settings.data, CONTEXT))
+
+
+def _alone(settings: DemoSettings, status: pb.StatusReply, console: Console) -> float:
+    """Validation loss of one learner trained alone on the tokens that the busiest one saw."""
+    from atoll.reference import data  # noqa: PLC0415 - see above
+    from atoll.reference.train import TrainSettings, train_alone, validation_loss  # noqa: PLC0415
+
+    busiest = max(status.learners, key=lambda each: each.tokens)
+    console.print(f"training {busiest.learner}'s {busiest.tokens:,} tokens alone ...")
+    alone = TrainSettings(batch=BATCH, data=settings.data, seed=settings.seed, device="cpu", threads=0)
+
+    def tell(step: int, loss: float) -> None:
+        if step % 200 == 0:
+            console.print(f"  alone: step {step}, loss {loss:.3f}", highlight=False)
+
+    model = train_alone(alone, busiest.learner, busiest.tokens, tell)
+    return validation_loss(model, data.load(settings.data, CONTEXT))

@@ -1,0 +1,93 @@
+"""What the demo shows: progress as it happens, and the summary."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from atoll_wire import outer_pb2 as pb
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+PLAIN_EVERY_S = 10.0  # between lines where there is no terminal
+
+
+class Progress:
+    """A live table on a terminal; a line every ten seconds elsewhere."""
+
+    def __init__(self, console: Console, total_tokens: int) -> None:
+        self._console, self._total = console, total_tokens
+        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._began = time.monotonic()
+        self._said_at = 0.0
+        self._notes: list[str] = []
+
+    def __enter__(self) -> Progress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Something happened that must be seen."""
+        line = f"[{time.monotonic() - self._began:5.0f} s] {text}"
+        self._notes.append(line)
+        if self._live is None:
+            self._console.print(line, highlight=False)
+
+    def show(self, status: pb.StatusReply) -> None:
+        """The run at this moment."""
+        if self._live is not None:
+            self._live.update(Group(self._line(status), _learners(status), Text("\n".join(self._notes))))
+        elif time.monotonic() - self._said_at >= PLAIN_EVERY_S:
+            self._said_at = time.monotonic()
+            self._console.print(self._line(status), highlight=False)
+
+    def _line(self, status: pb.StatusReply) -> Text:
+        losses = [each.loss for each in status.learners if each.loss == each.loss]
+        loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
+        return Text(
+            f"[{time.monotonic() - self._began:5.0f} s] {100 * status.tokens_trained / self._total:3.0f} % of "
+            f"{self._total / 1e6:.1f}M tokens  loss {loss}  outer steps {status.outer_steps}  "
+            f"goodput {status.goodput.ratio:.3f}  up {status.wire.up / 1e6:.1f} MB  down {status.wire.down / 1e6:.1f} MB"
+        )
+
+
+def _learners(status: pb.StatusReply) -> Table:
+    table = Table("learner", "state", "steps", "loss", "s/step", "goodput", "merged tokens", "heard", box=None)
+    for each in status.learners:
+        table.add_row(each.learner, each.state, str(each.steps), f"{each.loss:.3f}", f"{each.step_time_s:.3f}",
+                      f"{each.goodput.ratio:.3f}", f"{each.tokens:,}", f"{each.heard_s:.1f} s ago")  # fmt: skip
+    return table
+
+
+def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
+    """The same figures as the JSON object."""
+    table = Table("what", "figure", title="atoll demo")
+    loss, contributions = summary["validation_loss"], summary["contributions"]
+    fall = 100 * (1 - loss["last"] / loss["first"])
+    table.add_row("model", f"{summary['parameters']:,} parameters on {summary['learners']} learners")
+    table.add_row("validation loss", f"{loss['first']:.3f} -> {loss['last']:.3f} ({fall:.0f} % lower)")
+    if solo is not None:
+        table.add_row("... of the busiest learner's tokens alone", f"{solo:.3f}")
+    table.add_row("killed on the way", f"{summary['kills']['learner']} learner, {summary['kills']['core']} core")
+    table.add_row("goodput", f"{summary['goodput']:.3f}")
+    table.add_row("blocked in step(), worst learner", f"{100 * summary['learner_blocked_fraction']:.2f} %")
+    merged = summary["tokens_merged"] / max(1, summary["tokens_trained"])
+    table.add_row("tokens", f"{summary['tokens_trained']:,} trained, {100 * merged:.1f} % merged")
+    table.add_row("outer steps", f"{summary['outer_steps']:,}")
+    table.add_row("contributions", ", ".join(f"{count} {fate}" for fate, count in contributions.items()))
+    bits, size = summary["wire_bits_per_parameter"], summary["wire_bytes"]
+    table.add_row("wire, up", f"{bits['up']:.2f} bits a parameter, {size['up'] / 1e6:.1f} MB")
+    table.add_row("wire, down", f"{bits['down']:.2f} bits a parameter, {size['down'] / 1e6:.1f} MB")
+    table.add_row("whole fragments, apart from that", f"{summary['whole_bytes'] / 1e6:.1f} MB")
+    table.add_row("seconds", f"{summary['seconds']:.0f}")
+    return table

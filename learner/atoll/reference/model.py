@@ -1,0 +1,108 @@
+"""A decoder-only transformer on bytes: pre-norm, rotary positions, GELU. 256 symbols need no tokenizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCABULARY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Width, depth, heads, and the longest text it sees at once."""
+
+    width: int
+    layers: int
+    heads: int
+    context: int
+
+
+SIZES = {
+    "tiny": ModelSize(width=128, layers=5, heads=4, context=128),  # 1.05M parameters
+    "25m": ModelSize(width=512, layers=8, heads=8, context=256),  # 25.4M
+    "124m": ModelSize(width=832, layers=15, heads=13, context=512),  # 125M
+}
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on a normalised copy of the residual stream."""
+
+    def __init__(self, size: ModelSize) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.norm_attention = nn.RMSNorm(size.width)
+        self.qkv = nn.Linear(size.width, 3 * size.width, bias=False)
+        self.out = nn.Linear(size.width, size.width, bias=False)
+        self.norm_mlp = nn.RMSNorm(size.width)
+        self.up = nn.Linear(size.width, 4 * size.width, bias=False)
+        self.down = nn.Linear(4 * size.width, size.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x: (batch, time, width)."""
+        batch, time, width = x.shape
+        q, k, v = self.qkv(self.norm_attention(x)).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, time, width))
+        x = x + self.down(functional.gelu(self.up(self.norm_mlp(x))))
+        return x
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (2104.09864): halves of each head are the two coordinates. x: (..., time, head)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+
+
+class Transformer(nn.Module):
+    """Bytes in, logits of the next byte out. Embedding and head are not tied: at 256 symbols that saves nothing."""
+
+    def __init__(self, size: ModelSize) -> None:
+        super().__init__()
+        self.size = size
+        self.embedding = nn.Embedding(VOCABULARY, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.RMSNorm(size.width)
+        self.head = nn.Linear(size.width, VOCABULARY, bias=False)
+        angles = _angles(size)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        """symbols: int64 (batch, time) -> logits (batch, time, 256)."""
+        time = symbols.shape[1]
+        x = self.embedding(symbols)
+        for block in self.blocks:
+            x = block(x, self.cos[:time], self.sin[:time])
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def loss(self, window: Tensor) -> Tensor:
+        """Mean cross-entropy in nats of each next byte. window: int64 (batch, time + 1)."""
+        logits = self(window[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())
+
+
+def _angles(size: ModelSize) -> Tensor:
+    half = size.width // size.heads // 2
+    rates = 10_000.0 ** (-torch.arange(half) / half)
+    return torch.outer(torch.arange(size.context), rates)
+
+
+def build(size: str, seed: int) -> Transformer:
+    """A new model; the same seed gives the same parameters, whatever the global generator did before."""
+    model = Transformer(SIZES[size])
+    generator = torch.Generator().manual_seed(seed)
+    scale = 0.02 if SIZES[size].width >= 512 else 0.05
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue  # norms start at one
+        # Layers that write to the residual stream start smaller, so that its variance does not grow with depth.
+        writes = name.endswith(("out.weight", "down.weight"))
+        deviation = scale / math.sqrt(2 * SIZES[size].layers) if writes else scale
+        nn.init.normal_(parameter, 0.0, deviation, generator=generator)
+    return model

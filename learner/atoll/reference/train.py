@@ -1,0 +1,162 @@
+"""What `atoll learner` runs: an ordinary PyTorch loop with the three lines in it, and the same loop without them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import structlog
+import torch
+from atoll.learner import Learner
+from atoll.reference import data
+from atoll.reference.model import SIZES, Transformer, build
+
+log = structlog.get_logger()
+
+WARM_UP = 0.05  # of the tokens
+LAST_LR = 0.1  # of the peak
+SAY_EVERY_S = 5.0
+EVALUATION_WINDOWS, EVALUATION_BATCH = 256, 32
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """One reference learner. total_tokens: of the whole run, all learners together; slow_down: see `train`."""
+
+    size: str = "tiny"
+    data: Path | None = None
+    batch: int = 8
+    learning_rate: float = 3e-3
+    total_tokens: int = 4_000_000
+    max_steps: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    threads: int = 1
+    slow_down: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """Where and as whom the learner joins."""
+
+    servers: tuple[str, ...]
+    name: str
+    region: str = ""
+    adoption: Literal["rebase", "overwrite"] = "rebase"
+    connect_timeout_s: float = 600.0
+    drain_s: float = 30.0
+    metrics_port: int | None = None
+
+
+def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW:
+    """AdamW with decay on matrices only."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
+
+
+def learning_rate(peak: float, done: float) -> float:
+    """Linear warm-up, then a cosine down to a tenth. done: the part of the run's tokens that is trained, 0 to 1."""
+    if done < WARM_UP:
+        return peak * max(done, 1e-3) / WARM_UP
+    angle = math.pi * min(1.0, (done - WARM_UP) / (1 - WARM_UP))
+    return peak * (LAST_LR + (1 - LAST_LR) * (1 + math.cos(angle)) / 2)
+
+
+def train(settings: TrainSettings, joining: Joining) -> None:
+    """Trains as one learner until the run has its tokens, max_steps are done, or SIGTERM or SIGINT asks to leave.
+
+    slow_down above 1 makes the learner pause after each step, so that it runs at 1/slow_down of its speed.
+    """
+    model, batches, device = _prepare(settings, joining.name)
+    optimizer = optimizer_for(model, settings.learning_rate)
+    asked = _asked_to_leave()
+    tokens = settings.batch * SIZES[settings.size].context
+    said = time.monotonic()
+    with Learner(
+        model, optimizer, server=joining.servers, name=joining.name, region=joining.region, adoption=joining.adoption,
+        connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_port=joining.metrics_port,
+    ) as learner:  # fmt: skip
+        steps = 0
+        while learner.run_tokens < settings.total_tokens and steps != settings.max_steps and not asked.is_set():
+            began = time.perf_counter()
+            done = learner.run_tokens / settings.total_tokens
+            loss = _inner_step(model, optimizer, next(batches), learning_rate(settings.learning_rate, done), device)
+            learner.step(tokens=tokens, loss=loss)
+            steps += 1
+            if settings.slow_down > 1.0:
+                with learner.pause():
+                    time.sleep((settings.slow_down - 1.0) * (time.perf_counter() - began))
+            if time.monotonic() - said >= SAY_EVERY_S:
+                said, stats = time.monotonic(), learner.stats()
+                log.info("training", learner=joining.name, steps=stats.steps, run_tokens=stats.run_tokens,
+                         loss=round(loss, 4), merged=stats.merged, pending=stats.pending, connected=stats.connected)  # fmt: skip
+    stats = learner.stats()
+    log.info("done", learner=joining.name, steps=stats.steps, tokens=stats.tokens, merged=stats.merged, refused=stats.refused)
+
+
+def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:
+    """The same loop without a core, over `tokens` tokens of the learner `stream`. tell: called with steps and loss."""
+    model, batches, device = _prepare(settings, stream)
+    optimizer = optimizer_for(model, settings.learning_rate)
+    steps = tokens // (settings.batch * SIZES[settings.size].context)
+    for step in range(steps):
+        rate = learning_rate(settings.learning_rate, step / steps)
+        tell(step, _inner_step(model, optimizer, next(batches), rate, device))
+    return model
+
+
+def validation_loss(model: Transformer, corpus: data.Corpus) -> float:
+    """Mean loss in nats a byte over fixed windows of held-out text."""
+    device = next(model.parameters()).device
+    windows = data.validation_windows(corpus, EVALUATION_WINDOWS, model.size.context)
+    model.eval()
+    with torch.inference_mode():
+        losses = [model.loss(part.to(device)).item() for part in windows.split(EVALUATION_BATCH)]
+    model.train()
+    return sum(losses) / len(losses)
+
+
+def _prepare(settings: TrainSettings, stream: str) -> tuple[Transformer, Iterator[torch.Tensor], torch.device]:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    chosen = settings.device
+    if chosen == "auto":
+        chosen = "cuda" if torch.cuda.is_available() else "cpu"
+    device, context = torch.device(chosen), SIZES[settings.size].context
+    corpus = data.load(settings.data, context)
+    model = build(settings.size, settings.seed).to(device)
+    log.info("prepared", size=settings.size, parameters=sum(p.numel() for p in model.parameters()), device=chosen,
+             corpus=corpus.sha256[:16], training_bytes=len(corpus.training))  # fmt: skip
+    return model, data.batches(corpus.training, settings.batch, context, settings.seed, stream), device
+
+
+def _inner_step(
+    model: Transformer, optimizer: torch.optim.Optimizer, window: torch.Tensor, rate: float, device: torch.device
+) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    narrow = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+    with narrow:
+        loss = model.loss(window.to(device))
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return float(loss.item())
+
+
+def _asked_to_leave() -> threading.Event:
+    """Set by SIGTERM or SIGINT: the loop ends after its step, and the learner leaves cleanly."""
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    return asked
