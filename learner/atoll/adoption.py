@@ -80,7 +80,9 @@ class Track:
         """The contribution in flight came to nothing; its work stays outstanding."""
         self.flying = None
 
-    def adopt(self, anchor: F32, version: int, local: F32, fate: Fate, tokens: int, steps: int, *, keep: bool) -> Adopted:
+    def adopt(
+        self, anchor: F32, version: int, local: F32, fate: Fate, tokens: int, steps: int, *, keep: bool
+    ) -> Adopted:
         """Moves to a newer anchor. keep: "rebase" (True) or "overwrite" (False).
 
         Returns the new local parameters and the work that is kept; `settle` must follow with what was stored.

@@ -20,9 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import grpc.aio
 import numpy as np
 import psutil
 import structlog
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout, MergeKind, TensorSpec, plan
+
 from atoll.adoption import F32
 from atoll.errors import LearnerError
 from atoll.fetching import Fetcher
@@ -31,9 +36,6 @@ from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
 from atoll.transport import CALL_S, Cure, Link, backoff_s, cure, one_line
-from atoll_wire import codec
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout, MergeKind, TensorSpec, plan
 
 log = structlog.get_logger()
 
@@ -118,9 +120,13 @@ class Agent:
 
     def _fail(self, error: Exception) -> None:
         known = isinstance(error, LearnerError)
-        self.failure = error if isinstance(error, LearnerError) else LearnerError(f"the learner's agent failed: {error!r}")
+        self.failure = (
+            error if isinstance(error, LearnerError) else LearnerError(f"the learner's agent failed: {error!r}")
+        )
         self.counters.last_error = str(self.failure)
-        log.error("learner stopped", learner=self._identity.name, error=str(self.failure), exc_info=None if known else error)
+        log.error(
+            "learner stopped", learner=self._identity.name, error=str(self.failure), exc_info=None if known else error
+        )
         if not self.ready.done():
             self.ready.set_exception(self.failure)
 
@@ -160,7 +166,9 @@ class Agent:
         if cure(error) is Cure.STOP or (cure(error) is Cure.GIVE_UP and not duplicate) or (duplicate and attempt > 5):
             raise LearnerError(f"learner {name!r} cannot go on: {error.details()}")
         if not entered and waited_s > self._identity.connect_timeout_s:
-            raise LearnerError(f"no core at {address} within {waited_s:.0f} s ({one_line(error)}): start one, or check --server")
+            raise LearnerError(
+                f"no core at {address} within {waited_s:.0f} s ({one_line(error)}): start one, or check --server"
+            )
         if not self._said_away:
             self._said_away = True
             self.counters.reconnects += entered
@@ -226,7 +234,7 @@ class Agent:
                 frozen_digest=self._model.frozen_digest, incarnation=standing.session.incarnation,
                 process_age_s=time.time() - psutil.Process().create_time(),
             )  # fmt: skip
-            reply = await standing.link.control.Join(request, timeout=JOIN_S)
+            reply: pb.JoinReply = await standing.link.control.Join(request, timeout=JOIN_S)
             if reply.state == pb.JoinReply.STATE_READY:
                 return reply
             if reply.state == pb.JoinReply.STATE_INITIALISE:
@@ -250,10 +258,8 @@ class Agent:
             log.info("sending the first parameters", learner=self._identity.name, size_bytes=size)
 
             async def requests() -> AsyncIterator[pb.InitialiseRequest]:
-                yield pb.InitialiseRequest(
-                    header=pb.InitialiseHeader(session=session, size_bytes=size, sha256=digest)
-                )
-                with path.open("rb") as file:  # noqa: ASYNC230 - a local file, a chunk at a time
+                yield pb.InitialiseRequest(header=pb.InitialiseHeader(session=session, size_bytes=size, sha256=digest))
+                with path.open("rb") as file:
                     while chunk := file.read(CHUNK_BYTES):
                         yield pb.InitialiseRequest(chunk=chunk)
 

@@ -36,7 +36,7 @@ def main() -> None:
     for entry in sorted(entry_points(group="atoll.commands"), key=lambda entry: entry.name):
         entry.load()(app)
     try:
-        app()
+        app(auto_envvar_prefix="ATOLL")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -28,29 +28,30 @@ def _need_torch(subcommand: str) -> None:
         raise MissingTorch(f"atoll {subcommand} needs torch: pip install 'atoll[learner]'")
 
 
-def learner(  # noqa: PLR0917 - a command line
-    name: Annotated[str, typer.Option(help="Unique among the run's learners.", envvar="ATOLL_NAME", rich_help_panel=JOINING)],
-    server: Annotated[list[str], typer.Option(help="A core's address; may be given several times.", envvar="ATOLL_SERVER", metavar="HOST:PORT", rich_help_panel=JOINING)] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
-    region: Annotated[str, typer.Option(help="Where this learner is, for people.", envvar="ATOLL_REGION", rich_help_panel=JOINING)] = "",
-    adoption: Annotated[str, typer.Option(help="rebase keeps outstanding work, overwrite drops it.", envvar="ATOLL_ADOPTION", rich_help_panel=JOINING)] = "rebase",
-    connect_timeout_s: Annotated[float, typer.Option(help="How long to wait for the core at the start.", envvar="ATOLL_CONNECT_TIMEOUT_S", rich_help_panel=JOINING)] = 600.0,
-    drain_s: Annotated[float, typer.Option(help="How long to wait for acknowledgements at the end.", envvar="ATOLL_DRAIN_S", rich_help_panel=JOINING)] = 30.0,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.", envvar="ATOLL_METRICS_PORT")] = None,
-    size: Annotated[str, typer.Option(help="tiny (1M), 25m or 124m parameters.", envvar="ATOLL_SIZE", rich_help_panel=MODEL)] = "tiny",
-    data: Annotated[Path | None, typer.Option(help="A text file or a folder of them; default: the Python standard library's sources.", envvar="ATOLL_DATA", rich_help_panel=MODEL)] = None,
-    batch: Annotated[int, typer.Option(help="Windows in a step.", envvar="ATOLL_BATCH", min=1, rich_help_panel=MODEL)] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Peak of AdamW's rate.", envvar="ATOLL_LEARNING_RATE", rich_help_panel=MODEL)] = 3e-3,
-    total_tokens: Annotated[int, typer.Option(help="Of the whole run, all learners together; the schedule follows it.", envvar="ATOLL_TOTAL_TOKENS", min=1, rich_help_panel=MODEL)] = 4_000_000,
-    max_steps: Annotated[int | None, typer.Option(help="Leave after so many steps of this learner.", envvar="ATOLL_MAX_STEPS", rich_help_panel=MODEL)] = None,
-    seed: Annotated[int, typer.Option(help="Of the first parameters and the text's order.", envvar="ATOLL_SEED", rich_help_panel=MODEL)] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", envvar="ATOLL_DEVICE")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads of torch; 0: its own choice.", envvar="ATOLL_THREADS")] = 1,
-    slow_down: Annotated[float, typer.Option(help="Pause after each step, to run at 1/N of the speed.", envvar="ATOLL_SLOW_DOWN", min=1.0)] = 1.0,
-    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.", envvar="ATOLL_LOG_JSON")] = False,
+def learner(
+    name: Annotated[str, typer.Option(help="Unique among the run's learners.", rich_help_panel=JOINING)],
+    server: Annotated[list[str], typer.Option(help="A core's address; may be given several times.", metavar="HOST:PORT", rich_help_panel=JOINING)] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
+    region: Annotated[str, typer.Option(help="Where this learner is, for people.", rich_help_panel=JOINING)] = "",
+    adoption: Annotated[str, typer.Option(help="rebase keeps outstanding work, overwrite drops it.", rich_help_panel=JOINING)] = "rebase",
+    connect_timeout_s: Annotated[float, typer.Option(help="How long to wait for the core at the start.", rich_help_panel=JOINING)] = 600.0,
+    drain_s: Annotated[float, typer.Option(help="How long to wait for acknowledgements at the end.", rich_help_panel=JOINING)] = 30.0,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.")] = None,
+    size: Annotated[str, typer.Option(help="tiny (1M), 25m or 124m parameters.", rich_help_panel=MODEL)] = "tiny",
+    data: Annotated[Path | None, typer.Option(help="A text file or a folder of them; default: the Python standard library's sources.", rich_help_panel=MODEL)] = None,
+    batch: Annotated[int, typer.Option(help="Windows in a step.", min=1, rich_help_panel=MODEL)] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Peak of AdamW's rate.", rich_help_panel=MODEL)] = 3e-3,
+    total_tokens: Annotated[int, typer.Option(help="Of the whole run, all learners together; the schedule follows it.", min=1, rich_help_panel=MODEL)] = 4_000_000,
+    max_steps: Annotated[int | None, typer.Option(help="Leave after so many steps of this learner.", rich_help_panel=MODEL)] = None,
+    seed: Annotated[int, typer.Option(help="Of the first parameters and the text's order.", rich_help_panel=MODEL)] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads of torch; 0: its own choice.")] = 1,
+    slow_down: Annotated[float, typer.Option(help="Pause after each step, to run at 1/N of the speed.", min=1.0)] = 1.0,
+    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
 ) -> None:  # fmt: skip
     """Train the reference model as one learner of a run."""
     _need_torch("learner")
     from atoll_wire.logs import configure  # noqa: PLC0415 - torch comes with the next import
+
     from atoll.reference.model import SIZES  # noqa: PLC0415
     from atoll.reference.train import Joining, TrainSettings, train  # noqa: PLC0415
 
@@ -66,15 +67,15 @@ def learner(  # noqa: PLR0917 - a command line
     )
 
 
-def demo(  # noqa: PLR0917 - a command line
-    learners: Annotated[int, typer.Option(help="Learner processes.", envvar="ATOLL_LEARNERS", min=1, max=64)] = 3,
-    steps: Annotated[int, typer.Option(help="Inner steps of all learners together.", envvar="ATOLL_STEPS", min=30)] = 2700,
-    kills: Annotated[bool, typer.Option("--kills/--no-kills", help="Kill a learner, and later the core, on the way.", envvar="ATOLL_KILLS")] = True,
-    solo: Annotated[bool, typer.Option("--solo", help="Afterwards train the busiest learner's tokens alone, and compare.", envvar="ATOLL_SOLO")] = False,
-    seed: Annotated[int, typer.Option(help="Of the first parameters and the text's order.", envvar="ATOLL_SEED")] = 0,
-    data: Annotated[Path | None, typer.Option(help="A text file or a folder of them; default: the Python standard library's sources.", envvar="ATOLL_DATA")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary there.", envvar="ATOLL_JSON")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.", envvar="ATOLL_KEEP")] = None,
+def demo(
+    learners: Annotated[int, typer.Option(help="Learner processes.", min=1, max=64)] = 3,
+    steps: Annotated[int, typer.Option(help="Inner steps of all learners together.", min=30)] = 2700,
+    kills: Annotated[bool, typer.Option("--kills/--no-kills", help="Kill a learner, and later the core, on the way.")] = True,
+    solo: Annotated[bool, typer.Option("--solo", help="Afterwards train the busiest learner's tokens alone, and compare.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the first parameters and the text's order.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="A text file or a folder of them; default: the Python standard library's sources.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary there.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.")] = None,
 ) -> None:  # fmt: skip
     """One core and some learners on this machine, with a SIGKILL of each kind on the way."""
     _need_torch("demo")

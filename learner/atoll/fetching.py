@@ -11,8 +11,14 @@ import random
 from collections.abc import Callable
 
 import grpc
+import grpc.aio
 import numpy as np
 import structlog
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec, FrameError
+from atoll_wire.layout import Fragment
+
 from atoll.adoption import F32, Fate
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Prepared
@@ -20,10 +26,6 @@ from atoll.sending import Sender
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
 from atoll.transport import Cure, backoff_s, cure, one_line
-from atoll_wire import codec
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec, FrameError
-from atoll_wire.layout import Fragment
 
 log = structlog.get_logger()
 
@@ -102,7 +104,7 @@ class Fetcher:
             session=self._standing.session, fragment=line.fragment, version=line.version + 1, whole=whole
         )
         call = self._standing.link.data.Fetch(request)
-        header, payloads = None, []
+        header, payloads = None, list[bytes | None]()
         async for reply in call:
             if reply.WhichOneof("what") == "header":
                 header = reply.header

@@ -7,8 +7,9 @@ import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from atoll.adoption import F32, Fate, Outstanding
 from atoll_wire import outer_pb2 as pb
+
+from atoll.adoption import F32, Fate, Outstanding
 
 
 @dataclass(frozen=True, slots=True)

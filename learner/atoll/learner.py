@@ -9,6 +9,10 @@ from types import TracebackType
 from typing import Literal
 
 import torch
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout, plan
+from torch import nn
+
 from atoll.adoption import Track
 from atoll.agent import Agent, FirstModel, Identity
 from atoll.errors import LearnerError
@@ -16,9 +20,6 @@ from atoll.handover import Due, Handover, Prepared, Taken
 from atoll.island import NOTHING, STOP, Island, island
 from atoll.parameters import Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout, plan
-from torch import nn
 
 STEP_SMOOTHING = 0.1
 
@@ -35,7 +36,7 @@ class Learner:
     Leaving sends what is outstanding, waits at most `drain_s` for its acknowledgement, and says good-bye.
 
     Trainable are parameters that require gradients and that the optimizer updates. Under torchrun every rank makes a
-    Learner and calls `step`. Data loaders that fork should be made before entering: gRPC's threads do not survive a fork.
+    Learner and calls `step`. Start data loaders that fork before entering: gRPC's threads do not survive a fork.
 
     server: an address or several, tried in turn. name: unique among the run's learners. region: its place, for people.
     adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" drops it (as in the paper).

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from atoll.errors import LearnerError
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
+
+from atoll.errors import LearnerError
 
 F32 = NDArray[np.float32]
 
@@ -31,7 +32,9 @@ class Parameters:
         specs = []
         for parameter, given in names.items():
             if type(parameter).__name__ == "DTensor" or hasattr(parameter, "placements"):
-                raise LearnerError(f'"{given[0]}" is sharded (DTensor): only whole parameters can be trained for now, use DDP')
+                raise LearnerError(
+                    f'"{given[0]}" is sharded (DTensor): only whole parameters can be trained for now, use DDP'
+                )
             if parameter.requires_grad and id(parameter) in updated:
                 self.values.append(parameter)
                 kind = MergeKind.AVERAGE if id(parameter) in embeddings else MergeKind.DIRECTION
@@ -41,14 +44,16 @@ class Parameters:
                 self._frozen.append((given[0], parameter))
         self.tensors = tuple(specs)
         if len(updated) > len({id(p) for p in names} & updated):
-            raise LearnerError("the optimizer updates parameters that the model does not have: give both the same model")
+            raise LearnerError(
+                "the optimizer updates parameters that the model does not have: give both the same model"
+            )
 
     def frozen_digest(self) -> bytes:
         """SHA-256 over names, shapes, types and bytes of the frozen parameters, in name order."""
         digest = hashlib.sha256()
         for name, parameter in sorted(self._frozen, key=lambda item: item[0]):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-            digest.update(memoryview(_bytes(parameter)))
+            digest.update(_bytes(parameter).tobytes())
         return digest.digest()
 
     def save(self, path: Path) -> None:

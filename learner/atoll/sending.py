@@ -11,16 +11,18 @@ import random
 from collections.abc import Callable
 
 import grpc
+import grpc.aio
 import structlog
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec, CodecError
+from atoll_wire.layout import Fragment
+
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
 from atoll.transport import Cure, backoff_s, cure, one_line
-from atoll_wire import codec
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec, CodecError
-from atoll_wire.layout import Fragment
 
 log = structlog.get_logger()
 
@@ -62,7 +64,9 @@ class Sender:
         try:
             flight.frames = await asyncio.to_thread(_encode, flight, fragment, Codec(self._standing.settings.codec))
         except CodecError as error:
-            self._counters.last_error = f"fragment {line.fragment} was not sent: {error}; the training may have diverged"
+            self._counters.last_error = (
+                f"fragment {line.fragment} was not sent: {error}; the training may have diverged"
+            )
             log.error("contribution not sent", fragment=line.fragment, error=str(error))
             self.end(line, merged=False)
             return
@@ -72,7 +76,7 @@ class Sender:
             try:
                 await self._push(line, flight)
             except grpc.aio.AioRpcError as error:
-                await self._failed(line, flight, error, attempt)
+                await self._failed(line, error, attempt)
                 attempt += 1
 
     async def _push(self, line: Line, flight: Flight) -> None:
@@ -105,7 +109,7 @@ class Sender:
         finally:
             call.cancel()
 
-    async def _failed(self, line: Line, flight: Flight, error: grpc.aio.AioRpcError, attempt: int) -> None:
+    async def _failed(self, line: Line, error: grpc.aio.AioRpcError, attempt: int) -> None:
         self._counters.last_error = one_line(error)
         match cure(error):
             case Cure.DROP_WORK:
@@ -125,9 +129,13 @@ class Sender:
     # ------------------------------------------------------------------------------ fates
 
     def decided(self, receipt: pb.Receipt) -> None:
-        """A receipt that came outside of an update: acts on a refusal, and leaves a merge to the update that carries it."""
+        """A receipt that came outside of an update: acts on a refusal; a merge is left to its update."""
         line = self._standing.lines[receipt.fragment]
-        if line.flight is None or line.flight.seq != receipt.seq or receipt.incarnation != self._standing.session.incarnation:
+        if (
+            line.flight is None
+            or line.flight.seq != receipt.seq
+            or receipt.incarnation != self._standing.session.incarnation
+        ):
             return
         if receipt.fate == pb.FATE_REFUSED:
             self._counters.last_error = receipt.reason
@@ -155,7 +163,7 @@ class Sender:
             self._drop(line)
 
     def _drop(self, line: Line) -> None:
-        """Refused for good: the work goes with the next adoption, which is the whole fragment; until then nothing is sent."""
+        """Refused for good: the work goes with the next adoption, of the whole fragment; until then nothing is sent."""
         assert line.flight is not None, "only a flight can be dropped"
         self._acknowledged(line.flight)
         line.flight = None
@@ -175,7 +183,7 @@ def _encode(flight: Flight, fragment: Fragment, codec_used: Codec) -> tuple[byte
     return tuple(codec.encode_frame(vector, span, codec_used) for span in fragment.frames)
 
 
-async def _raise_status(call: grpc.aio.StreamStreamCall) -> None:
+async def _raise_status(call: grpc.aio.StreamStreamCall[pb.PushRequest, pb.PushReply]) -> None:
     """A write found the call ended: raises the status that it ended with."""
     raise grpc.aio.AioRpcError(
         await call.code(), await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()

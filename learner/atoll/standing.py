@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Fragment, Layout
+
 from atoll.adoption import F32
 from atoll.handover import Taken
 from atoll.transport import Link
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Fragment, Layout
 
 
 @dataclass(slots=True)
 class Flight:
-    """A contribution from the moment it was taken until its fate is known. frames: its payloads, kept to be sent again."""
+    """A contribution until its fate is known. frames: its payloads, kept to be sent again."""
 
     taken: Taken
     seq: int

@@ -93,7 +93,7 @@ class LearnerMetrics(Collector):
             ("atoll_learner_reconnects", "Times the core was lost", c.reconnects),
         ):
             yield self._counter(name, text, {"": value})
-        directions = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
+        directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
         yield self._counter("atoll_learner_payload_bytes", "Payload bytes", directions)
         for name, text, value in (
             ("atoll_learner_loss", "Latest training loss", c.loss),

@@ -18,9 +18,10 @@ from typing import TypeAlias
 import crc32c as crc32c_library
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
+
 from atoll_wire import kernels
 from atoll_wire.layout import BLOCK, FrameSpan, Segment
-from numpy.typing import NDArray
 
 F32: TypeAlias = NDArray[np.float32]
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -66,12 +67,12 @@ def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> memoryview:
         squares = np.empty(len(lengths), np.float64)
         if kernels.squares_by_segment(values, lengths, squares) != kernels.SOUND:
             raise CodecError(f"values of frame {span.index} are not finite")
-        return memoryview(values.astype("<f4", copy=False).view(np.uint8))
+        return values.astype("<f4", copy=False).view(np.uint8).data
     content = np.empty(content_bytes(span, codec), np.uint8)
     codes, scales = _parts(content, span, codec)
     if kernels.quantise(values, lengths, LEVELS[codec], codes, scales) != kernels.SOUND:
         raise CodecError(f"values of frame {span.index} are not finite")
-    return memoryview(content)
+    return content.data
 
 
 def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.float64]:
@@ -155,7 +156,7 @@ def crc32c(data: Payload) -> int:
 
 def vector_crc32c(vector: F32) -> int:
     """CRC-32C of a vector's little-endian bytes: the checksum that anchors are compared by."""
-    return crc32c(memoryview(np.ascontiguousarray(vector, "<f4").view(np.uint8)))
+    return crc32c(np.ascontiguousarray(vector, "<f4").view(np.uint8).data)
 
 
 def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:

@@ -10,18 +10,22 @@ anchor rounds once, with or without a fused multiply-add, on any machine. That i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
-from atoll_wire.layout import BLOCK
 from numpy.typing import NDArray
+
+from atoll_wire.layout import BLOCK
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-F32, F64 = NDArray[np.float32], NDArray[np.float64]
-I64, U8, U16 = NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint16]
+F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
+I64: TypeAlias = NDArray[np.int64]
+U8: TypeAlias = NDArray[np.uint8]
+U16: TypeAlias = NDArray[np.uint16]
 
 HALF = BLOCK // 2
 MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest integer, half to even, in the low bits
@@ -35,11 +39,11 @@ SOUND, NOT_FINITE, BAD_SCALE, BAD_CODE = 0, 1, 2, 3
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles on first use, kept on disk; see `codec.warm_up`."""
-    return cast(Callable[P, R], numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return cast("Callable[P, R]", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
 @kernel
-def _scale_bits(largest_bits: np.uint32, levels: np.float32, scratch: F32) -> np.uint32:
+def _scale_bits(largest_bits: np.uint32, levels: np.float32, scratch: F32) -> Any:  # noqa: ANN401 - an integer of numba's
     """Bits of the scale for a block whose largest magnitude is given: levels x scale >= largest, where it can be."""
     bits = scratch.view(np.uint32)
     bits[0] = largest_bits
@@ -67,7 +71,9 @@ def quantise(vector: F32, lengths: I64, levels: int, codes: U8, scales: U16) -> 
             n = min(BLOCK, position + length - start)
             values = vector[start : start + n]
             largest = np.uint32(0)
-            for raw in magnitude[start : start + n]:  # as integers: a maximum that vectorises, and sees NaN and infinity
+            for raw in magnitude[
+                start : start + n
+            ]:  # as integers: a maximum that vectorises, and sees NaN and infinity
                 largest = max(largest, raw & np.uint32(0x7FFFFFFF))
             if largest >= INFINITY_BITS:
                 return NOT_FINITE

@@ -12,6 +12,7 @@ others like water, which makes fragments nearly equal and the peak rate of the w
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -133,7 +134,9 @@ def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
         bins = _pack(tensors, fragments)
         if not all(bins):
             most = _most_fragments(tensors, fragments)
-            raise LayoutError(f"{fragments} fragments are more than these tensors allow: use --fragments {most} or less")
+            raise LayoutError(
+                f"{fragments} fragments are more than these tensors allow: use --fragments {most} or less"
+            )
     else:
         bins = _pack(tensors, _most_fragments(tensors, DEFAULT_FRAGMENTS + 1))
     laid = tuple(_lay(index, tensors, cuts) for index, cuts in enumerate(bins))
@@ -166,7 +169,9 @@ def _check(tensors: Sequence[TensorSpec]) -> None:
     seen: set[str] = set()
     for tensor in tensors:
         if tensor.dtype not in DTYPES:
-            raise LayoutError(f'"{tensor.name}" is {tensor.dtype}: trainable tensors must be one of {", ".join(DTYPES)}')
+            raise LayoutError(
+                f'"{tensor.name}" is {tensor.dtype}: trainable tensors must be one of {", ".join(DTYPES)}'
+            )
         for name in (tensor.name, *tensor.tied_names):
             if name in seen:
                 raise LayoutError(f'two tensors are named "{name}": names must be unique')
@@ -188,7 +193,10 @@ def _pack(tensors: Sequence[TensorSpec], count: int) -> list[list[_Cut]]:
     bins: list[list[_Cut]] = [[] for _ in range(count)]
     loads = [0] * count
     by_direction = [
-        cut for index, t in enumerate(tensors) if t.kind is MergeKind.DIRECTION and t.size for cut in _pieces(index, t, mean)
+        cut
+        for index, t in enumerate(tensors)
+        if t.kind is MergeKind.DIRECTION and t.size
+        for cut in _pieces(index, t, mean)
     ]
     for cut in sorted(by_direction, key=lambda cut: (-cut.length, cut.tensor, cut.start)):
         emptiest = loads.index(min(loads))
@@ -206,7 +214,7 @@ def _pieces(index: int, tensor: TensorSpec, mean: float) -> Iterable[_Cut]:
     units = tensor.size // unit
     parts = min(units, math.ceil(tensor.size / mean))
     edges = [units * part // parts * unit for part in range(parts + 1)]
-    return [_Cut(index, start, stop - start) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [_Cut(index, start, stop - start) for start, stop in itertools.pairwise(edges)]
 
 
 def _pour(tensors: Sequence[tuple[int, TensorSpec]], bins: list[list[_Cut]], loads: list[int]) -> None:

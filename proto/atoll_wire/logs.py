@@ -6,6 +6,7 @@ import logging
 import sys
 
 import structlog
+
 from atoll_wire.errors import UserError
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

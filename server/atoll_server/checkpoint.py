@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import numpy as np
-from atoll_server.tensorfile import FORMAT_NAME, TensorFile, cast_float32, write_data, write_header
 from atoll_wire.layout import Layout
 from numpy.typing import NDArray
+
+from atoll_server.tensorfile import FORMAT_NAME, TensorFile, cast_float32, write_data, write_header
 
 
 def write_checkpoint(

@@ -12,7 +12,7 @@ from atoll_server.offline import export_from_directory
 from atoll_server.remote import export_checkpoint, list_checkpoints, show_status, take_checkpoint
 from atoll_server.settings import CoreSettings, Quorum
 
-Server = Annotated[str, typer.Option(help="Address of a core.", envvar="ATOLL_SERVER", metavar="HOST:PORT")]
+Server = Annotated[str, typer.Option(help="Address of a core.", metavar="HOST:PORT")]
 RUN = "Run settings (kept with the run; given again, they replace what it has)"
 
 
@@ -27,30 +27,31 @@ def register(app: typer.Typer) -> None:
     app.add_typer(checkpoint, name="checkpoint")
 
 
-def core(  # noqa: PLR0917 - a command line
-    directory: Annotated[Path, typer.Option("--dir", help="Where the run lives.", envvar="ATOLL_DIR")],
-    listen: Annotated[str, typer.Option(help="Port 0: any free one.", envvar="ATOLL_LISTEN", metavar="HOST:PORT")] = "127.0.0.1:7070",
-    init: Annotated[Path | None, typer.Option(help="First parameters: a safetensors file of the model's state_dict. Without it the first learner sends its own.", envvar="ATOLL_INIT")] = None,
-    metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", envvar="ATOLL_METRICS_LISTEN", metavar="HOST:PORT")] = None,
-    insecure_listen: Annotated[bool, typer.Option("--insecure-listen", help="Allow an address beyond loopback, in plain text.", envvar="ATOLL_INSECURE_LISTEN")] = False,
-    snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots.", envvar="ATOLL_SNAPSHOT_EVERY_S")] = 120.0,
-    keep_snapshots: Annotated[int, typer.Option(help="Snapshots kept, at least 2.", envvar="ATOLL_KEEP_SNAPSHOTS")] = 3,
-    record: Annotated[bool, typer.Option("--record", help="Keep every payload, so that the run can be replayed.", envvar="ATOLL_RECORD")] = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.", envvar="ATOLL_LOG_JSON")] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", envvar="ATOLL_LOG_LEVEL")] = "info",
-    inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between syncs of a fragment [24].", envvar="ATOLL_INNER_STEPS", rich_help_panel=RUN)] = None,
-    fragments: Annotated[int | None, typer.Option(help="P: fragments [24, or what the tensors allow].", envvar="ATOLL_FRAGMENTS", rich_help_panel=RUN)] = None,
-    overlap: Annotated[float | None, typer.Option(help="tau: inner steps that a sync may take [2].", envvar="ATOLL_OVERLAP", rich_help_panel=RUN)] = None,
-    quorum: Annotated[str | None, typer.Option(help="K: learners, or a share of the live ones [50%].", envvar="ATOLL_QUORUM", rich_help_panel=RUN)] = None,
-    grace_ratio: Annotated[float | None, typer.Option(help="gamma: part of the slack that a round waits longer [0.8].", envvar="ATOLL_GRACE_RATIO", rich_help_panel=RUN)] = None,
-    staleness_exponent: Annotated[float | None, typer.Option(help="a: weight falls as (1 + staleness)^-a [0.5].", envvar="ATOLL_STALENESS_EXPONENT", rich_help_panel=RUN)] = None,
-    max_staleness: Annotated[int | None, typer.Option(help="Versions; beyond it a contribution is refused [4].", envvar="ATOLL_MAX_STALENESS", rich_help_panel=RUN)] = None,
-    outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.9].", envvar="ATOLL_OUTER_LR", rich_help_panel=RUN)] = None,
-    outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.5].", envvar="ATOLL_OUTER_MOMENTUM", rich_help_panel=RUN)] = None,
-    codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", envvar="ATOLL_CODEC", rich_help_panel=RUN)] = None,
+def core(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the run lives.")],
+    listen: Annotated[str, typer.Option(help="Port 0: any free one.", metavar="HOST:PORT")] = "127.0.0.1:7070",
+    init: Annotated[Path | None, typer.Option(help="First parameters: a safetensors file of the model's state_dict. Without it the first learner sends its own.")] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", metavar="HOST:PORT")] = None,
+    insecure_listen: Annotated[bool, typer.Option("--insecure-listen", help="Allow an address beyond loopback, in plain text.")] = False,
+    snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots.")] = 120.0,
+    keep_snapshots: Annotated[int, typer.Option(help="Snapshots kept, at least 2.")] = 3,
+    record: Annotated[bool, typer.Option("--record", help="Keep every payload, so that the run can be replayed.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between syncs of a fragment [24].", rich_help_panel=RUN)] = None,
+    fragments: Annotated[int | None, typer.Option(help="P: fragments [24, or what the tensors allow].", rich_help_panel=RUN)] = None,
+    overlap: Annotated[float | None, typer.Option(help="tau: inner steps that a sync may take [2].", rich_help_panel=RUN)] = None,
+    quorum: Annotated[str | None, typer.Option(help="K: learners, or a share of the live ones [50%].", rich_help_panel=RUN)] = None,
+    grace_ratio: Annotated[float | None, typer.Option(help="gamma: part of the slack that a round waits longer [0.8].", rich_help_panel=RUN)] = None,
+    staleness_exponent: Annotated[float | None, typer.Option(help="a: weight falls as (1 + staleness)^-a [0.5].", rich_help_panel=RUN)] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="Versions; beyond it a contribution is refused [4].", rich_help_panel=RUN)] = None,
+    outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.9].", rich_help_panel=RUN)] = None,
+    outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.5].", rich_help_panel=RUN)] = None,
+    codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
 ) -> None:  # fmt: skip
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
     from atoll_wire.logs import configure  # noqa: PLC0415 - a core's needs are loaded when a core is run
+
     from atoll_server.server import serve  # noqa: PLC0415
 
     configure(log_level, json=log_json)
@@ -88,7 +89,9 @@ def checkpoint_take(server: Server = "127.0.0.1:7070") -> None:
 def checkpoint_export(
     out: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
     server: Server = "127.0.0.1:7070",
-    directory: Annotated[Path | None, typer.Option("--dir", help="Read a run's directory; no core needs to run.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Read a run's directory; no core needs to run.")
+    ] = None,
     initial: Annotated[bool, typer.Option("--initial", help="The first parameters, version 0.")] = False,
 ) -> None:
     """Write the published model as a file that load_state_dict(strict=True) takes."""

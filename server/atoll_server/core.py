@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import os
 import secrets
 import sqlite3
@@ -15,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout, LayoutError, TensorSpec, first_difference, plan
+
 from atoll_server import events as ev
 from atoll_server import initial, ledger, merge
 from atoll_server.engine import Engine
@@ -28,10 +31,8 @@ from atoll_server.refusal import Refused, Status
 from atoll_server.restore import INITIAL, LEDGER, Restored, initial_states, restore
 from atoll_server.roster import Entry, Roster
 from atoll_server.settings import CoreSettings, RunSettings, SettingsError
+from atoll_server.tensorfile import TensorFileError, open_tensors
 from atoll_server.writer import LedgerWriter
-from atoll_wire import codec
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout, LayoutError, TensorSpec, first_difference, plan
 
 log = structlog.get_logger()
 
@@ -92,23 +93,33 @@ class Core:
                 (directory / name).mkdir(exist_ok=True)
             self._lock_file = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o640)
         except OSError as error:
-            raise SettingsError(f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write") from error
+            raise SettingsError(
+                f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write"
+            ) from error
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise SettingsError(f"--dir {directory} is in use by another core: stop it, or give another directory") from error
+            raise SettingsError(
+                f"--dir {directory} is in use by another core: stop it, or give another directory"
+            ) from error
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         """Reads what the run is, raises the epoch, and settles the settings: stored ones, with the given in place."""
         meta = ledger.get_meta(db)
         if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
-            raise SettingsError(f"the run speaks protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it")
+            raise SettingsError(
+                f"the run speaks protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it"
+            )
         stored = RunSettings.model_validate(meta.get("settings", {}))
         self.run = stored.changed(**self._given)
         if "fingerprint" in meta and self.run.fragments != meta["fragments"]:
-            raise SettingsError(f"--fragments {self.run.fragments}: the run has {meta['fragments']} and cannot change them")
+            raise SettingsError(
+                f"--fragments {self.run.fragments}: the run has {meta['fragments']} and cannot change them"
+            )
         if "fingerprint" in meta and self.run.codec != stored.codec:
-            raise SettingsError(f"--codec {self.run.codec.name.lower()}: the run uses {stored.codec.name.lower()}; begin a new run")
+            raise SettingsError(
+                f"--codec {self.run.codec.name.lower()}: the run uses {stored.codec.name.lower()}; begin a new run"
+            )
         self.run_id = meta.setdefault("run", uuid.uuid4().hex[:16])
         self.generation = meta.setdefault("generation", 1)
         self.epoch = meta["epoch"] = meta.get("epoch", 0) + 1
@@ -167,7 +178,7 @@ class Core:
             await self._writer.commit(partial(_put_learners, rows=rows))
 
     def _row(self, entry: Entry) -> LearnerRow:
-        return LearnerRow(entry.name, entry.region, entry.incarnation, str(entry.nonce), entry.account.as_data())
+        return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonce, entry.account.as_data())
 
     def _current(self) -> pb.Current:
         return self.engine.current() if self.engine is not None else pb.Current()
@@ -185,14 +196,20 @@ class Core:
         if request.protocol != PROTOCOL:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f"protocol {request.protocol} is not spoken here, {PROTOCOL} is: use the same atoll version on both sides",
+                f"protocol {request.protocol} is not spoken here, {PROTOCOL} is: use the same atoll on both sides",
             )
         if request.run and request.run != self.run_id:
             raise Refused(Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {self.run_id}")
         reply_state = await self._first_parameters(request, tensors)
         token = secrets.token_bytes(16)
         entry = self.roster.join(
-            request.learner, request.region, request.nonce, request.incarnation, request.process_age_s, token, time.time()
+            request.learner,
+            request.region,
+            request.nonce,
+            request.incarnation,
+            request.process_age_s,
+            token,
+            time.time(),
         )
         entry.dirty = False
         await self._writer.commit(partial(ledger.put_learner, row=self._row(entry)))
@@ -226,11 +243,13 @@ class Core:
         assert self.layout is not None, "a lease or an engine comes with a layout"
         difference = first_difference(self.layout.tensors, tensors)
         if difference is not None:
-            raise Refused(Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has another model: {difference}')
+            raise Refused(
+                Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has another model: {difference}'
+            )
         if request.frozen_digest.hex() != self._frozen_digest:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f'learner "{request.learner[:80]}" has other values in its frozen parameters: load the ones of this run',
+                f'learner "{request.learner[:80]}" has other values in its frozen parameters: load those of this run',
             )
         return pb.JoinReply.STATE_READY if self.engine is not None else pb.JoinReply.STATE_WAIT
 
@@ -282,7 +301,9 @@ class Core:
         self.metrics.contributions.labels("turned_away").inc()
         if self.engine is not None:
             self.engine.counts["turned_away"] += 1
-        log.warning("contribution turned away", learner=learner[:80], status=refused.status.value, detail=refused.detail)
+        log.warning(
+            "contribution turned away", learner=learner[:80], status=refused.status.value, detail=refused.detail
+        )
 
     # ------------------------------------------------------------------------------ first parameters
 
@@ -319,7 +340,7 @@ class Core:
         file = await asyncio.to_thread(staging.check, layout)
         try:
             states = await asyncio.to_thread(initial_states, layout, file)
-        except initial.TensorFileError as error:
+        except TensorFileError as error:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
         await asyncio.to_thread(staging.publish, directory)
         meta = {
@@ -329,7 +350,7 @@ class Core:
         }  # fmt: skip
         await self._writer.commit(partial(_put_meta, meta=meta))
         self.run = self.run.changed(fragments=len(layout.fragments))
-        file = initial.open_tensors(directory / INITIAL)
+        file = open_tensors(directory / INITIAL)
         self._begin(Restored(layout, file, states, {}), None)
         self._lease = None
         log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))

@@ -18,6 +18,11 @@ from typing import Any, assert_never
 
 import numpy as np
 import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Layout
+from numpy.typing import NDArray
+
 from atoll_server import events as ev
 from atoll_server import ledger, merge
 from atoll_server.events import Key
@@ -32,10 +37,6 @@ from atoll_server.spool import Spool, Stored
 from atoll_server.syncer import Pending, Phase, Syncer
 from atoll_server.uploads import Decided, Uploads
 from atoll_server.writer import LedgerWriter
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec
-from atoll_wire.layout import Layout
-from numpy.typing import NDArray
 
 log = structlog.get_logger()
 
@@ -92,6 +93,8 @@ class Engine:
 
     def take_up(self, db: sqlite3.Connection, updates: dict[int, list[merge.Update]]) -> None:
         """Brings rounds, pending contributions and counters to where the ledger left them; before anybody connects."""
+        for entry in self.roster.entries.values():
+            entry.account.forget_contributions()
         waiting: list[tuple[Key, Pending]] = []
         known: dict[Path, int] = {}
         for row, fate in ledger.contributions(db, self.generation):
@@ -144,7 +147,9 @@ class Engine:
         for effect in self.syncer.on(event, now):
             match effect:
                 case ev.OpenRound():
-                    self.happenings.append(opened=pb.RoundOpened(fragment=effect.fragment, cycle=effect.cycle))
+                    self.happenings.append(
+                        pb.Happening(opened=pb.RoundOpened(fragment=effect.fragment, cycle=effect.cycle))
+                    )
                 case ev.Merge():
                     self.spawn(self._merge(effect))
                 case ev.Lapse():
@@ -222,7 +227,7 @@ class Engine:
         if fate.fate == "merged":
             self.metrics.staleness.observe(fate.staleness)
         else:
-            self.happenings.append(receipt=receipt)
+            self.happenings.append(pb.Happening(receipt=receipt))
         return receipt
 
     # ------------------------------------------------------------------------------ effects
@@ -267,14 +272,13 @@ class Engine:
         self.metrics.fragment_version.labels(str(effect.fragment)).set(effect.version)
         log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
                   shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip
-        self.happenings.append(
-            published=pb.UpdatePublished(
-                fragment=effect.fragment,
-                version=effect.version,
-                size_bytes=publication.size_bytes,
-                run_tokens=self.roster.tokens(),
-            )
+        published = pb.UpdatePublished(
+            fragment=effect.fragment,
+            version=effect.version,
+            size_bytes=publication.size_bytes,
+            run_tokens=self.roster.tokens(),
         )
+        self.happenings.append(pb.Happening(published=published))
         self.dispatch(ev.Merged(effect.fragment, effect.version))
 
     async def _refuse(self, effect: ev.Lapse) -> None:

@@ -95,6 +95,12 @@ class Account:
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
 
+    def forget_contributions(self) -> None:
+        """Before they are counted again from the ledger, which is exact; this account was written some time before."""
+        self.merged_tokens, self.bytes_up, self.parameters_up = 0.0, 0, 0
+        for spent in (self.current, *self.past):
+            spent.accepted_tokens = 0.0
+
     def accepted(self, tokens: float, current: bool) -> None:
         """The core acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
         spent = self.current if current or not self.past else self.past[0]

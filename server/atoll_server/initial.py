@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll_wire.layout import Layout, TensorSpec
+
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import INITIAL
 from atoll_server.spool import sync_directory
 from atoll_server.tensorfile import FORMAT_NAME, TensorFile, TensorFileError, open_tensors
-from atoll_wire.layout import Layout, TensorSpec
 
 COPY_BYTES = 1 << 20
 
@@ -41,7 +42,9 @@ class Staging:
         """Appends a chunk. Raises Refused when there is more than was declared."""
         self._received += len(chunk)
         if self._received > self._size_bytes:
-            raise Refused(Status.INVALID_ARGUMENT, f"the first parameters are longer than the {self._size_bytes} bytes declared")
+            raise Refused(
+                Status.INVALID_ARGUMENT, f"the first parameters are longer than the {self._size_bytes} bytes declared"
+            )
         self._digest.update(chunk)
         self._file.write(chunk)
 
@@ -53,7 +56,7 @@ class Staging:
         if self._received != self._size_bytes or self._digest.digest() != self._expected:
             raise Refused(
                 Status.DATA_LOSS,
-                f"the first parameters came as {self._received} of {self._size_bytes} bytes, or changed on their way: send again",
+                f"the first parameters came as {self._received} of {self._size_bytes} bytes, or changed: send again",
             )
         try:
             return checked(open_tensors(self._part), layout.tensors)
@@ -86,7 +89,9 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
     for tensor in tensors:
         entry = file.entries.get(tensor.name)
         if entry is None:
-            raise TensorFileError(f'the first parameters lack tensor "{tensor.name}": save the whole state_dict of this model')
+            raise TensorFileError(
+                f'the first parameters lack tensor "{tensor.name}": save the whole state_dict of this model'
+            )
         if entry.shape != tensor.shape or entry.dtype not in FORMAT_NAME.values():
             raise TensorFileError(
                 f'the first parameters have "{tensor.name}" as {entry.dtype} {list(entry.shape)}, '
@@ -102,13 +107,21 @@ def check_room(directory: Path, size_bytes: int, layout: Layout, most: int) -> N
     needed = size_bytes + 24 * layout.parameters
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise Refused(Status.RESOURCE_EXHAUSTED, f"the run needs {needed} bytes of disk, {free} are free in {directory}")
+        raise Refused(
+            Status.RESOURCE_EXHAUSTED, f"the run needs {needed} bytes of disk, {free} are free in {directory}"
+        )
 
 
 def tensors_as_data(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
     """For the ledger; `restore.stored_layout` reads it."""
     return [
-        {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind.value, "tied_names": list(t.tied_names)}
+        {
+            "name": t.name,
+            "shape": list(t.shape),
+            "dtype": t.dtype,
+            "kind": t.kind.value,
+            "tied_names": list(t.tied_names),
+        }
         for t in tensors
     ]
 

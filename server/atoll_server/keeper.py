@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import structlog
+
 from atoll_server import ledger
 from atoll_server.engine import Engine
 from atoll_server.events import Key

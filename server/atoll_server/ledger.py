@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll_server.events import Key
 from atoll_wire.errors import UserError
+
+from atoll_server.events import Key
 
 SCHEMA_VERSION = 1
 
@@ -124,7 +125,9 @@ def open_ledger(path: Path) -> sqlite3.Connection:
         if found == 0:
             db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         elif found != SCHEMA_VERSION:
-            raise LedgerError(f"{path} has schema {found}, this atoll reads {SCHEMA_VERSION}: use the version that made it")
+            raise LedgerError(
+                f"{path} has schema {found}, this atoll reads {SCHEMA_VERSION}: use the version that made it"
+            )
         broken = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if broken != "ok":
             raise LedgerError(f"{path} is damaged ({broken}): restore the directory from a backup")
@@ -210,7 +213,11 @@ def contributions(
     query = f"SELECT * FROM contributions WHERE generation=? {condition} ORDER BY learner, incarnation, fragment, seq"  # noqa: S608
     for r in _verified(db.execute(query, (generation, *values)), "contributions", 14):
         key = Key(r[1], r[2], r[3], r[4])
-        row = ContributionRow(key, *r[5:12], digest=bytes.fromhex(r[12]), norms_sq=tuple(json.loads(r[13])))
+        cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq = r[5:14]
+        row = ContributionRow(
+            key, cycle, base_version, tokens, steps, codec, frames, size_bytes,
+            bytes.fromhex(digest), tuple(json.loads(norms_sq)),
+        )  # fmt: skip
         yield row, FateRow(key, r[15], r[16] or 0, r[17] or 0.0, r[18] or 0, r[19] or "", bool(r[20]))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from atoll_wire import codec
@@ -23,7 +23,8 @@ from atoll_wire.kernels import kernel
 from atoll_wire.layout import Fragment, MergeKind
 from numpy.typing import NDArray
 
-F32, F64 = NDArray[np.float32], NDArray[np.float64]
+F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,9 @@ def merge(
     assert learners == sorted(learners), "contributions are merged in sorted learner order"
     factors = [_factors(fragment, c, w) for c, w in zip(contributions, weights, strict=True)]
     combined_sq = _combine(fragment, contributions, factors, scratch)
-    radii = sum(w * np.sqrt(c.norms_sq) for c, w in zip(contributions, weights, strict=True))
+    radii = np.zeros(len(fragment.pieces), np.float64)
+    for contribution, normalised in zip(contributions, weights, strict=True):
+        radii += normalised * np.sqrt(contribution.norms_sq)
     scales = np.ones(len(fragment.pieces), np.float32)
     for index, piece in enumerate(fragment.pieces):
         if piece.kind is MergeKind.DIRECTION:
@@ -134,9 +137,7 @@ def _factors(fragment: Fragment, contribution: Contribution, normalised: float) 
     return factors.astype(np.float32)
 
 
-def _combine(
-    fragment: Fragment, contributions: Sequence[Contribution], factors: Sequence[F32], scratch: F32
-) -> F64:
+def _combine(fragment: Fragment, contributions: Sequence[Contribution], factors: Sequence[F32], scratch: F32) -> F64:
     """First pass: fills scratch with the combination; returns the squared norm of each of its pieces."""
     per_frame = []
     for span in fragment.frames:

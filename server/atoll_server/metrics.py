@@ -12,7 +12,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.goodput = Gauge("atoll_goodput_ratio", "Useful / provisioned learner-seconds of the run", registry=r)
-        self.lost = Gauge("atoll_lost_seconds", "Provisioned learner-seconds not useful, by cause", ["cause"], registry=r)
+        self.lost = Gauge(
+            "atoll_lost_seconds", "Provisioned learner-seconds not useful, by cause", ["cause"], registry=r
+        )
         self.wan_bytes = Counter(
             "atoll_wan_bytes_total", "Payload bytes between learners and this core", ["region", "direction"], registry=r
         )
@@ -25,7 +27,9 @@ class Metrics:
         self.inner_steps = Gauge(
             "atoll_learner_inner_steps_total", "Inner steps over all incarnations", ["learner"], registry=r
         )
-        self.tokens = Gauge("atoll_learner_tokens_total", "Tokens trained over all incarnations", ["learner"], registry=r)
+        self.tokens = Gauge(
+            "atoll_learner_tokens_total", "Tokens trained over all incarnations", ["learner"], registry=r
+        )
         self.loss = Gauge("atoll_learner_loss", "Latest training loss", ["learner"], registry=r)
         self.blocked = Gauge("atoll_learner_blocked_seconds_total", "Inside Learner.step()", ["learner"], registry=r)
         self.learners = Gauge("atoll_learners", "Learners by state", ["state"], registry=r)

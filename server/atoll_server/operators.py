@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
 
 import grpc
+import grpc.aio
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+
 from atoll_server.checkpoint import write_checkpoint
 from atoll_server.core import Core
 from atoll_server.ledger import SnapshotRow
 from atoll_server.restore import initial_states
 from atoll_server.status import status
-from atoll_wire import outer_pb2 as pb
-from atoll_wire import outer_pb2_grpc as rpc
 
 CHUNK_BYTES = 1 << 20
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class OperatorService(rpc.OperatorServicer):
@@ -24,20 +29,16 @@ class OperatorService(rpc.OperatorServicer):
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def Status(self, _request: pb.StatusRequest, _context: grpc.aio.ServicerContext) -> pb.StatusReply:
+    async def Status(self, _request: pb.StatusRequest, _context: Context) -> pb.StatusReply:
         """The run at this moment."""
         return status(self._core)
 
-    async def ListCheckpoints(
-        self, _request: pb.ListCheckpointsRequest, _context: grpc.aio.ServicerContext
-    ) -> pb.ListCheckpointsReply:
+    async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, _context: Context) -> pb.ListCheckpointsReply:
         """Snapshots on disk, oldest first."""
         rows = self._core.keeper.rows if self._core.keeper is not None else []
         return pb.ListCheckpointsReply(checkpoints=[_checkpoint(row) for row in rows])
 
-    async def TakeCheckpoint(
-        self, _request: pb.TakeCheckpointRequest, context: grpc.aio.ServicerContext
-    ) -> pb.Checkpoint:
+    async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
         """Takes a snapshot now."""
         if self._core.keeper is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
@@ -45,14 +46,16 @@ class OperatorService(rpc.OperatorServicer):
         return _checkpoint(await self._core.keeper.take())
 
     async def ExportCheckpoint(
-        self, request: pb.ExportCheckpointRequest, context: grpc.aio.ServicerContext
+        self, request: pb.ExportCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
         """Streams the published model, as it is at this moment or as it began."""
         engine = self._core.engine
         if engine is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
             raise AssertionError("abort raises")
-        states = await asyncio.to_thread(initial_states, engine.layout, engine.initial) if request.initial else engine.states
+        states = (
+            await asyncio.to_thread(initial_states, engine.layout, engine.initial) if request.initial else engine.states
+        )
         vectors = [state.theta_pub for state in states]  # arrays that are never written again
         versions = [state.version for state in states]
         with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:

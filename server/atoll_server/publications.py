@@ -7,8 +7,9 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from atoll_server.merge import Update
 from atoll_wire import outer_pb2 as pb
+
+from atoll_server.merge import Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,16 @@ class HappeningLog:
         self._changed = asyncio.Event()
         self.closed = False
 
-    def append(self, **what: pb.RoundOpened | pb.UpdatePublished | pb.Receipt | pb.ShuttingDown) -> None:
-        """Adds one happening, given by its field's name, and wakes every follower."""
+    def append(self, happening: pb.Happening) -> None:
+        """Adds one happening, gives it its position, and wakes every follower."""
         self._sequence += 1
-        self._kept.append(pb.Happening(epoch=self._epoch, sequence=self._sequence, **what))
+        happening.epoch, happening.sequence = self._epoch, self._sequence
+        self._kept.append(happening)
         self._wake()
 
     def close(self) -> None:
         """Says good-bye to every follower."""
-        self.append(shutting_down=pb.ShuttingDown())
+        self.append(pb.Happening(shutting_down=pb.ShuttingDown()))
         self.closed = True
         self._wake()
 

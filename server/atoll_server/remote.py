@@ -70,7 +70,9 @@ def _bits(size_bytes: int, parameters: int) -> str:
 
 
 def _learners(reply: pb.StatusReply) -> Table:
-    table = Table("learner", "region", "state", "steps", "tokens", "loss", "step s", "goodput", "blocked", "heard", "waited for")
+    table = Table(
+        "learner", "region", "state", "steps", "tokens", "loss", "step s", "goodput", "blocked", "heard", "waited for"
+    )
     for each in reply.learners:
         table.add_row(
             each.learner, each.region, each.state, f"{each.steps:,}", f"{each.tokens:,}", f"{each.loss:.3f}",

@@ -13,6 +13,10 @@ from typing import Any
 
 import numpy as np
 import structlog
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
+from numpy.typing import NDArray
+
 from atoll_server import ledger, merge
 from atoll_server.events import Key
 from atoll_server.ledger import LedgerError, MergeRow
@@ -20,9 +24,6 @@ from atoll_server.merge import FragmentState, OuterRule, Update
 from atoll_server.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.spool import Spool, Stored
 from atoll_server.tensorfile import TensorFile, TensorFileError, open_tensors
-from atoll_wire.codec import Codec
-from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
-from numpy.typing import NDArray
 
 INITIAL = "initial.safetensors"
 LEDGER = "ledger.sqlite"
@@ -46,7 +47,9 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
     ]
     layout = plan(tensors, meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
-        raise LedgerError("this atoll lays the run's tensors out differently: go on with the version that began the run")
+        raise LedgerError(
+            "this atoll lays the run's tensors out differently: go on with the version that began the run"
+        )
     return layout
 
 
@@ -59,7 +62,9 @@ def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
             name = layout.tensors[piece.tensor].name
             values = initial.float32(name)[piece.start : piece.start + piece.length]
             if not np.isfinite(values).all():
-                raise TensorFileError(f'the first parameters hold values that are not finite in "{name}": start from a sound model')
+                raise TensorFileError(
+                    f'the first parameters hold values that are not finite in "{name}": start from a sound model'
+                )
             theta[piece.offset : piece.offset + piece.length] = values
         states.append(merge.start(theta))
     return states

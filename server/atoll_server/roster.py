@@ -34,7 +34,9 @@ class Roster:
         self.entries: dict[str, Entry] = {}
         self._limit = limit
 
-    def join(self, name: str, region: str, nonce: int, incarnation: int, age_s: float, token: bytes, wall: float) -> Entry:
+    def join(
+        self, name: str, region: str, nonce: int, incarnation: int, age_s: float, token: bytes, wall: float
+    ) -> Entry:
         """Lets a process speak for a name: a retry gets the same incarnation, a restart the next one.
 
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
@@ -67,7 +69,8 @@ class Roster:
     def _add(self, name: str, region: str, nonce: int, token: bytes, wall: float) -> Entry:
         if len(self.entries) >= self._limit:
             raise Refused(
-                Status.RESOURCE_EXHAUSTED, f"this run has seen {self._limit} learners, its limit: use a known name again"
+                Status.RESOURCE_EXHAUSTED,
+                f"this run has seen {self._limit} learners, its limit: use a known name again",
             )
         account = Account(first_joined_at=wall, heard_at=wall)
         account.joined(wall, 0.0, returning=False)

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import grpc.aio
 import structlog
-from atoll_server.core import Core
-from atoll_server.operators import OperatorService
-from atoll_server.service import OuterService, message_options
-from atoll_server.settings import LOOPBACK, CoreSettings, SettingsError
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
+
+from atoll_server.core import Core
+from atoll_server.operators import OperatorService
+from atoll_server.service import OuterService, message_options
+from atoll_server.settings import LOOPBACK, CoreSettings, SettingsError
 
 log = structlog.get_logger()
 
@@ -62,7 +64,9 @@ def _bind(server: grpc.aio.Server, address: str) -> int:
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise SettingsError(f"--listen {address} cannot be bound: the port is in use or not yours; give another") from error
+        raise SettingsError(
+            f"--listen {address} cannot be bound: the port is in use or not yours; give another"
+        ) from error
     if port == 0 and not address.startswith("unix:"):
         raise SettingsError(f"--listen {address} cannot be bound: the port is in use or not yours; give another")
     return port
@@ -83,8 +87,7 @@ async def _until_told(core: Core) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    waiting = asyncio.create_task(told.wait())
-    await asyncio.wait({waiting, core.failed}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+    core.failed.add_done_callback(lambda _: told.set())
+    await told.wait()
     if core.failed.done():
         core.failed.result()

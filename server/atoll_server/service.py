@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
+import grpc.aio
 import structlog
-from atoll_server import events as ev
-from atoll_server.core import Core
-from atoll_server.engine import Engine
-from atoll_server.refusal import Refused, Status
-from atoll_server.roster import Entry
-from atoll_server.spool import Upload
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec
 
+from atoll_server import events as ev
+from atoll_server.core import Core
+from atoll_server.engine import Engine
+from atoll_server.refusal import Refused, Status
+from atoll_server.roster import Entry
+from atoll_server.spool import Upload
+
 log = structlog.get_logger()
 
 KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
 MOST_DIMENSIONS = 8
 
-Context = grpc.aio.ServicerContext
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class OuterService(rpc.OuterServicer):
@@ -74,7 +76,9 @@ class OuterService(rpc.OuterServicer):
         try:
             async for happening in self._core.happenings.follow(entry.name, request.epoch, request.sequence):
                 if entry.incarnation != incarnation:
-                    await _abort(context, Refused(Status.FAILED_PRECONDITION, "this learner was started again elsewhere"))
+                    await _abort(
+                        context, Refused(Status.FAILED_PRECONDITION, "this learner was started again elsewhere")
+                    )
                 yield happening
         finally:
             entry.streams -= 1
@@ -193,8 +197,13 @@ class OuterService(rpc.OuterServicer):
             raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
         for tensor in request.tensors:
             names = (tensor.name, *tensor.tied_names)
-            if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MOST_DIMENSIONS:
-                raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions')
+            if (
+                max(len(name.encode()) for name in names) > limits.tensor_name_bytes
+                or len(tensor.shape) > MOST_DIMENSIONS
+            ):
+                raise Refused(
+                    Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions'
+                )
             if tensor.kind not in KINDS:
                 raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
         return tuple(

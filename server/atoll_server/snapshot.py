@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from atoll_wire.errors import UserError
+from atoll_wire.layout import Layout
+
 from atoll_server.ledger import SnapshotRow
 from atoll_server.merge import FragmentState
 from atoll_server.spool import sync_directory
 from atoll_server.tensorfile import TensorFileError, open_tensors, write_data, write_header
-from atoll_wire.errors import UserError
-from atoll_wire.layout import Layout
 
 PARTS = ("theta", "theta_pub", "momentum")
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from atoll_server.events import Key
 from atoll_wire import codec
 from atoll_wire.codec import Codec
 from atoll_wire.errors import UserError
 from atoll_wire.layout import Fragment
 from numpy.typing import NDArray
+
+from atoll_server.events import Key
 
 RECORD = struct.Struct("<IIIxxxx")
 
@@ -177,7 +178,9 @@ class Spool:
                     places[index] = (offset, length, crc)
                     offset += length
         except (OSError, struct.error) as error:
-            raise SpoolError(f"{path} cannot be read ({error}): an acknowledged contribution is gone; restore a backup") from error
+            raise SpoolError(
+                f"{path} cannot be read ({error}): an acknowledged contribution is gone; restore a backup"
+            ) from error
         if offset != size:
             raise SpoolError(f"{path} is cut: an acknowledged contribution is gone; restore a backup")
         return Stored(key.learner, codec_used, norms_sq, path, places)
@@ -190,7 +193,7 @@ class Spool:
             self.release(size_bytes)
 
     def sweep(self, known: dict[Path, int]) -> int:
-        """At start: deletes files without a row (never acknowledged), counts the room of the others; returns how many went."""
+        """At start: deletes files without a row, counts the room of the others. Returns how many were deleted."""
         deleted = 0
         for path in self.directory.rglob("*"):
             if path.is_file() and path not in known:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from atoll_wire import outer_pb2 as pb
+
 from atoll_server.core import Core
 from atoll_server.goodput import Balance, overall
 from atoll_server.roster import Entry
-from atoll_wire import outer_pb2 as pb
 
 
 def status(core: Core) -> pb.StatusReply:

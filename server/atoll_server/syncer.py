@@ -208,7 +208,9 @@ class Syncer:
             staleness = rounds.version - waiting.base_version
             if staleness > self.settings.max_staleness:
                 limit = self.settings.max_staleness
-                refusals.append(ev.Refusal(key, f"staleness {staleness} is above {limit}: adopt the fragment whole", True))
+                refusals.append(
+                    ev.Refusal(key, f"staleness {staleness} is above {limit}: adopt the fragment whole", True)
+                )
             else:
                 exponent = self.settings.staleness_exponent
                 taken.append((key, self.weigh(waiting.tokens, waiting.steps, staleness, exponent), staleness))

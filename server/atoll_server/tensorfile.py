@@ -87,7 +87,11 @@ def open_tensors(path: Path) -> TensorFile:
 def _entry(item: Mapping[str, Any], base: int, size: int) -> Entry:
     shape, (start, stop) = tuple(int(n) for n in item["shape"]), item["data_offsets"]
     count = math.prod(shape)
-    if min(shape, default=0) < 0 or stop - start != count * BYTES[item["dtype"]] or not 0 <= start <= stop <= size - base:
+    if (
+        min(shape, default=0) < 0
+        or stop - start != count * BYTES[item["dtype"]]
+        or not 0 <= start <= stop <= size - base
+    ):
         raise ValueError(f"a tensor of shape {shape} and type {item['dtype']} cannot lie at {start}:{stop}")
     return Entry(item["dtype"], shape, base + start, base + stop)
 
@@ -113,7 +117,7 @@ def write_header(
 
 def write_data(file: BinaryIO, array: NDArray[Any]) -> None:
     """Appends one tensor's data."""
-    file.write(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def cast_float32(vector: NDArray[np.float32], dtype: str) -> NDArray[Any]:

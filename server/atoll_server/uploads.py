@@ -12,16 +12,17 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec, FrameError
+from atoll_wire.layout import Layout
+
 from atoll_server.events import Key
 from atoll_server.ledger import ContributionRow
 from atoll_server.merge import norms_sq
 from atoll_server.refusal import Refused, Status
 from atoll_server.settings import Limits
 from atoll_server.spool import ChecksumError, Spool, SpoolFull, Stored, Upload
-from atoll_wire import codec
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec, FrameError
-from atoll_wire.layout import Layout
 
 MOST_TOKENS, MOST_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
 
@@ -65,20 +66,26 @@ class Uploads:
         newest = self.newest.get((key.learner, key.incarnation, key.fragment))
         if newest is not None and newest.receipt.seq >= key.seq:
             if newest.receipt.seq > key.seq:
-                raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} is older than {newest.receipt.seq}, the newest")
+                raise Refused(
+                    Status.INVALID_ARGUMENT, f"contribution {key} is older than {newest.receipt.seq}, the newest"
+                )
             if newest.digest != header.digest:
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
             return newest.receipt
         if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
-            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {newest.receipt.seq} is still pending")
+            raise Refused(
+                Status.INVALID_ARGUMENT, f"contribution {key} must wait: {newest.receipt.seq} is still pending"
+            )
         self._check(header, key, version, max_staleness)
         return self._admit(header, key, now)
 
     def _check(self, header: pb.PushHeader, key: Key, version: int, max_staleness: int) -> None:
         fragment = self._layout.fragments[header.fragment]
         most = sum(codec.max_payload_bytes(span, self._codec) for span in fragment.frames)
-        if header.codec != self._codec:
-            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} uses codec {header.codec}, the run {self._codec.name}")
+        if int(header.codec) != int(self._codec):
+            raise Refused(
+                Status.INVALID_ARGUMENT, f"contribution {key} uses codec {header.codec}, the run {self._codec.name}"
+            )
         if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
             raise Refused(
                 Status.INVALID_ARGUMENT,

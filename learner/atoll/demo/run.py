@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from atoll.demo.processes import Child, Children, DemoError, children
-from atoll.demo.show import Progress, summary_table
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from rich.console import Console
+
+from atoll.demo.processes import Child, Children, DemoError, children
+from atoll.demo.show import Progress, summary_table
 
 NAMES = ("eu-west", "us-east", "ap-south", "us-west", "eu-north", "sa-east")
 SLOW_DOWN = (1.0, 1.25, 1.6)  # unequal on purpose, in turn
@@ -24,6 +25,7 @@ BATCH, CONTEXT = 8, 128
 FRAGMENTS = 8  # a model of 1M parameters does not fill 24
 KILL_LEARNER_AT, KILL_CORE_AT = 0.3, 0.6  # of the tokens
 POLL_S = 0.5
+ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ def _check_writable(settings: DemoSettings) -> None:
         try:
             settings.json_path.touch()
         except OSError as error:
-            raise DemoError(f"--json {settings.json_path} cannot be written ({error.strerror}): give another path") from error
+            raise DemoError(
+                f"--json {settings.json_path} cannot be written ({error.strerror}): give another path"
+            ) from error
 
 
 def _train(
@@ -144,7 +148,15 @@ def _check(learners: list[Child], core: Child) -> None:
 
 
 def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
-    return stub.Status(pb.StatusRequest(), timeout=20.0, wait_for_ready=True)
+    """Asks until the core answers: the connection may be one that died with the core before."""
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            status: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=ANSWER_S, wait_for_ready=True)
+            return status
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                raise DemoError(f"the core does not answer: {error.details()}") from error
 
 
 def _settled(stub: rpc.OperatorStub) -> pb.StatusReply:
@@ -196,10 +208,11 @@ def _summary(
 
 def _evaluate(settings: DemoSettings, path: Path) -> float:
     """Validation loss of an exported checkpoint in the plain model, without anything of Atoll's in between."""
+    from safetensors.torch import load_file  # noqa: PLC0415
+
     from atoll.reference import data  # noqa: PLC0415 - torch is loaded when the children have ended
     from atoll.reference.model import build  # noqa: PLC0415
     from atoll.reference.train import validation_loss  # noqa: PLC0415
-    from safetensors.torch import load_file  # noqa: PLC0415
 
     model = build("tiny", settings.seed)
     model.load_state_dict(load_file(path), strict=True)

@@ -41,7 +41,7 @@ class Progress:
         line = f"[{time.monotonic() - self._began:5.0f} s] {text}"
         self._notes.append(line)
         if self._live is None:
-            self._console.print(line, highlight=False)
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, status: pb.StatusReply) -> None:
         """The run at this moment."""
@@ -49,7 +49,7 @@ class Progress:
             self._live.update(Group(self._line(status), _learners(status), Text("\n".join(self._notes))))
         elif time.monotonic() - self._said_at >= PLAIN_EVERY_S:
             self._said_at = time.monotonic()
-            self._console.print(self._line(status), highlight=False)
+            self._console.print(self._line(status), highlight=False, soft_wrap=True)
 
     def _line(self, status: pb.StatusReply) -> Text:
         losses = [each.loss for each in status.learners if each.loss == each.loss]
@@ -57,7 +57,8 @@ class Progress:
         return Text(
             f"[{time.monotonic() - self._began:5.0f} s] {100 * status.tokens_trained / self._total:3.0f} % of "
             f"{self._total / 1e6:.1f}M tokens  loss {loss}  outer steps {status.outer_steps}  "
-            f"goodput {status.goodput.ratio:.3f}  up {status.wire.up / 1e6:.1f} MB  down {status.wire.down / 1e6:.1f} MB"
+            f"goodput {status.goodput.ratio:.3f}  "
+            f"up {status.wire.up / 1e6:.1f} MB  down {status.wire.down / 1e6:.1f} MB"
         )
 
 

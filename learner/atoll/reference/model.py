@@ -48,8 +48,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm_attention(x)).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         y = functional.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, time, width))
-        x = x + self.down(functional.gelu(self.up(self.norm_mlp(x))))
-        return x
+        mlp: Tensor = self.down(functional.gelu(self.up(self.norm_mlp(x))))
+        return x + mlp
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -75,9 +75,10 @@ class Transformer(nn.Module):
     def forward(self, symbols: Tensor) -> Tensor:
         """symbols: int64 (batch, time) -> logits (batch, time, 256)."""
         time = symbols.shape[1]
+        cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
         x = self.embedding(symbols)
         for block in self.blocks:
-            x = block(x, self.cos[:time], self.sin[:time])
+            x = block(x, cos[:time], sin[:time])
         logits: Tensor = self.head(self.norm(x))
         return logits
 

@@ -14,9 +14,11 @@ from typing import Literal
 
 import structlog
 import torch
+
 from atoll.learner import Learner
 from atoll.reference import data
 from atoll.reference.model import SIZES, Transformer, build
+from atoll.stats import Stats
 
 log = structlog.get_logger()
 
@@ -97,10 +99,18 @@ def train(settings: TrainSettings, joining: Joining) -> None:
                     time.sleep((settings.slow_down - 1.0) * (time.perf_counter() - began))
             if time.monotonic() - said >= SAY_EVERY_S:
                 said, stats = time.monotonic(), learner.stats()
-                log.info("training", learner=joining.name, steps=stats.steps, run_tokens=stats.run_tokens,
-                         loss=round(loss, 4), merged=stats.merged, pending=stats.pending, connected=stats.connected)  # fmt: skip
+                _say(joining.name, stats, loss)
     stats = learner.stats()
-    log.info("done", learner=joining.name, steps=stats.steps, tokens=stats.tokens, merged=stats.merged, refused=stats.refused)
+    log.info(
+        "done", learner=joining.name, steps=stats.steps, tokens=stats.tokens, merged=stats.merged, refused=stats.refused
+    )
+
+
+def _say(name: str, stats: Stats, loss: float) -> None:
+    log.info(
+        "training", learner=name, steps=stats.steps, run_tokens=stats.run_tokens, loss=round(loss, 4),
+        merged=stats.merged, pending=stats.pending, connected=stats.connected,
+    )  # fmt: skip
 
 
 def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:

@@ -1,0 +1,60 @@
+# Everything sets itself up in .venv: Python 3.11+ and make are all that is assumed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
+FAST := not slow and not gpu and not docker and not root and not browser
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-gpu test-docker test-root test-browser lint format proto bench wheel clean
+
+help: ## show this
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": give another with PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing torch (the CPU build where one is at hand) ..."
+	@$(PIP) torch==2.13.0
+	@echo "installing atoll and what it is developed with ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## one core, three learners, two kills: ARGS="--json out.json" passes options
+	@$(BIN)/atoll demo $(ARGS)
+
+test: $(READY) ## the fast tests
+	@$(BIN)/python -m pytest -m "$(FAST)" $(ARGS)
+
+test-slow: $(READY) ## tests that take minutes
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-gpu test-docker test-root test-browser: test-%: $(READY) ## tests that need something of this machine
+	@$(BIN)/python -m pytest -m $* $(ARGS)
+
+lint: $(READY) ## ruff, mypy --strict, and whether generated code still fits the .proto
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@mkdir -p build/drift
+	@$(PROTOC) --python_out=build/drift --pyi_out=build/drift --grpc_python_out=build/drift proto/atoll_wire/outer.proto
+	@for file in build/drift/atoll_wire/outer_pb2*; do \
+	  diff -q "$$file" "proto/atoll_wire/$${file##*/}" > /dev/null || { echo "error: $${file##*/} is not what outer.proto gives: run make proto"; exit 1; }; done
+
+format: $(READY) ## let ruff mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+proto: $(READY) ## generate code from outer.proto
+	@$(PROTOC) --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/atoll_wire/outer.proto
+
+bench: $(READY) ## codec and merge beside this machine's memory bandwidth
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+wheel: $(READY) ## build dist/*.whl
+	@$(BIN)/python -m build --wheel --no-isolation
+
+clean: ## remove everything that was made here
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
