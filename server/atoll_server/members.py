@@ -63,8 +63,9 @@ class Member:
 
     def patience_s(self) -> float:
         """How long a round waits for this learner's answer."""
-        usual = UNSEEN_ANSWER_S if self.answer_s is None else self.answer_s
-        return ANSWER_PATIENCE * max(usual, self.step_time_s or 0.0)
+        if self.answer_s is None:
+            return max(UNSEEN_ANSWER_S, ANSWER_PATIENCE * (self.step_time_s or 0.0))
+        return ANSWER_PATIENCE * max(self.answer_s, self.step_time_s or 0.0)
 
     def state(self, now: float) -> str:
         """One word for people."""

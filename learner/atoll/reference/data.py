@@ -7,6 +7,7 @@ random windows from a stream that a seed and a stream number fix, so that island
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from atoll_wire.errors import UserError
 from numpy.typing import NDArray
 
-MOST_BYTES = 16_000_000  # read at most: loading takes a second, and tiny models do not need more
+MOST_BYTES = 8_000_000  # read at most: a restarted learner should not read for long
 HELD_OUT = 20  # one file in so many, or one byte in so many of a single file
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
@@ -57,14 +58,9 @@ def load(path: Path | None, context: int) -> Corpus:
 
 
 def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
-    root = path if path is not None else Path(sysconfig.get_path("stdlib"))
-    pattern = "*" if path is not None else "*.py"
     chosen: tuple[list[bytes], list[bytes]] = ([], [])
     total = 0
-    for file in sorted(root.rglob(pattern)):
-        name = file.relative_to(root).as_posix()
-        if not file.is_file() or (path is None and LEFT_OUT & set(file.relative_to(root).parts)):
-            continue
+    for name, file in _files(path):
         content = file.read_bytes()
         held_out = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % HELD_OUT == 0
         chosen[held_out].append(content)
@@ -72,6 +68,17 @@ def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
         if total >= MOST_BYTES:
             break
     return [np.frombuffer(b"\n".join(contents), np.uint8) for contents in chosen]
+
+
+def _files(path: Path | None) -> Iterator[tuple[str, Path]]:
+    """Files below a folder in a fixed order, each with its name there; no tests of the standard library."""
+    root = path if path is not None else Path(sysconfig.get_path("stdlib"))
+    for place, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if path is not None or name not in LEFT_OUT)
+        for name in sorted(names):
+            file = Path(place, name)
+            if file.is_file() and (path is not None or name.endswith(".py")):
+                yield file.relative_to(root).as_posix(), file
 
 
 def batches(text: NDArray[np.uint8], batch: int, context: int, seed: int, stream: str) -> Iterator[torch.Tensor]:

@@ -1,0 +1,156 @@
+"""Adoption: nothing of a learner's work is lost or counted twice, whatever comes in whichever order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from atoll.adoption import Fate, Track
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+N = 64
+
+
+class Island:
+    """One fragment of a learner, with sums kept in float64 beside it."""
+
+    def __init__(self, seed: int, *, keep: bool = True, narrow: bool = False) -> None:
+        self.random = np.random.default_rng(seed)
+        self.keep, self.narrow = keep, narrow
+        anchor = self.random.standard_normal(N).astype(np.float32)
+        self.local = self.stored(anchor)
+        self.track = Track(3, anchor, self.local.copy() if narrow else anchor, 3)
+        self.tokens = self.steps = 0
+        self.displacement = np.zeros(N)
+        self.merged = np.zeros(N)
+        self.abandoned = np.zeros(N)
+        self.flight: np.ndarray | None = None
+
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        """What the parameters hold: float32, or something narrower."""
+        return values.astype(np.float16).astype(np.float32) if self.narrow else values.astype(np.float32)
+
+    def train(self) -> None:
+        before = self.local.copy()
+        self.local = self.stored(self.local + 0.01 * self.random.standard_normal(N))
+        self.displacement += before.astype(np.float64) - self.local
+        self.tokens += 10
+        self.steps += 1
+
+    def send(self) -> None:
+        taken = self.track.take(self.local, self.tokens, self.steps)
+        self.flight = np.round(taken.vector * 64).astype(np.float32) / 64  # a coarse codec
+
+    def adopt(self, *, merged: bool, drop: bool = False) -> None:
+        anchor = (self.track.anchor + 0.02 * self.random.standard_normal(N)).astype(np.float32)
+        q = self.flight if merged else None
+        outstanding = self.track.origin.astype(np.float64) - self.local
+        adopted = self.track.adopt(
+            anchor, self.track.version + 1, self.local, Fate(q, drop), self.tokens, self.steps, keep=self.keep
+        )
+        if merged or drop:
+            self.flight = None
+        if merged:
+            self.merged += q
+        if drop or not self.keep:
+            self.abandoned += outstanding - (q if merged else 0)
+        self.local = self.stored(adopted.local)
+        self.track.settle(self.local if self.narrow else None, adopted.work)
+
+
+moves = st.lists(st.sampled_from(["train", "train", "send", "adopt", "merged", "drop", "refused"]), max_size=60)
+
+
+@given(moves=moves, seed=st.integers(0, 2**32), narrow=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_displacement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
+    island = Island(seed, narrow=narrow)
+    for move in moves:
+        flying = island.track.flying is not None
+        if move == "train":
+            island.train()
+        elif move == "send" and not flying:
+            island.send()
+        elif move == "adopt":
+            island.adopt(merged=False)
+        elif move == "merged" and flying:
+            island.adopt(merged=True)
+        elif move == "drop" and flying:
+            island.adopt(merged=False, drop=True)
+        elif move == "refused" and flying:
+            island.track.refused()
+            island.flight = None
+    outstanding = island.track.origin.astype(np.float64) - island.local
+    total = island.merged + outstanding + island.abandoned
+    np.testing.assert_allclose(island.displacement, total, atol=2e-5)
+
+
+def test_what_quantisation_left_out_is_sent_next_time():
+    island = Island(1)
+    island.train()
+    island.send()
+    island.adopt(merged=True)
+    left = island.track.origin - island.local
+    assert 0 < np.abs(left).max() <= 0.5 / 64 + 1e-6
+    assert np.array_equal(island.track.take(island.local, island.tokens, island.steps).vector, left)
+
+
+def test_nothing_outstanding_means_the_anchor_itself():
+    island = Island(2)
+    island.adopt(merged=False)
+    assert np.array_equal(island.local, island.track.anchor)
+    assert island.track.base_version == island.track.version
+
+
+def test_staleness_cannot_hide_behind_an_adoption():
+    island = Island(3)
+    island.train()
+    island.adopt(merged=False)
+    island.adopt(merged=False)
+    assert (island.track.version, island.track.base_version) == (5, 3)
+    island.send()
+    island.adopt(merged=True)
+    assert island.track.base_version == island.track.version == 6
+
+
+def test_tokens_of_a_contribution_count_again_only_when_it_was_refused():
+    island = Island(4)
+    island.train()
+    assert island.track.take(island.local, 10, 1).tokens == 10
+    island.track.refused()
+    island.train()
+    island.send()
+    island.train()
+    island.adopt(merged=True)
+    last = island.track.take(island.local, island.tokens, island.steps)
+    assert (last.tokens, last.steps) == (10, 1)
+
+
+def test_overwrite_gives_outstanding_work_up_and_says_how_much():
+    island = Island(5, keep=False)
+    island.train()
+    island.send()
+    island.train()
+    before = island.track.tokens_from
+    adopted = island.track.adopt(island.track.anchor + 1, 9, island.local, Fate(), 20, 2, keep=False)
+    assert adopted.abandoned_tokens == 10  # the ten in flight may still be merged
+    assert np.array_equal(adopted.local, island.track.anchor)
+    assert before == 0
+    later = island.track.adopt(
+        island.track.anchor + 1, 10, adopted.local, Fate(q=np.ones(N, np.float32)), 20, 2, keep=False
+    )
+    assert later.abandoned_tokens == 0
+    assert island.track.tokens_from == 20
+
+
+def test_narrow_parameters_do_not_send_the_rounding_of_their_anchor():
+    island = Island(6, narrow=True)
+    assert not np.array_equal(island.local, island.track.anchor)
+    assert not island.track.take(island.local, 0, 0).vector.any()
+
+
+def test_at_most_one_contribution_is_in_flight():
+    island = Island(7)
+    island.send()
+    with pytest.raises(AssertionError, match="in flight"):
+        island.send()

@@ -1,0 +1,88 @@
+"""Goodput: what counts, what is lost to what, and that nobody can talk it up."""
+
+from __future__ import annotations
+
+import pytest
+from atoll_server.goodput import Account, Spent, overall
+
+
+def account() -> Account:
+    fresh = Account(first_joined_at=0.0, heard_at=0.0)
+    fresh.joined(0.0, 0.0, returning=False)
+    return fresh
+
+
+def test_useful_is_stepping_and_the_rest_is_named():
+    a = account()
+    a.heard(100.0, Spent(steps=90, tokens=900, stepping_s=90.0, blocked_s=1.0, joining_s=4.0))
+    balance = a.balance(100.0)
+    assert balance.ratio == pytest.approx(0.9)
+    assert balance.lost_s["blocked"] == 1.0
+    assert balance.lost_s["joining"] == 4.0
+    assert balance.lost_s["other"] == pytest.approx(5.0)
+
+
+def test_a_restart_costs_downtime_the_restart_itself_and_the_work_that_was_never_acknowledged():
+    a = account()
+    a.heard(50.0, Spent(tokens=500, stepping_s=50.0))
+    a.accepted(400.0, current=True)
+    a.joined(70.0, 8.0, returning=True)
+    a.heard(100.0, Spent(tokens=300, stepping_s=30.0))
+    balance = a.balance(100.0)
+    assert balance.lost_s["restarting"] == 8.0
+    assert balance.lost_s["down"] == 12.0
+    assert balance.lost_s["thrown_away"] == pytest.approx(10.0)
+    assert balance.useful_s == pytest.approx(70.0)
+    assert balance.provisioned_s == 100.0
+
+
+def test_a_contribution_of_a_dead_incarnation_that_is_refused_after_all_is_lost():
+    a = account()
+    a.heard(10.0, Spent(tokens=100, stepping_s=10.0))
+    a.accepted(100.0, current=True)
+    a.joined(10.0, 0.0, returning=True)
+    assert a.balance(10.0).lost_s["thrown_away"] == 0.0
+    a.accepted(-50.0, current=False)
+    assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
+
+
+def test_pauses_and_absence_after_a_good_bye_are_not_provisioned():
+    a = account()
+    a.heard(100.0, Spent(tokens=600, stepping_s=60.0, paused_s=40.0))
+    assert a.balance(100.0).ratio == pytest.approx(1.0)
+    a.left_at = 100.0
+    assert a.balance(500.0).provisioned_s == pytest.approx(60.0)
+    a.joined(600.0, 2.0, returning=True)
+    assert a.balance(600.0).provisioned_s == pytest.approx(60.0)
+    assert a.balance(600.0).lost_s["down"] == 0.0
+
+
+def test_a_learner_cannot_have_trained_longer_than_it_was_there():
+    a = account()
+    a.heard(10.0, Spent(tokens=1, stepping_s=1e9, paused_s=-5.0))
+    assert a.balance(10.0).ratio <= 1.0
+
+
+def test_training_while_the_core_was_away_is_not_lost():
+    a = account()
+    a.heard(10.0, Spent(tokens=100, stepping_s=10.0))
+    a.heard(60.0, Spent(tokens=600, stepping_s=60.0))
+    assert a.balance(60.0).ratio == pytest.approx(1.0)
+
+
+def test_an_account_survives_its_ledger_form_and_sums_are_made_anew():
+    a = account()
+    a.heard(10.0, Spent(tokens=100, stepping_s=10.0))
+    a.joined(12.0, 1.0, returning=True)
+    a.merged_tokens, a.bytes_up = 7.0, 8
+    again = Account.from_data(a.as_data())
+    assert again == a
+    again.forget_contributions()
+    assert (again.merged_tokens, again.bytes_up, again.past[0].accepted_tokens) == (0.0, 0, 0.0)
+
+
+def test_the_run_is_the_sum_of_its_learners():
+    a, b = account(), account()
+    a.heard(10.0, Spent(tokens=1, stepping_s=10.0))
+    b.heard(10.0, Spent(tokens=1, stepping_s=5.0))
+    assert overall([a.balance(10.0), b.balance(10.0)]).ratio == pytest.approx(0.75)

@@ -1,0 +1,165 @@
+"""The merge against its equations in float64, and the promises that replay and bit-identical anchors rest on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from atoll_server import merge
+from atoll_server.merge import FragmentState, OuterRule
+from atoll_wire import codec
+from atoll_wire.codec import Codec, FrameError
+from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
+
+RULE = OuterRule(lr=0.9, momentum=0.5, codec=Codec.INT4)
+
+
+@dataclass
+class InMemory:
+    """A contribution that needs no disk."""
+
+    learner: str
+    codec: Codec
+    frames: list[bytes]
+    norms_sq: np.ndarray
+
+    def payload(self, frame: int) -> bytes:
+        return self.frames[frame]
+
+
+def fragment() -> Fragment:
+    tensors = [
+        TensorSpec("embedding", (40, 16), "float32", MergeKind.AVERAGE),
+        TensorSpec("large", (600, 500), "float32", MergeKind.DIRECTION),  # more than one frame
+        TensorSpec("norm", (33,), "float32", MergeKind.DIRECTION),
+    ]
+    return plan(tensors, 1).fragments[0]
+
+
+FRAGMENT = fragment()
+
+
+def contribution(learner: str, seed: int, scale: float = 1e-3, kind: Codec = Codec.FLOAT32) -> InMemory:
+    vector = (np.random.default_rng(seed).standard_normal(FRAGMENT.length) * scale).astype(np.float32)
+    frames = [codec.encode_frame(vector, span, kind) for span in FRAGMENT.frames]
+    checked = [codec.check_frame(p, s, kind) for p, s in zip(frames, FRAGMENT.frames, strict=True)]
+    return InMemory(learner, kind, frames, merge.norms_sq(FRAGMENT, checked))
+
+
+def values(given: InMemory) -> np.ndarray:
+    out = np.empty(FRAGMENT.length, np.float32)
+    for span, payload in zip(FRAGMENT.frames, given.frames, strict=True):
+        codec.decode_frame(payload, span, given.codec, out)
+    return out.astype(np.float64)
+
+
+def state(seed: int = 9) -> FragmentState:
+    random = np.random.default_rng(seed)
+    theta = random.standard_normal(FRAGMENT.length).astype(np.float32)
+    return FragmentState(3, theta, theta.copy(), (random.standard_normal(FRAGMENT.length) * 1e-3).astype(np.float32))
+
+
+def copy(of: FragmentState) -> FragmentState:
+    return FragmentState(of.version, of.theta.copy(), of.theta_pub.copy(), of.momentum.copy())
+
+
+def run(begin: FragmentState, contributions, weights, rule=RULE):
+    return merge.merge(FRAGMENT, begin, contributions, weights, rule, np.full(FRAGMENT.length, np.nan, np.float32))
+
+
+def expected_delta(contributions, weights) -> np.ndarray:
+    """Eq. of radial-directional averaging per piece, plain average for the embedding; float64."""
+    delta = np.zeros(FRAGMENT.length)
+    for piece in FRAGMENT.pieces:
+        place = slice(piece.offset, piece.offset + piece.length)
+        parts = [values(c)[place] for c in contributions]
+        if piece.kind is MergeKind.AVERAGE:
+            delta[place] = sum(w * v for w, v in zip(weights, parts, strict=True))
+            continue
+        phi = [v / np.linalg.norm(v) if np.linalg.norm(v) else v for v in parts]
+        direction = sum(w * p for w, p in zip(weights, phi, strict=True))
+        radius = sum(w * np.linalg.norm(v) for w, v in zip(weights, parts, strict=True))
+        norm = np.linalg.norm(direction)
+        delta[place] = radius * direction / norm if norm else 0.0
+    return delta
+
+
+@pytest.mark.parametrize("kind", [Codec.FLOAT32, Codec.INT4])
+def test_a_merge_is_what_its_equations_say(kind):
+    given = [contribution("a", 1, 1e-3, kind), contribution("b", 2, 3e-3, kind), contribution("c", 3, 1e-4, kind)]
+    weights, begin = [0.5, 0.3, 0.2], state()
+    before = copy(begin)
+    new, update, _ = run(begin, given, weights)
+    delta = expected_delta(given, weights)
+    momentum = 0.5 * before.momentum.astype(np.float64) + delta
+    theta = before.theta - 0.9 * (delta + 0.5 * momentum)
+    assert new.version == update.version == 4
+    np.testing.assert_allclose(new.momentum, momentum, rtol=2e-5, atol=1e-9)
+    np.testing.assert_allclose(new.theta, theta, rtol=1e-6, atol=1e-6)
+
+
+def test_a_learner_that_adds_the_update_holds_the_published_parameters_bit_by_bit():
+    begin = state()
+    anchor = begin.theta_pub.copy()
+    new, update, _ = run(begin, [contribution("a", 1, kind=Codec.INT4)], [1.0])
+    for span, payload in zip(FRAGMENT.frames, update.frames, strict=True):
+        codec.decode_add(payload, span, Codec.INT4, np.ones(len(span.segments), np.float32), anchor)
+    assert anchor.tobytes() == new.theta_pub.tobytes()
+    assert update.crc32c == codec.vector_crc32c(anchor)
+
+
+def test_published_parameters_follow_the_exact_ones_over_many_merges():
+    current = state()
+    for step in range(10):
+        current, _, _ = run(current, [contribution("a", step), contribution("b", 50 + step)], [0.5, 0.5])
+    last_step = 0.9 * 1e-3 * 3  # the error is of the last update only: what was left out before was fed back
+    assert np.abs(current.theta - current.theta_pub).max() < last_step
+
+
+def test_the_same_merge_gives_the_same_bytes():
+    given = [contribution("a", 1, kind=Codec.INT4), contribution("b", 2, kind=Codec.INT4)]
+    first, second = run(state(), given, [0.4, 0.6]), run(state(), given, [0.4, 0.6])
+    assert first[0].checksums() == second[0].checksums()
+    assert first[1] == second[1]
+
+
+def test_contributions_out_of_order_are_a_bug_of_the_caller():
+    with pytest.raises(AssertionError, match="sorted learner order"):
+        run(state(), [contribution("b", 1), contribution("a", 2)], [0.5, 0.5])
+
+
+def test_a_broken_frame_leaves_the_state_untouched():
+    broken = contribution("b", 2)
+    broken.frames[-1] = broken.frames[-1][:-4]
+    begin = state()
+    before = copy(begin)
+    with pytest.raises(FrameError):
+        run(begin, [contribution("a", 1), broken], [0.5, 0.5])
+    assert begin.checksums() == before.checksums()
+
+
+def test_a_contribution_of_zeros_changes_directions_of_nobody():
+    zeros = contribution("z", 1, scale=0.0)
+    assert (zeros.norms_sq == 0).all()
+    begin = state()
+    before = copy(begin)
+    new, _, _ = run(begin, [zeros], [1.0], OuterRule(0.9, 0.0, Codec.FLOAT32))
+    assert np.array_equal(new.theta, before.theta)
+
+
+def test_radial_directional_averaging_does_not_shrink_orthogonal_work():
+    given, weights = [contribution(name, seed) for seed, name in enumerate("abcd")], [0.25] * 4
+    piece = next(p for p in FRAGMENT.pieces if p.name == "large")
+    place = slice(piece.offset, piece.offset + piece.length)
+    begin = state()
+    begin.momentum[:] = 0
+    new, _, _ = run(begin, given, weights, OuterRule(1.0, 0.0, Codec.FLOAT32))
+    mean_norm = np.mean([np.linalg.norm(values(c)[place]) for c in given])
+    assert np.linalg.norm(new.momentum[place].astype(np.float64)) == pytest.approx(mean_norm, rel=1e-4)
+
+
+def test_weights_follow_tokens_pace_and_staleness():
+    assert merge.weight(800, 10, 0, 0.5) == 800 * 80
+    assert merge.weight(800, 10, 3, 0.5) == pytest.approx(800 * 80 / 2)
+    assert merge.weight(800, 10, 3, 0.0) == 800 * 80

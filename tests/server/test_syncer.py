@@ -1,0 +1,339 @@
+"""Rounds: when they open, whom they wait for, when they close, and what they merge. Time is an argument."""
+
+from __future__ import annotations
+
+import pytest
+from atoll_server import events as ev
+from atoll_server import merge
+from atoll_server.events import Key
+from atoll_server.settings import Quorum, RunSettings
+from atoll_server.syncer import Pending, Phase, Syncer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+STEP_S = 1.0
+
+
+class World:
+    """A syncer with learners that report once a step; the clock moves only when told."""
+
+    def __init__(self, learners: dict[str, float], fragments: int = 2, **run) -> None:
+        self.now = 100.0
+        self.syncer = Syncer(RunSettings(inner_steps=4, **run), fragments, merge.weight)
+        self.speeds, self.steps, self.seq = learners, dict.fromkeys(learners, 0), {}
+        self.effects: list[ev.Effect] = []
+        for name in learners:
+            self.tell(ev.Joined(name, 1))
+        for _ in range(3):
+            self.step()
+
+    def tell(self, event: ev.Event) -> list[ev.Effect]:
+        effects = self.syncer.on(event, self.now)
+        self.effects += effects
+        return effects
+
+    def step(self, seconds: float = STEP_S, silent: tuple[str, ...] = ()) -> list[ev.Effect]:
+        """Lets time pass and every learner that is not silent report its steps."""
+        self.now += seconds
+        made: list[ev.Effect] = []
+        for name, speed in self.speeds.items():
+            if name not in silent:
+                self.steps[name] += max(1, round(seconds / STEP_S * speed))
+                made += self.tell(ev.Heard(name, self.steps[name], False))
+        return made
+
+    def open(self, fragment: int = 0) -> None:
+        """Waits until a round of the fragment is open."""
+        for _ in range(50):
+            if self.syncer.fragments[fragment].phase is Phase.OPEN:
+                return
+            self.step(0.5)
+            self.finish()
+        raise AssertionError("no round opened")
+
+    def contribute(
+        self, learner: str, fragment: int = 0, cycle: int | None = None, base: int | None = None, tokens: int = 100
+    ):
+        rounds = self.syncer.fragments[fragment]
+        self.seq[learner, fragment] = self.seq.get((learner, fragment), 0) + 1
+        key = Key(learner, 1, fragment, self.seq[learner, fragment])
+        cycle = rounds.cycle if cycle is None else cycle
+        return self.tell(ev.Contributed(key, cycle, rounds.version if base is None else base, tokens, 4))
+
+    def finish(self) -> None:
+        """Says that every merge asked for is done."""
+        for index, rounds in enumerate(self.syncer.fragments):
+            if rounds.phase is Phase.MERGING:
+                self.tell(ev.Merged(index, rounds.version + 1))
+
+
+def merges(effects: list[ev.Effect]) -> list[ev.Merge]:
+    return [effect for effect in effects if isinstance(effect, ev.Merge)]
+
+
+def test_a_round_closes_when_every_live_learner_has_answered():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    assert not merges(world.contribute("a"))
+    (closed,) = merges(world.contribute("b"))
+    assert closed.reason == "every live learner has answered"
+    assert [share.key.learner for share in closed.shares] == ["a", "b"]
+    assert sum(share.weight for share in closed.shares) == pytest.approx(1)
+
+
+def test_a_decline_is_an_answer():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    world.contribute("a")
+    rounds = world.syncer.fragments[0]
+    assert not merges(world.tell(ev.Declined("b", 0, rounds.cycle - 1, "of another cycle")))
+    assert merges(world.tell(ev.Declined("b", 0, rounds.cycle, "nothing trained")))
+
+
+def test_quorum_starts_the_grace_window_and_its_end_closes_the_round():
+    world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=2))
+    world.open()
+    world.contribute("a")
+    assert "1 of 2" in world.syncer.why(0, world.now)
+    assert not merges(world.contribute("b"))
+    assert "grace window for c" in world.syncer.why(0, world.now)
+    grace = world.syncer.grace_s(world.now)
+    assert 0 < grace <= 0.8 * 2 * STEP_S
+    world.now += grace + 1e-6
+    (closed,) = merges(world.tell(ev.Ticked()))
+    assert closed.reason == "quorum and grace window without c"
+    assert len(closed.shares) == 2
+
+
+def test_grace_follows_equation_3_and_is_never_negative():
+    world = World({"a": 1, "b": 1})
+    syncer = world.syncer
+    syncer.quorum_s, syncer.sync_s = 0.5, 0.25
+    step = syncer.fastest_step_s(world.now)
+    assert syncer.grace_s(world.now) == pytest.approx(0.8 * (2 * step - 0.75))
+    syncer.sync_s = 60.0
+    assert syncer.grace_s(world.now) == 0.0
+
+
+def test_a_learner_that_fell_silent_is_not_waited_for():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    world.contribute("a")
+    for _ in range(12):
+        if world.finish() or merges(world.effects):
+            break
+        world.step(silent=("b",))
+    (closed, *_) = merges(world.effects)
+    assert [share.key.learner for share in closed.shares] == ["a"]
+
+
+def test_a_round_without_contributions_lapses_and_the_version_stays():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    rounds = world.syncer.fragments[0]
+    cycle = rounds.cycle
+    world.tell(ev.Declined("a", 0, cycle, "nothing trained"))
+    effects = world.tell(ev.Declined("b", 0, cycle, "nothing trained"))
+    assert [e.cycle for e in effects if isinstance(e, ev.Lapse)] == [cycle]
+    assert (rounds.version, rounds.cycle) == (0, cycle)
+    world.open()
+    assert rounds.cycle == cycle + 1
+
+
+def test_a_late_contribution_joins_the_next_round_but_neither_makes_a_quorum_nor_starts_the_grace():
+    world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=1))
+    world.open()
+    first = world.syncer.fragments[0].cycle
+    world.contribute("a")
+    world.now += 2.0
+    world.tell(ev.Ticked())
+    world.finish()
+    world.contribute("b", cycle=first, base=0)
+    world.open()
+    assert world.syncer.fragments[0].quorum_at is None
+    assert "b" not in world.syncer.why(0, world.now).split("waits for")[1]
+    world.contribute("a")
+    (*_, closed) = merges(world.contribute("c"))
+    late = next(share for share in closed.shares if share.key.learner == "b")
+    assert late.staleness == 1
+    on_time = next(share for share in closed.shares if share.key.learner == "a")
+    assert late.weight == pytest.approx(on_time.weight / 2**0.5)
+
+
+def test_beyond_the_maximum_staleness_a_contribution_is_refused_and_its_work_dropped():
+    world = World({"a": 1, "b": 1}, max_staleness=1)
+    world.syncer.fragments[0].version = 5
+    world.open()
+    world.contribute("a", base=3)
+    (closed,) = merges(world.contribute("b", base=4))
+    assert [refusal.key.learner for refusal in closed.refusals] == ["a"]
+    assert closed.refusals[0].drop
+    assert "staleness 2 is above 1" in closed.refusals[0].reason
+    assert [share.key.learner for share in closed.shares] == ["b"]
+
+
+def test_a_deadline_derived_from_usual_answers_ends_a_round_without_a_quorum():
+    world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=3))
+    for _ in range(4):  # everybody answers at once: that is what is usual
+        world.open()
+        for name in "abc":
+            world.contribute(name)
+        world.finish()
+    world.open()
+    world.contribute("a")
+    opened = world.syncer.fragments[0].opened_at
+    while not (closed := [m for m in merges(world.effects) if "deadline" in m.reason]):
+        world.step(0.5)
+        assert world.now < opened + 30, "the round hangs"
+    assert "deadline passed without b, c" in closed[0].reason
+    assert world.now - opened == pytest.approx(4 * STEP_S, abs=1.6)
+
+
+def test_an_upload_whose_frames_keep_arriving_is_waited_for():
+    world = World({"a": 1, "b": 1}, quorum=Quorum(learners=2))
+    for _ in range(3):
+        world.open()
+        world.contribute("a")
+        world.contribute("b")
+        world.finish()
+    world.open()
+    before = len(merges(world.effects))
+    world.contribute("a")
+    for _ in range(15):
+        world.step(1.0)
+        world.tell(ev.Uploading("b", 0))
+    assert len(merges(world.effects)) == before
+    world.contribute("b")
+    assert len(merges(world.effects)) == before + 1
+
+
+def test_the_pace_is_one_round_of_each_fragment_in_h_steps_of_the_fastest():
+    world = World({"slow": 1, "fast": 2}, fragments=4)
+    opened: list[float] = []
+    for _ in range(800):
+        world.now += 0.05
+        for name, every in (("slow", 20), ("fast", 10)):
+            if round(world.now / 0.05) % every == 0:
+                world.steps[name] += 1
+                world.tell(ev.Heard(name, world.steps[name], False))
+        effects = world.tell(ev.Ticked())
+        opened += [world.now] * sum(isinstance(effect, ev.OpenRound) for effect in effects)
+        for index, rounds in enumerate(world.syncer.fragments):
+            if rounds.phase is Phase.OPEN:
+                world.contribute("slow", index)
+                world.contribute("fast", index)
+        world.finish()
+    late = [time for time in opened if time > 120]
+    assert (late[-1] - late[0]) / (len(late) - 1) == pytest.approx(4 / 4 * 0.5, rel=0.15)
+
+
+@pytest.mark.parametrize(("overlap", "fragments", "most"), [(2, 24, 12), (2, 2, 1), (0.1, 24, 1), (1000, 3, 3)])
+def test_rounds_in_flight_are_bounded(overlap, fragments, most):
+    syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=overlap), fragments, merge.weight)
+    assert syncer.most_in_flight() == most
+
+
+def test_when_everybody_left_what_is_pending_is_merged_at_once():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    world.contribute("a", fragment=1)
+    world.tell(ev.Gone("a"))
+    effects = world.tell(ev.Gone("b"))
+    assert [merge.fragment for merge in merges(effects)] == [1]
+
+
+def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
+    syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
+    key = Key("a", 1, 0, 1)
+    syncer.restore([7], [9], [(key, Pending(9, 7, 100, 4))])
+    assert not syncer.on(ev.Joined("a", 1), 50.0)
+    assert not syncer.on(ev.Ticked(), 55.0)
+    (opened, closed) = syncer.on(ev.Ticked(), 61.0)
+    assert isinstance(opened, ev.OpenRound)
+    assert isinstance(closed, ev.Merge)
+    assert (closed.version, closed.cycle) == (8, 10)
+
+
+def test_a_paused_learner_counts_as_live_while_it_reports():
+    world = World({"a": 1, "b": 1})
+    world.tell(ev.Heard("b", world.steps["b"], True))
+    for _ in range(10):
+        world.now += STEP_S
+        world.steps["a"] += 1
+        world.tell(ev.Heard("a", world.steps["a"], False))
+        world.tell(ev.Heard("b", world.steps["b"], True))
+    assert world.syncer.live(world.now) == {"a", "b"}
+
+
+def test_a_pause_does_not_count_as_step_time():
+    world = World({"a": 1})
+    world.tell(ev.Heard("a", world.steps["a"], True))
+    world.now += 60
+    world.steps["a"] += 1
+    world.tell(ev.Heard("a", world.steps["a"], False))
+    assert world.syncer.fastest_step_s(world.now) == pytest.approx(STEP_S)
+
+
+def test_quorum_is_a_number_or_a_share():
+    assert [Quorum().of(n) for n in (0, 1, 2, 3, 4, 8)] == [1, 1, 1, 2, 2, 4]
+    assert Quorum.parse("3").of(2) == 2
+    assert Quorum.parse("3").of(5) == 3
+    assert Quorum.parse("75%").of(8) == 6
+    assert Quorum.parse("1.0").of(5) == 5
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["step", "contribute", "decline", "late", "stale", "finish", "leave", "upload"]),
+              st.sampled_from("abc"), st.integers(0, 2), st.floats(0.01, 8)),
+    min_size=20, max_size=120,
+)  # fmt: skip
+
+
+@given(moves=moves)
+@settings(max_examples=150, deadline=None)
+def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fate(moves):
+    world = World({"a": 1, "b": 1.5, "c": 0.5}, fragments=3, max_staleness=2)
+    fates: dict[Key, int] = {}
+    given: set[Key] = set()
+    waiting: dict[tuple[str, int], Key] = {}
+    seen = 0
+    for what, learner, fragment, seconds in moves:
+        rounds = world.syncer.fragments[fragment]
+        if what == "step":
+            world.step(seconds)
+        elif what in {"contribute", "late", "stale"} and (learner, fragment) not in waiting:
+            back = {"contribute": 0, "late": 1, "stale": 4}[what]
+            world.contribute(learner, fragment, max(0, rounds.cycle - back), max(0, rounds.version - back))
+            waiting[learner, fragment] = key = Key(learner, 1, fragment, world.seq[learner, fragment])
+            given.add(key)
+        elif what == "decline":
+            world.tell(ev.Declined(learner, fragment, rounds.cycle, "test"))
+        elif what == "upload":
+            world.tell(ev.Uploading(learner, fragment))
+        elif what == "leave":
+            world.tell(ev.Gone(learner))
+            world.tell(ev.Joined(learner, 1))
+        world.finish()
+        for effect in world.effects[seen:]:
+            if isinstance(effect, ev.Merge):
+                assert [share.key for share in effect.shares] == sorted(share.key for share in effect.shares)
+                assert all(share.staleness <= 2 for share in effect.shares)
+            if not isinstance(effect, ev.OpenRound):
+                ended = [refusal.key for refusal in effect.refusals]
+                ended += [share.key for share in effect.shares] if isinstance(effect, ev.Merge) else []
+                for key in ended:
+                    fates[key] = fates.get(key, 0) + 1
+                    waiting.pop((key.learner, key.fragment), None)
+        seen = len(world.effects)
+        in_flight = sum(r.phase is not Phase.IDLE for r in world.syncer.fragments)
+        assert in_flight <= max(world.syncer.most_in_flight(), sum(bool(r.pending) for r in world.syncer.fragments))
+    assert set(fates) <= given
+    assert set(fates.values()) <= {1}
+    pending = {key for rounds in world.syncer.fragments for key in rounds.pending}
+    assert pending | set(fates) == given
+    for name in "abc":
+        world.tell(ev.Gone(name))
+    for _ in range(4):
+        world.finish()
+        world.tell(ev.Ticked())
+    assert not any(rounds.pending for rounds in world.syncer.fragments), "nothing stays for ever"
