@@ -85,6 +85,7 @@ class OuterService(rpc.OuterServicer):
 
     async def Push(self, requests: AsyncIterator[pb.PushRequest], context: Context) -> AsyncIterator[pb.PushReply]:
         """Takes one contribution, or what is missing of it."""
+        header = pb.PushHeader()
         try:
             header = (await _first(requests, "a Push stream")).header
             entry, engine = self._core.session(header.session), self._engine()
@@ -100,7 +101,7 @@ class OuterService(rpc.OuterServicer):
                         break
                 if not answer.whole():
                     return  # another stream of this contribution brings the rest
-                answer = await engine.uploads.complete(answer, header)
+                answer = await engine.uploads.complete(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
             self._core.turned_away(refused, header.session.learner)

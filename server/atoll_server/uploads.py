@@ -52,6 +52,7 @@ class Uploads:
         self._layout, self._codec, self._generation = layout, run_codec, generation
         self._spool, self._limits, self._workers, self._keep = spool, limits, workers, keep
         self._growing: dict[Key, Upload] = {}
+        self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones, sessions left out
         self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
         self.newest: dict[tuple[str, int, int], Decided] = {}  # (learner, incarnation, fragment)
 
@@ -60,8 +61,8 @@ class Uploads:
         key = Key(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         growing = self._growing.get(key)
         if growing is not None:
-            if growing.digest != header.digest:
-                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another digest: use a new seq")
+            if self._headers[key] != _declared(header):
+                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
             return growing
         newest = self.newest.get((key.learner, key.incarnation, key.fragment))
         if newest is not None and newest.receipt.seq >= key.seq:
@@ -122,7 +123,7 @@ class Uploads:
         fragment = self._layout.fragments[header.fragment]
         path = self._spool.path(self._generation, key, ".part")
         upload = Upload(key, fragment, self._codec, header.frames, header.size_bytes, header.digest, path, now)
-        self._growing[key] = upload
+        self._growing[key], self._headers[key] = upload, _declared(header)
         return upload
 
     async def take(self, upload: Upload, frame: pb.Frame, now: float) -> None:
@@ -139,17 +140,18 @@ class Uploads:
             self._drop(upload.key)
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
 
-    async def complete(self, upload: Upload, header: pb.PushHeader) -> pb.Receipt:
+    async def complete(self, upload: Upload) -> pb.Receipt:
         """Makes a whole upload durable and returns its receipt; every stream of the upload may call it."""
         task = self._finishing.get(upload.key)
         if task is None:
-            task = asyncio.create_task(self._finish(upload, header), name=f"finish {upload.key}")
+            task = asyncio.create_task(self._finish(upload), name=f"finish {upload.key}")
             self._finishing[upload.key] = task
         # A stream that is cut must not take the others' acknowledgement with it.
         return await asyncio.shield(task)
 
-    async def _finish(self, upload: Upload, header: pb.PushHeader) -> pb.Receipt:
+    async def _finish(self, upload: Upload) -> pb.Receipt:
         loop, key = asyncio.get_running_loop(), upload.key
+        header = self._headers[key]
         try:
             await loop.run_in_executor(self._workers, upload.finish)
         except FrameError as error:
@@ -167,8 +169,7 @@ class Uploads:
         )
         self.newest[key.learner, key.incarnation, key.fragment] = Decided(upload.digest, receipt)
         await self._keep(row, stored)
-        del self._growing[key]
-        del self._finishing[key]
+        del self._growing[key], self._headers[key], self._finishing[key]
         return self.newest[key.learner, key.incarnation, key.fragment].receipt
 
     def decide(self, receipt: pb.Receipt) -> None:
@@ -186,6 +187,15 @@ class Uploads:
 
     def _drop(self, key: Key) -> None:
         upload = self._growing.pop(key, None)
+        self._headers.pop(key, None)
         if upload is not None:
             self._spool.release(upload.size_bytes)
             self._workers.submit(upload.discard)
+
+
+def _declared(header: pb.PushHeader) -> pb.PushHeader:
+    """What a header says of the contribution; a learner that joined again sends it with another session."""
+    declared = pb.PushHeader()
+    declared.CopyFrom(header)
+    declared.ClearField("session")
+    return declared

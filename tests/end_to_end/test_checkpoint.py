@@ -1,0 +1,96 @@
+"""Exported checkpoints load into the plain model and hold exactly what was published."""
+
+from __future__ import annotations
+
+import threading
+
+import atoll
+import pytest
+import torch
+from atoll_server.offline import export_from_directory
+from atoll_server.remote import export_checkpoint, list_checkpoints, take_checkpoint
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tests.end_to_end.test_training import Somebodys
+from tests.end_to_end.world import Trainee, core, eventually, small_model, task, train
+
+
+def _train_theirs(address: str, model: nn.Module, name: str = "theirs", steps: int = 80) -> None:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    generator, breath = torch.Generator().manual_seed(3), threading.Event()
+    with atoll.Learner(model, optimizer, server=address, name=name) as learner:
+        for _ in range(steps):
+            x, y = task(generator)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            breath.wait(0.01)
+            learner.step(tokens=32)
+
+
+def test_an_export_loads_strictly_and_is_what_a_new_learner_is_given(tmp_path):
+    torch.manual_seed(1)
+    first = Somebodys()
+    begun = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    with core(tmp_path) as running:
+        _train_theirs(running.address, first)
+        eventually(lambda: running.status().contributions.pending == 0)
+        export_checkpoint(running.address, tmp_path / "now.safetensors", initial=False)
+        export_checkpoint(running.address, tmp_path / "then.safetensors", initial=True)
+        fresh = Somebodys()
+        fresh.frozen.load_state_dict(first.frozen.state_dict())
+        _train_theirs(running.address, fresh, "fresh", steps=0)
+        running.stop()
+        export_from_directory(running.directory, tmp_path / "offline.safetensors", initial=False)
+    now, then = load_file(tmp_path / "now.safetensors"), load_file(tmp_path / "then.safetensors")
+    plain = Somebodys()
+    plain.load_state_dict(now, strict=True)
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(parameter, dict(plain.named_parameters())[name]), name
+    assert not torch.equal(now["table.weight"], then["table.weight"])
+    assert torch.equal(now["head.weight"], now["table.weight"])
+    for name, tensor in then.items():
+        assert torch.equal(tensor, begun[name]), name
+        assert tensor.dtype == begun[name].dtype
+    offline = load_file(tmp_path / "offline.safetensors")
+    assert all(torch.equal(offline[name], now[name]) for name in now)
+
+
+def test_a_run_begins_from_a_file_and_the_first_learner_does_not_matter(tmp_path):
+    given = small_model(seed=7)
+    save_file(given.state_dict(), tmp_path / "init.safetensors")
+    with core(tmp_path, "--init", str(tmp_path / "init.safetensors")) as running:
+        newcomer = Trainee(running.address, "a", lambda _: True, model=small_model(seed=8))
+        newcomer.start()
+        newcomer.done()
+    for mine, wanted in zip(newcomer.model.parameters(), given.parameters(), strict=True):
+        assert torch.equal(mine, wanted)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"0.weight": torch.zeros(32, 16)}, 'lack tensor "1.weight"'),
+        (small_model().state_dict() | {"1.weight": torch.zeros(2, 2)}, '"1.weight" as F32 [2, 2]'),
+        (small_model().state_dict() | {"1.weight": torch.full((48, 16), torch.nan)}, 'not finite in "1.weight"'),
+    ],
+)
+def test_a_file_of_another_model_is_refused_and_the_run_stays_empty(tmp_path, tensors, said):
+    save_file(tensors, tmp_path / "init.safetensors")
+    with core(tmp_path, "--init", str(tmp_path / "init.safetensors")) as running:
+        trainee = Trainee(running.address, "a", lambda _: True)
+        trainee.start()
+        with pytest.raises(atoll.LearnerError, match="cannot go on") as caught:
+            trainee.done()
+        assert said in str(caught.value)
+        assert running.status().parameters == 0
+
+
+def test_snapshots_can_be_taken_and_listed(tmp_path, capsys):
+    with core(tmp_path) as running:
+        train(running.address, "a", steps=40)
+        take_checkpoint(running.address)
+        assert "checkpoint 1 taken" in capsys.readouterr().out
+        list_checkpoints(running.address)
+        assert str(sum(f.version for f in running.status().fragments)) in capsys.readouterr().out

@@ -1,0 +1,270 @@
+"""Bad input: each is refused with the fitting status and one line that names the remedy, and the state is untouched."""
+
+from __future__ import annotations
+
+import contextlib
+
+import grpc
+import numpy as np
+import pytest
+import zstandard
+from atoll.agent import PROTOCOL, _tensor
+from atoll.parameters import Parameters
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+from atoll_wire.layout import plan
+from torch import nn
+from torch.optim import SGD
+
+from tests.end_to_end.world import Core, core, small_model, train
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with core(tmp_path_factory.mktemp("core")) as it:
+        train(it.address, "a", "b", steps=60)
+        yield it
+
+
+def tensors(model: nn.Module | None = None) -> list[pb.Tensor]:
+    model = model if model is not None else small_model()
+    return [_tensor(t) for t in Parameters(model, SGD(model.parameters(), 0.1)).tensors]
+
+
+def digest() -> bytes:
+    model = small_model()
+    return Parameters(model, SGD(model.parameters(), 0.1)).frozen_digest()
+
+
+class Hand:
+    """A learner made by hand: joined, and about to say something wrong."""
+
+    def __init__(self, stub, name: str = "hand") -> None:
+        self.stub = stub
+        reply = stub.Join(request(name), timeout=20)
+        self.session = pb.Session(
+            run=reply.run, learner=name, incarnation=reply.incarnation, generation=reply.generation, token=reply.token
+        )
+        model = small_model()
+        self.layout = plan(Parameters(model, SGD(model.parameters(), 0.1)).tensors, reply.settings.fragments)
+        self.versions = list(reply.versions)
+
+    def push(self, change=lambda header, frames: None, seq: int = 1):
+        """Sends a sound contribution for fragment 0, after `change` made it unsound. Returns the receipt."""
+        fragment = self.layout.fragments[0]
+        vector = np.full(fragment.length, 1e-4, np.float32)
+        payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+        frames = [pb.Frame(index=n, crc32c=codec.crc32c(p), payload=p) for n, p in enumerate(payloads)]
+        table = [(len(p), codec.crc32c(p)) for p in payloads]
+        header = pb.PushHeader(
+            session=self.session, fragment=0, seq=seq, cycle=0, base_version=self.versions[0], tokens=10, steps=1,
+            codec=pb.CODEC_INT4, frames=len(frames), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
+        )  # fmt: skip
+        change(header, frames)
+        messages = [pb.PushRequest(header=header), *(pb.PushRequest(frame=frame) for frame in frames)]
+        return list(self.stub.Push(iter(messages), timeout=20))[-1].receipt
+
+
+def request(name: str, **changes) -> pb.JoinRequest:
+    fields = {
+        "protocol": PROTOCOL,
+        "learner": name,
+        "nonce": abs(hash(name)) + 1,
+        "tensors": tensors(),
+        "frozen_digest": digest(),
+    }
+    return pb.JoinRequest(**(fields | changes))
+
+
+@contextlib.contextmanager
+def refused(running: Core, status: grpc.StatusCode, *words: str):
+    """What happens within is refused so, in one line, and changes nothing."""
+    before = running.status()
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    after = running.status()
+    assert caught.value.code() is status, caught.value.details()
+    for word in words:
+        assert word in caught.value.details()
+    assert "\n" not in caught.value.details()
+    assert after.contributions.accepted == before.contributions.accepted
+    assert [f.version for f in after.fragments] == [f.version for f in before.fragments]
+
+
+def _rescale(header: pb.PushHeader, frames: list[pb.Frame], bits: int) -> None:
+    content = bytearray(zstandard.decompress(frames[0].payload))
+    content[-2:] = bits.to_bytes(2, "little")
+    payload = zstandard.compress(bytes(content))
+    frames[0].payload, frames[0].crc32c = payload, codec.crc32c(payload)
+    header.size_bytes = sum(len(f.payload) for f in frames)
+    header.digest = codec.frames_digest([(len(f.payload), f.crc32c) for f in frames])
+
+
+def _set(**values):
+    def change(header, frames):
+        for name, value in values.items():
+            setattr(header, name, value)
+
+    return change
+
+
+def _flip(header, frames):
+    broken = bytearray(frames[0].payload)
+    broken[len(broken) // 2] ^= 1
+    frames[0].payload = bytes(broken)
+
+
+def _junk(header, frames):
+    frames[0].payload = b"junk" * 20
+    frames[0].crc32c = codec.crc32c(frames[0].payload)
+
+
+def _bomb(header, frames):
+    frames[0].payload = zstandard.compress(bytes(1 << 26))
+    frames[0].crc32c = codec.crc32c(frames[0].payload)
+
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        (_set(size_bytes=10**9), INVALID, ["declares", "at most"]),
+        (_set(size_bytes=0), INVALID, ["declares"]),
+        (_set(size_bytes=7), INVALID, ["more than the 7 bytes that it declared"]),
+        (_set(frames=99), INVALID, ["declares 99 frames"]),
+        (_set(tokens=0), INVALID, ["0 tokens"]),
+        (_set(steps=0), INVALID, ["0 steps"]),
+        (_set(steps=1 << 60), INVALID, ["steps"]),
+        (_set(digest=b"short"), INVALID, ["digest of 5 bytes"]),
+        (_set(digest=bytes(32)), INVALID, ["not those that its header declared"]),
+        (_set(codec=pb.CODEC_FLOAT32), INVALID, ["the run INT4"]),
+        (_set(fragment=77), INVALID, ["there is no fragment 77"]),
+        (_set(base_version=10**6), INVALID, ["base version 1000000", "does not exist", "fetch the fragment whole"]),
+        (_flip, grpc.StatusCode.DATA_LOSS, ["does not match its checksum", "send it again"]),
+        (_junk, INVALID, ["not a zstd frame"]),
+        (_bomb, INVALID, ["declares 67108864 bytes"]),
+        (lambda h, f: _rescale(h, f, 0x7FC0), INVALID, ["NaN"]),
+        (lambda h, f: _rescale(h, f, 0x7F80), INVALID, ["infinite"]),
+        (lambda h, f: h.session.ClearField("token"), grpc.StatusCode.UNAUTHENTICATED, ["join again"]),
+        (lambda h, f: setattr(h.session, "learner", "nobody"), grpc.StatusCode.UNAUTHENTICATED, ['"nobody" has not joined']),
+        (lambda h, f: setattr(h.session, "run", "other"), grpc.StatusCode.UNAUTHENTICATED, ["another run"]),
+        (lambda h, f: f.__setitem__(0, pb.Frame(index=50)), INVALID, ["frame 50"]),
+    ],
+)  # fmt: skip
+def test_an_unsound_contribution_is_turned_away(running, change, status, words):
+    with running.outer() as stub:
+        hand = Hand(stub)
+        with refused(running, status, *words):
+            hand.push(change)
+    assert running.status().contributions.turned_away > 0
+
+
+def test_a_contribution_too_stale_is_told_to_fetch_the_fragment_whole(running):
+    with running.outer() as stub:
+        hand = Hand(stub)
+        assert hand.versions[0] > 4
+        with refused(running, grpc.StatusCode.OUT_OF_RANGE, "fetch the fragment whole"):
+            hand.push(_set(base_version=0), seq=2)
+
+
+def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answered_again(running):
+    with running.outer() as stub:
+        hand = Hand(stub, "twice")
+        first = hand.push()
+        assert first.fate == pb.FATE_PENDING
+        assert hand.push().seq == first.seq
+        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "another digest"):
+            hand.push(_set(digest=bytes(32)))
+        with refused(running, INVALID, "older than"):
+            hand.push(seq=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"learner": "no spaces allowed"}, INVALID, ["letters, digits"]),
+        ({"learner": ""}, INVALID, ["letters, digits"]),
+        ({"learner": "x" * 65}, INVALID, ["1 to 64"]),
+        ({"region": "r" * 65}, INVALID, ["64 printable"]),
+        ({"protocol": 99}, grpc.StatusCode.FAILED_PRECONDITION, ["protocol 99"]),
+        ({"run": "another"}, grpc.StatusCode.FAILED_PRECONDITION, ["run another is not here"]),
+        ({"tensors": []}, INVALID, ["0 tensors"]),
+        ({"tensors": tensors(nn.Linear(3, 3))}, grpc.StatusCode.FAILED_PRECONDITION, ["another model", 'missing "0.weight"']),
+        ({"frozen_digest": b"other"}, grpc.StatusCode.FAILED_PRECONDITION, ["frozen parameters"]),
+        ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["too long a name"]),
+        ({"tensors": [pb.Tensor(name="n", shape=[1] * 9, dtype="float32", kind=1)]}, INVALID, ["too many dimensions"]),
+        ({"tensors": [pb.Tensor(name="n", shape=[1], dtype="float32")]}, INVALID, ["does not say how it is merged"]),
+    ],
+)  # fmt: skip
+def test_a_join_that_cannot_be_is_refused(running, change, status, words):
+    with running.outer() as stub, refused(running, status, *words):
+        stub.Join(_join(change), timeout=20)
+    assert "odd" not in {each.learner for each in running.status().learners}
+
+
+def _join(change) -> pb.JoinRequest:
+    made = request("odd")
+    for name, value in change.items():
+        made.ClearField(name)
+        if name == "tensors":
+            made.tensors.extend(value)
+        else:
+            setattr(made, name, value)
+    return made
+
+
+def test_an_older_incarnation_is_fenced_off(running):
+    with running.outer() as stub:
+        old = Hand(stub, "fenced")
+        newer = stub.Join(request("fenced", nonce=5), timeout=20)
+        assert newer.incarnation == old.session.incarnation + 1
+        with refused(running, grpc.StatusCode.FAILED_PRECONDITION, "started again elsewhere"):
+            old.push()
+        with refused(running, grpc.StatusCode.FAILED_PRECONDITION, "started again elsewhere"):
+            stub.Join(request("fenced", incarnation=old.session.incarnation), timeout=20)
+
+
+def test_a_retried_join_of_the_same_process_keeps_its_incarnation(running):
+    with running.outer() as stub:
+        assert Hand(stub, "again").session.incarnation == Hand(stub, "again").session.incarnation == 1
+
+
+def test_first_parameters_are_accepted_exactly_once(running):
+    with running.outer() as stub:
+        hand = Hand(stub)
+        header = pb.InitialiseHeader(session=hand.session, size_bytes=3, sha256=bytes(32))
+        messages = [pb.InitialiseRequest(header=header), pb.InitialiseRequest(chunk=b"abc")]
+        with refused(running, grpc.StatusCode.FAILED_PRECONDITION, "has its first parameters"):
+            stub.Initialise(iter(messages), timeout=20)
+
+
+def test_an_upload_that_was_begun_cannot_go_on_under_another_header(running):
+    with running.outer() as stub:
+        hand = Hand(stub, "begun")
+        with refused(running, INVALID, "frame 50"):
+            hand.push(lambda _, frames: frames.__setitem__(0, pb.Frame(index=50)))
+        with refused(running, grpc.StatusCode.ALREADY_EXISTS, "another header"):
+            hand.push(_set(tokens=10**9))
+        assert hand.push().fate == pb.FATE_PENDING
+
+
+def test_an_update_that_is_not_kept_says_to_fetch_whole(running):
+    with running.outer() as stub:
+        hand = Hand(stub)
+        with refused(running, grpc.StatusCode.NOT_FOUND, "fetch the fragment whole"):
+            list(stub.Fetch(pb.FetchRequest(session=hand.session, fragment=0, version=10**6), timeout=20))
+
+
+def test_a_message_above_the_limit_is_refused_before_it_is_read(running):
+    with running.outer() as stub, refused(running, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        stub.Join(request("odd", region="r" * (17 << 20)), timeout=20)
+
+
+@pytest.mark.parametrize("messages", [[], [pb.PushRequest(frame=pb.Frame(index=0))]])
+def test_a_push_without_a_header_is_refused(running, messages):
+    with running.outer() as stub, pytest.raises(grpc.RpcError) as caught:
+        list(stub.Push(iter(messages), timeout=20))
+    assert caught.value.code() in {INVALID, grpc.StatusCode.UNAUTHENTICATED}

@@ -1,0 +1,165 @@
+"""A run through a real core: work is merged, learners agree, and nobody waits."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from atoll import LearnerError
+from torch import nn
+
+from tests.end_to_end.world import Trainee, core, eventually, small_model, task, train
+
+
+def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
+    with core(tmp_path) as running:
+        first, second = train(running.address, "a", "b", steps=150)
+        eventually(lambda: running.status().contributions.pending == 0)
+        status = running.status()
+    counts = status.contributions
+    assert np.mean(first.losses[-10:]) < 0.5 * first.losses[0]
+    assert counts.accepted == counts.merged + counts.refused
+    assert counts.refused == 0
+    assert first.learner.stats().merged > 5
+    assert status.outer_steps == sum(f.version for f in status.fragments) > 10
+    assert status.tokens_trained == 2 * 150 * 32
+    assert 0.9 < status.tokens_merged / status.tokens_trained <= 1.0
+    assert {learner.state for learner in status.learners} == {"left"}
+    assert 0 < 8 * status.wire.up / status.wire.up_parameters < 4.2  # small fragments: their heads weigh
+    assert second.learner.stats().last_error == ""
+
+
+def test_learners_that_adopted_the_same_version_hold_bit_identical_anchors(tmp_path):
+    """With nothing outstanding the parameters are the anchor."""
+    with core(tmp_path) as running:
+        train(running.address, "a", "b", steps=80)
+        eventually(lambda: running.status().contributions.pending == 0)
+        fresh, again = (Trainee(running.address, name, lambda _: True) for name in ("c", "d"))
+        for trainee in (fresh, again):
+            trainee.start()
+            trainee.done()
+    for mine, other in zip(fresh.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    assert fresh.learner.stats().versions == again.learner.stats().versions
+
+
+def test_a_new_learner_cannot_overwrite_the_global_model(tmp_path):
+    with core(tmp_path) as running:
+        (trained,) = train(running.address, "a", steps=60)
+        eventually(lambda: running.status().contributions.pending == 0)
+        newcomer = Trainee(running.address, "b", lambda _: True, model=small_model(seed=99))
+        newcomer.start()
+        newcomer.done()
+    del trained
+    other = small_model(seed=99)
+    assert not any(torch.equal(a, b) for a, b in zip(newcomer.model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_learner_started_before_its_core_waits_for_it(tmp_path):
+    with core(tmp_path) as running:
+        running.kill()
+        waiting = Trainee(running.address, "a", lambda t: len(t.losses) >= 10)
+        waiting.start()
+        running.start()
+        assert len(waiting.done().losses) == 10
+
+
+def test_a_core_that_never_comes_is_one_line(tmp_path):
+    with core(tmp_path) as running:
+        running.kill()
+        alone = Trainee(running.address, "a", lambda _: True, connect_timeout_s=0.5)
+        alone.start()
+        with pytest.raises(LearnerError, match=r"no core at .* within .* s .*start one"):
+            alone.done()
+
+
+def test_a_frozen_core_does_not_stop_an_inner_step(tmp_path):
+    halted = threading.Event()
+    with core(tmp_path) as running:
+        trainee = Trainee(running.address, "a", lambda t: halted.is_set() and len(t.losses) >= enough[0])
+        enough = [10**9]
+        trainee.start()
+        eventually(lambda: trainee.losses and trainee.learner.stats().merged > 2)
+        running.child.process.send_signal(signal.SIGSTOP)
+        before = len(trainee.losses)
+        enough[0] = before + 100
+        halted.set()
+        eventually(lambda: len(trainee.losses) >= before + 100)
+        running.child.process.send_signal(signal.SIGCONT)
+        trainee.done()
+    assert trainee.longest_step_s < 0.25  # of a loop that shares two cores with everything else
+    assert trainee.learner.stats().blocked_s < 1.0
+
+
+class Somebodys(nn.Module):
+    """A model with a tied head, a frozen part, narrow parameters and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 16)
+        self.frozen = nn.Linear(16, 16).requires_grad_(False)
+        self.middle = nn.Linear(16, 16).to(torch.bfloat16)
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 32, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        h = torch.tanh(self.frozen(self.table(x)))
+        h = h + self.middle(h.to(torch.bfloat16)).float()
+        return self.head(self.norm(h))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_somebody_elses_loop_works_with_the_three_lines(tmp_path, compiled):
+    """Tied, frozen and bfloat16 parameters, gradient accumulation, SGD, torch.compile."""
+    import atoll
+
+    torch.manual_seed(1)
+    with core(tmp_path) as running:
+        model = Somebodys()
+        wrapped = torch.compile(model) if compiled else model
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.2, momentum=0.9)
+        generator = torch.Generator().manual_seed(3)
+        losses, breath = [], threading.Event()
+        with atoll.Learner(wrapped, optimizer, server=running.address, name="theirs") as learner:
+            for _ in range(150):
+                for _ in range(2):
+                    x, y = task(generator)
+                    loss = nn.functional.cross_entropy(wrapped(x), y) / 2
+                    loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(2 * loss.item())
+                breath.wait(0.01)
+                learner.step(tokens=64)
+        stats = learner.stats()
+        status = running.status()
+    assert losses[-1] < 0.6 * losses[0]
+    assert stats.merged > 3
+    assert stats.last_error == ""
+    assert status.contributions.turned_away == 0
+    assert model.head.weight is model.table.weight
+
+
+def test_overwrite_is_there_for_those_who_want_the_papers(tmp_path):
+    with core(tmp_path) as running:
+        first, _ = train(running.address, "a", "b", steps=100, adoption="overwrite")
+    assert np.mean(first.losses[-10:]) < 0.6 * first.losses[0]
+    assert first.learner.stats().abandoned_tokens > 0
+
+
+def test_an_error_in_the_loop_comes_through_and_the_learner_leaves(tmp_path):
+    def fail(trainee: Trainee) -> bool:
+        if len(trainee.losses) == 5:
+            raise ZeroDivisionError("theirs")
+        return False
+
+    with core(tmp_path) as running:
+        trainee = Trainee(running.address, "a", fail)
+        trainee.start()
+        with pytest.raises(ZeroDivisionError, match="theirs"):
+            trainee.done()
+        assert running.status().learners[0].state == "left"

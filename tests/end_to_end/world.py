@@ -1,0 +1,142 @@
+"""A real core as a process, and learners in threads of the test: what most end-to-end tests need, in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import atoll
+import grpc
+import torch
+from atoll.demo.processes import Child, Children, children
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from torch import nn
+
+torch.set_num_threads(1)
+
+
+class Core:
+    """One core process; may be killed and started again on the same port."""
+
+    def __init__(self, group: Children, directory: Path, options: list[str]) -> None:
+        self._group, self.directory, self._options = group, directory, options
+        self.child: Child
+        self.child, self.address = group.start_core(directory, "127.0.0.1:0", options)
+
+    def kill(self) -> None:
+        self.child.kill()
+
+    def stop(self) -> None:
+        self._group.stop(self.child)
+
+    def start(self) -> None:
+        self.child, _ = self._group.start_core(self.directory, self.address, self._options)
+
+    def log(self) -> str:
+        return self.child.log.read_text()
+
+    def status(self) -> pb.StatusReply:
+        with self.operator() as stub:
+            return stub.Status(pb.StatusRequest(), timeout=20, wait_for_ready=True)
+
+    @contextlib.contextmanager
+    def operator(self) -> Iterator[rpc.OperatorStub]:
+        with grpc.insecure_channel(self.address) as channel:
+            yield rpc.OperatorStub(channel)
+
+    @contextlib.contextmanager
+    def outer(self) -> Iterator[rpc.OuterStub]:
+        with grpc.insecure_channel(self.address) as channel:
+            yield rpc.OuterStub(channel)
+
+
+@contextlib.contextmanager
+def core(directory: Path, *options: str) -> Iterator[Core]:
+    """A core with two fragments and H = 4 unless told otherwise; it does not outlive the block."""
+    chosen = list(options)
+    for name, value in (("--fragments", "2"), ("--inner-steps", "4")):
+        if name not in chosen:
+            chosen += [name, value]
+    with children(directory) as group:
+        yield Core(group, directory / "run", chosen)
+
+
+def small_model(seed: int = 0) -> nn.Module:
+    """Predicts (7 x + 3) mod 32 from x."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, 32))
+
+
+def task(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randint(0, 32, (32,), generator=generator)
+    return x, (x * 7 + 3) % 32
+
+
+class Trainee(threading.Thread):
+    """A learner in a thread. `until` is asked after each step; the thread is joined by `done`."""
+
+    def __init__(
+        self, address: str, name: str, until: Callable[[Trainee], bool], *, model: nn.Module | None = None,
+        pace_s: float = 0.01, **options: object,
+    ) -> None:  # fmt: skip
+        super().__init__(name=name, daemon=True)
+        self.model = model if model is not None else small_model()
+        self._address, self._until, self._pace_s, self._options = address, until, pace_s, options
+        self.learner: atoll.Learner
+        self.losses: list[float] = []
+        self.longest_step_s = 0.0
+        self.error: BaseException | None = None
+        self._breath = threading.Event()  # never set: waiting on it paces the loop
+
+    def run(self) -> None:
+        try:
+            self._train()
+        except BaseException as error:
+            self.error = error
+
+    def _train(self) -> None:
+        import time
+
+        generator = torch.Generator().manual_seed(sum(self.name.encode()))
+        optimizer = torch.optim.AdamW(self.model.parameters(), 3e-3)
+        settings = {"connect_timeout_s": 30.0, "drain_s": 10.0} | self._options
+        with atoll.Learner(self.model, optimizer, server=self._address, name=self.name, **settings) as self.learner:
+            while not self._until(self):
+                x, y = task(generator)
+                loss = nn.functional.cross_entropy(self.model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                self.losses.append(loss.item())
+                self._breath.wait(self._pace_s)
+                began = time.perf_counter()
+                self.learner.step(tokens=32, loss=self.losses[-1])
+                self.longest_step_s = max(self.longest_step_s, time.perf_counter() - began)
+
+    def done(self, timeout_s: float = 60.0) -> Trainee:
+        self.join(timeout_s)
+        assert not self.is_alive(), f"{self.name} still runs: {self.learner.stats()}"
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+def train(address: str, *names: str, steps: int = 120, **options: object) -> list[Trainee]:
+    """Learners side by side, each for so many steps; all must end well."""
+    trainees = [Trainee(address, name, lambda t: len(t.losses) >= steps, **options) for name in names]
+    for trainee in trainees:
+        trainee.start()
+    return [trainee.done() for trainee in trainees]
+
+
+def eventually(found: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Asks again and again until it is so."""
+    pause = threading.Event()
+    for _ in range(int(timeout_s / 0.05)):
+        if found():
+            return
+        pause.wait(0.05)
+    raise AssertionError(f"not so within {timeout_s} s")
