@@ -14,10 +14,11 @@ from atoll_wire.layout import Layout, plan
 from torch import nn
 
 from atoll.adoption import Track
-from atoll.agent import Agent, FirstModel, Identity
+from atoll.agent import Agent
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
 from atoll.island import NOTHING, STOP, Island, island
+from atoll.joining import FirstModel, Identity
 from atoll.parameters import Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import secrets
 import sqlite3
 import time
 import uuid
@@ -16,22 +15,20 @@ from typing import Any
 import structlog
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout, LayoutError, TensorSpec, first_difference, plan
+from atoll_wire.layout import Layout
 
 from atoll_server import events as ev
-from atoll_server import initial, ledger, merge
+from atoll_server import ledger, merge
 from atoll_server.engine import Engine
 from atoll_server.goodput import Spent
-from atoll_server.initial import Lease, Staging
 from atoll_server.keeper import Keeper
 from atoll_server.ledger import LearnerRow
 from atoll_server.metrics import Metrics
 from atoll_server.publications import HappeningLog
 from atoll_server.refusal import Refused, Status
-from atoll_server.restore import INITIAL, LEDGER, Restored, initial_states, restore
+from atoll_server.restore import LEDGER, Restored, restore
 from atoll_server.roster import Entry, Roster
 from atoll_server.settings import CoreSettings, RunSettings, SettingsError
-from atoll_server.tensorfile import TensorFileError, open_tensors
 from atoll_server.writer import LedgerWriter
 
 log = structlog.get_logger()
@@ -55,10 +52,8 @@ class Core:
         self.happenings: HappeningLog
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
-        self._frozen_digest = ""
-        self._lease: Lease | None = None
-        self._initialising = asyncio.Lock()
-        self._writer: LedgerWriter
+        self.frozen_digest = ""
+        self.writer: LedgerWriter
         self._lock_file = -1
         self._housekeeping: asyncio.Task[None] | None = None
 
@@ -75,12 +70,12 @@ class Core:
         for row in ledger.learners(db):
             self.roster.restore(row.name, row.region, row.incarnation, int(row.nonce), row.account)
         self.happenings = HappeningLog(self.epoch, self.settings.limits.happenings, self._current)
-        self._writer = LedgerWriter(db)
+        self.writer = LedgerWriter(db)
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, directory)
-            self._frozen_digest = meta["frozen_digest"]
-            self._begin(restored, db)
-        self._writer.start()
+            self.frozen_digest = meta["frozen_digest"]
+            self.begin(restored, db)
+        self.writer.start()
         if self.engine is not None:
             self.engine.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -130,10 +125,10 @@ class Core:
         db.execute("COMMIT")
         return meta
 
-    def _begin(self, restored: Restored, db: sqlite3.Connection | None) -> None:
+    def begin(self, restored: Restored, db: sqlite3.Connection | None) -> None:
         self.layout = restored.layout
         engine = Engine(
-            self.settings, self.run, self.generation, restored, self.roster, self.happenings, self._writer,
+            self.settings, self.run, self.generation, restored, self.roster, self.happenings, self.writer,
             self.metrics, self.failed,
         )  # fmt: skip
         if db is not None:
@@ -154,7 +149,7 @@ class Core:
             if self.keeper.stale():
                 await self.keeper.take()
         await self._write_accounts()
-        await self._writer.stop()
+        await self.writer.stop()
         os.close(self._lock_file)
 
     async def _keep_house(self) -> None:
@@ -171,13 +166,13 @@ class Core:
         await self.keeper.take()
 
     async def _write_accounts(self) -> None:
-        rows = [self._row(entry) for entry in self.roster.entries.values() if entry.dirty]
+        rows = [self.row(entry) for entry in self.roster.entries.values() if entry.dirty]
         for entry in self.roster.entries.values():
             entry.dirty = False
         if rows:
-            await self._writer.commit(partial(_put_learners, rows=rows))
+            await self.writer.commit(partial(_put_learners, rows=rows))
 
-    def _row(self, entry: Entry) -> LearnerRow:
+    def row(self, entry: Entry) -> LearnerRow:
         return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonce, entry.account.as_data())
 
     def _current(self) -> pb.Current:
@@ -191,67 +186,9 @@ class Core:
             raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
         return self.roster.check(session.learner, session.incarnation, session.token)
 
-    async def join(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply:
-        """Makes a learner known; says whether it fetches, initialises, or waits. Raises Refused, state untouched."""
-        if request.protocol != PROTOCOL:
-            raise Refused(
-                Status.FAILED_PRECONDITION,
-                f"protocol {request.protocol} is not spoken here, {PROTOCOL} is: use the same atoll on both sides",
-            )
-        if request.run and request.run != self.run_id:
-            raise Refused(Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {self.run_id}")
-        reply_state = await self._first_parameters(request, tensors)
-        token = secrets.token_bytes(16)
-        entry = self.roster.join(
-            request.learner,
-            request.region,
-            request.nonce,
-            request.incarnation,
-            request.process_age_s,
-            token,
-            time.time(),
-        )
-        entry.dirty = False
-        await self._writer.commit(partial(ledger.put_learner, row=self._row(entry)))
-        if self.engine is not None:
-            self.engine.dispatch(ev.Joined(entry.name, entry.incarnation))
-        assert self.layout is not None, "the first to join decides the layout"
-        log.info("joined", learner=entry.name, incarnation=entry.incarnation, region=entry.region, state=reply_state)
-        return pb.JoinReply(
-            state=reply_state, run=self.run_id, generation=self.generation, epoch=self.epoch,
-            incarnation=entry.incarnation, token=token, settings=self.settings_message(),
-            fingerprint=self.layout.fingerprint, versions=self.engine.versions() if self.engine else [],
-            run_tokens=self.roster.tokens(), retry_s=1.0,
-        )  # fmt: skip
-
-    async def _first_parameters(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply.State:
-        """Checks a model against the run's; before there are parameters, settles who sends them."""
-        now = time.monotonic()
-        async with self._initialising:
-            free = self.engine is None and (self._lease is None or now > self._lease.until)
-            if self.engine is None and (free or (self._lease and self._lease.nonce == request.nonce)):
-                try:
-                    self.layout = plan(tensors, self.run.fragments)
-                except LayoutError as error:
-                    raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
-                self._frozen_digest = request.frozen_digest.hex()
-                if self.settings.init is not None:
-                    await self._from_file(self.settings.init)
-                else:
-                    self._lease = Lease(request.nonce, now + self.settings.limits.lease_s)
-                    return pb.JoinReply.STATE_INITIALISE
-        assert self.layout is not None, "a lease or an engine comes with a layout"
-        difference = first_difference(self.layout.tensors, tensors)
-        if difference is not None:
-            raise Refused(
-                Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has another model: {difference}'
-            )
-        if request.frozen_digest.hex() != self._frozen_digest:
-            raise Refused(
-                Status.FAILED_PRECONDITION,
-                f'learner "{request.learner[:80]}" has other values in its frozen parameters: load those of this run',
-            )
-        return pb.JoinReply.STATE_READY if self.engine is not None else pb.JoinReply.STATE_WAIT
+    def versions(self) -> list[int]:
+        """Of each fragment; none before the first parameters."""
+        return self.engine.versions() if self.engine is not None else []
 
     def settings_message(self) -> pb.RunSettings:
         """What learners are told of the run's settings."""
@@ -291,7 +228,7 @@ class Core:
         self.progress(entry, last)
         entry.account.left_at = time.time()
         entry.token = b""
-        await self._writer.commit(partial(ledger.put_learner, row=self._row(entry)))
+        await self.writer.commit(partial(ledger.put_learner, row=self.row(entry)))
         if self.engine is not None:
             self.engine.dispatch(ev.Gone(entry.name))
         log.info("left", learner=entry.name, incarnation=entry.incarnation)
@@ -300,67 +237,12 @@ class Core:
         """Counts a refusal at the door."""
         self.metrics.contributions.labels("turned_away").inc()
         if self.engine is not None:
-            self.engine.counts["turned_away"] += 1
+            self.engine.contributions.turn_away()
         log.warning(
             "contribution turned away", learner=learner[:80], status=refused.status.value, detail=refused.detail
         )
-
-    # ------------------------------------------------------------------------------ first parameters
-
-    async def stage(self, entry: Entry, header: pb.InitialiseHeader) -> Staging:
-        """Begins to take the first parameters from the holder of the lease. Raises Refused."""
-        if self.engine is not None:
-            raise Refused(Status.FAILED_PRECONDITION, "the run has its first parameters: join again and fetch them")
-        if self._lease is None or self._lease.nonce != entry.nonce:
-            raise Refused(Status.FAILED_PRECONDITION, "another learner sends the first parameters: join again and wait")
-        assert self.layout is not None, "a lease comes with a layout"
-        initial.check_room(self.settings.directory, header.size_bytes, self.layout, self.settings.limits.model_bytes)
-        return await asyncio.to_thread(Staging, self.settings.directory, header.size_bytes, header.sha256)
-
-    def renew_lease(self) -> None:
-        """Bytes arrive: the holder is alive."""
-        if self._lease is not None:
-            self._lease.until = time.monotonic() + self.settings.limits.lease_s
-
-    async def accept(self, entry: Entry, staging: Staging) -> None:
-        """Version 0, all at once: checked, durable, committed, then visible. Accepted exactly once."""
-        async with self._initialising:
-            if self.engine is not None or self._lease is None or self._lease.nonce != entry.nonce:
-                raise Refused(Status.FAILED_PRECONDITION, "the lease went to another learner: join again")
-            await self._accept(staging)
-            entry.account.bytes_whole += self.engine.initial.data.nbytes if self.engine is not None else 0
-
-    async def _from_file(self, path: Path) -> None:
-        staging = await asyncio.to_thread(initial.stage_file, path, self.settings.directory)
-        await self._accept(staging)
-
-    async def _accept(self, staging: Staging) -> None:
-        layout, directory = self.layout, self.settings.directory
-        assert layout is not None, "the first to join decides the layout"
-        file = await asyncio.to_thread(staging.check, layout)
-        try:
-            states = await asyncio.to_thread(initial_states, layout, file)
-        except TensorFileError as error:
-            raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
-        await asyncio.to_thread(staging.publish, directory)
-        meta = {
-            "tensors": initial.tensors_as_data(layout.tensors), "fragments": len(layout.fragments),
-            "fingerprint": layout.fingerprint.hex(), "frozen_digest": self._frozen_digest,
-            "settings": self.run.changed(fragments=len(layout.fragments)).model_dump(mode="json"),
-        }  # fmt: skip
-        await self._writer.commit(partial(_put_meta, meta=meta))
-        self.run = self.run.changed(fragments=len(layout.fragments))
-        file = open_tensors(directory / INITIAL)
-        self._begin(Restored(layout, file, states, {}), None)
-        self._lease = None
-        log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))
 
 
 def _put_learners(db: sqlite3.Connection, rows: list[LearnerRow]) -> None:
     for row in rows:
         ledger.put_learner(db, row)
-
-
-def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
-    for key, value in meta.items():
-        ledger.put_meta(db, key, value)

@@ -11,7 +11,6 @@ import sqlite3
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from atoll_server import events as ev
 from atoll_server import ledger, merge
+from atoll_server.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.events import Key
 from atoll_server.ledger import ContributionRow, FateRow, MergeRow
 from atoll_server.merge import FragmentState, OuterRule
@@ -32,23 +32,14 @@ from atoll_server.metrics import Metrics
 from atoll_server.publications import HappeningLog, Publication, UpdateCache
 from atoll_server.restore import Restored
 from atoll_server.roster import Entry, Roster
+from atoll_server.rounds import Pending, Phase
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.spool import Spool, Stored
-from atoll_server.syncer import Pending, Phase, Syncer
-from atoll_server.uploads import Decided, Uploads
+from atoll_server.syncer import Syncer
+from atoll_server.uploads import Uploads
 from atoll_server.writer import LedgerWriter
 
 log = structlog.get_logger()
-
-FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An acknowledged contribution without a fate: what the ledger says of it, and its payload."""
-
-    row: ContributionRow
-    stored: Stored
 
 
 class Engine:
@@ -82,8 +73,7 @@ class Engine:
             self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self._keep
         )
         self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
-        self.pending: dict[Key, Held] = {}
-        self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
+        self.contributions = Contributions(self.layout, roster, metrics)
         self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
@@ -99,11 +89,13 @@ class Engine:
         known: dict[Path, int] = {}
         for row, fate in ledger.contributions(db, self.generation):
             key, path = row.key, self.spool.path(self.generation, row.key)
-            self._count(row, fate)
-            self.uploads.newest[key.learner, key.incarnation, key.fragment] = Decided(row.digest, receipt_of(fate))
-            if fate.fate == "pending":
+            self.contributions.accept(row)
+            self.uploads.note(row.digest, receipt_of(fate))
+            if fate.fate != "pending":
+                self.contributions.end(row, fate)
+            else:
                 stored = self.spool.open(self.generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64))
-                self.pending[key] = Held(row, stored)
+                self.contributions.hold(row, stored)
                 waiting.append((key, Pending(row.cycle, row.base_version, row.tokens, row.steps)))
             if fate.fate != "refused" and path.exists():
                 known[path] = row.size_bytes
@@ -187,46 +179,18 @@ class Engine:
     async def _keep(self, row: ContributionRow, stored: Stored) -> None:
         """The payload is on disk: commit the row, then count on it."""
         await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row))
-        self.pending[row.key] = Held(row, stored)
-        self._count(row, FateRow(row.key, "pending"))
-        entry = self.roster.entries[row.key.learner]
-        self.metrics.contributions.labels("accepted").inc()
-        self.metrics.wan_bytes.labels(entry.region, "up").inc(row.size_bytes)
+        self.contributions.accept(row)
+        self.contributions.hold(row, stored)
+        region = self.roster.entries[row.key.learner].region
+        self.metrics.wan_bytes.labels(region, "up").inc(row.size_bytes)
         self.dispatch(ev.Contributed(row.key, row.cycle, row.base_version, row.tokens, row.steps))
-
-    def _count(self, row: ContributionRow, fate: FateRow) -> None:
-        """A contribution was accepted. Run again over the ledger at a start, so that these sums are exact."""
-        self.counts["accepted"] += 1
-        entry, tokens = self.roster.entries[row.key.learner], self._weighted(row)
-        entry.account.bytes_up += row.size_bytes
-        entry.account.parameters_up += self.layout.fragments[row.key.fragment].length
-        entry.account.accepted(tokens, current=row.key.incarnation == entry.incarnation)
-        if fate.fate != "pending":
-            self._count_fate(row, fate)
-
-    def _count_fate(self, row: ContributionRow, fate: FateRow) -> None:
-        self.counts[fate.fate] += 1
-        entry, tokens = self.roster.entries[row.key.learner], self._weighted(row)
-        if fate.fate == "merged":
-            entry.account.merged_tokens += tokens
-        else:
-            entry.account.accepted(-tokens, current=row.key.incarnation == entry.incarnation)
-        entry.dirty = True
-
-    def _weighted(self, row: ContributionRow) -> float:
-        """Its tokens, times the part of all parameters that its fragment holds."""
-        return row.tokens * self.layout.fragments[row.key.fragment].length / self.layout.parameters
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
         """A fate is durable: memory follows, and the learner can be told."""
-        held, receipt = self.pending.pop(fate.key), receipt_of(fate)
-        held.stored.close()
+        self.contributions.end(self.contributions.pending[fate.key].row, fate)
+        receipt = receipt_of(fate)
         self.uploads.decide(receipt)
-        self._count_fate(held.row, fate)
-        self.metrics.contributions.labels(fate.fate).inc()
-        if fate.fate == "merged":
-            self.metrics.staleness.observe(fate.staleness)
-        else:
+        if fate.fate == "refused":
             self.happenings.append(pb.Happening(receipt=receipt))
         return receipt
 
@@ -236,7 +200,7 @@ class Engine:
         began = time.monotonic()
         fragment = self.layout.fragments[effect.fragment]
         rule = OuterRule(self.run.outer_lr, self.run.outer_momentum, self.run.codec)
-        stored = [self.pending[share.key].stored for share in effect.shares]
+        stored = [self.contributions.pending[share.key].stored for share in effect.shares]
         weights = [share.weight for share in effect.shares]
         async with self.locks[fragment.index]:
             old = self.states[fragment.index]
@@ -256,8 +220,8 @@ class Engine:
                 {"lr": rule.lr, "momentum": rule.momentum, "codec": int(rule.codec)},
                 *checksums, sum(map(len, update.frames)), time.time(),
             )  # fmt: skip
-            await self.writer.commit(partial(_log_merge, generation=self.generation, row=row, fates=fates))
-            refused = [self.pending[refusal.key].row for refusal in effect.refusals]
+            await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))
+            refused = [self.contributions.pending[refusal.key].row for refusal in effect.refusals]
             self.states[fragment.index] = new
         self._publish(effect, update, fates)
         self.metrics.merge_seconds.observe(time.monotonic() - began)
@@ -285,8 +249,8 @@ class Engine:
         """A round that merged nothing may still have refused something."""
         version = self.states[effect.fragment].version
         fates = [refusal_row(refusal, version) for refusal in effect.refusals]
-        await self.writer.commit(partial(_log_fates, generation=self.generation, fates=fates))
-        refused = [self.pending[fate.key].row for fate in fates]
+        await self.writer.commit(partial(ledger.put_fates, generation=self.generation, fates=fates))
+        refused = [self.contributions.pending[fate.key].row for fate in fates]
         self._refused_since[effect.fragment] += map(self._decide, fates)
         self._forget(refused)
 
@@ -315,18 +279,8 @@ class Engine:
 
         The array is never written again: a merge puts a new one in its place.
         """
-        newest = self.uploads.newest.get((entry.name, entry.incarnation, fragment))
-        state = self.states[fragment]
-        return state.version, state.theta_pub, [newest.receipt] if newest else []
-
-    def waiting_for(self, learner: str) -> str:
-        """Which rounds wait for this learner, in words."""
-        missing = [
-            str(index)
-            for index, rounds in enumerate(self.syncer.fragments)
-            if rounds.phase is Phase.OPEN and learner not in rounds.answered()
-        ]
-        return f"its answer for fragment {', '.join(missing)}" if missing else ""
+        state, newest = self.states[fragment], self.uploads.newest_receipt(entry.name, entry.incarnation, fragment)
+        return state.version, state.theta_pub, [newest] if newest is not None else []
 
     def sent(self, entry: Entry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts what went down to a learner."""
@@ -337,28 +291,3 @@ class Engine:
         else:
             entry.account.bytes_down += size_bytes
             entry.account.parameters_down += parameters
-
-
-def receipt_of(fate: FateRow) -> pb.Receipt:
-    """A fate as learners are told it."""
-    key = fate.key
-    return pb.Receipt(
-        learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=FATES[fate.fate],
-        version=fate.version, weight=fate.weight, staleness=fate.staleness, reason=fate.reason,
-        drop_outstanding=fate.dropped,
-    )  # fmt: skip
-
-
-def refusal_row(refusal: ev.Refusal, version: int) -> FateRow:
-    """A refusal as the ledger keeps it."""
-    return FateRow(refusal.key, "refused", version, reason=refusal.reason, dropped=refusal.drop)
-
-
-def _log_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: list[FateRow]) -> None:
-    ledger.add_merge(db, generation, row)
-    _log_fates(db, generation, fates)
-
-
-def _log_fates(db: sqlite3.Connection, generation: int, fates: list[FateRow]) -> None:
-    for fate in fates:
-        ledger.put_fate(db, generation, fate)

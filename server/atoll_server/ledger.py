@@ -162,8 +162,13 @@ def add_contribution(db: sqlite3.Connection, generation: int, row: ContributionR
     )
 
 
-def put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
-    """Ends a pending contribution. It must be pending: a receipt is given once."""
+def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
+    """Ends pending contributions. They must be pending: a receipt is given once."""
+    for row in fates:
+        _put_fate(db, generation, row)
+
+
+def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
     key = row.key
     done = db.execute(
         "UPDATE contributions SET fate=?, version=?, weight=?, staleness=?, reason=?, dropped=? WHERE generation=? "
@@ -174,11 +179,12 @@ def put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
     assert done.rowcount == 1, f"contribution {key} was not pending"
 
 
-def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow) -> None:
-    """Logs an outer step."""
+def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
+    """Logs an outer step with the fates that it decided."""
     values = (generation, row.fragment, row.version, row.cycle, json.dumps(row.shares), json.dumps(row.rule),
               row.theta, row.theta_pub, row.momentum, row.update_bytes, row.merged_at)  # fmt: skip
     db.execute("INSERT INTO merges VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
+    put_fates(db, generation, fates)
 
 
 def add_snapshot(db: sqlite3.Connection, generation: int, row: SnapshotRow) -> None:

@@ -19,6 +19,7 @@ from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec
 from atoll_server import events as ev
 from atoll_server.core import Core
 from atoll_server.engine import Engine
+from atoll_server.joining import Joining
 from atoll_server.refusal import Refused, Status
 from atoll_server.roster import Entry
 from atoll_server.spool import Upload
@@ -36,11 +37,12 @@ class OuterService(rpc.OuterServicer):
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._joining = Joining(core)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Makes a learner known, or known again."""
         try:
-            return await self._core.join(request, self._tensors(request))
+            return await self._joining.join(request, self._tensors(request))
         except Refused as refused:
             log.warning("join refused", learner=request.learner[:80], detail=refused.detail)
             await _abort(context, refused)
@@ -51,11 +53,11 @@ class OuterService(rpc.OuterServicer):
         try:
             header = (await _first(requests, "an Initialise stream")).header
             entry = self._core.session(header.session)
-            staging = await self._core.stage(entry, header)
+            staging = await self._joining.stage(entry, header)
             async for request in requests:
                 await asyncio.to_thread(staging.take, request.chunk)
-                self._core.renew_lease()
-            await self._core.accept(entry, staging)
+                self._joining.renew_lease()
+            await self._joining.accept(entry, staging)
             return pb.InitialiseReply()
         except Refused as refused:
             log.warning("first parameters refused", detail=refused.detail)

@@ -44,7 +44,9 @@ def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
             fragment=fragment.index, parameters=fragment.length, version=rounds.version, cycle=rounds.cycle,
             state=engine.syncer.why(fragment.index, now),
         )  # fmt: skip
-    reply.contributions.CopyFrom(pb.Contributions(**engine.counts, pending=len(engine.pending)))
+    reply.contributions.CopyFrom(
+        pb.Contributions(**engine.contributions.counts, pending=len(engine.contributions.pending))
+    )
 
 
 def _learner(core: Core, entry: Entry, balance: Balance, now: float) -> pb.LearnerStatus:
@@ -62,9 +64,9 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float) -> pb.Learn
         step_time_s=member.step_time_s or 0.0 if member is not None else 0.0,
         heard_s=now - member.heard_at if member is not None else 0.0,
         blocked_fraction=account.total("blocked_s") / there if there > 0 else 0.0,
-        waiting_for=engine.waiting_for(entry.name) if engine is not None else "the first parameters",
+        waiting_for=engine.syncer.waits_for(entry.name) if engine is not None else "the first parameters",
         goodput=_goodput(balance),
-        pending=sum(key.learner == entry.name for key in engine.pending) if engine is not None else 0,
+        pending=sum(key.learner == entry.name for key in engine.contributions.pending) if engine is not None else 0,
         wire=_wire([entry]),
     )
 

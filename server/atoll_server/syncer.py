@@ -17,56 +17,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import assert_never
 
 from atoll_server import events as ev
 from atoll_server.events import Key
 from atoll_server.members import Member, smoothed
+from atoll_server.rounds import FragmentRounds, Pending, Phase
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, int, float], float]  # tokens, steps, staleness, exponent -> weight
-
-
-class Phase(Enum):
-    """Of one fragment."""
-
-    IDLE = "idle"
-    OPEN = "open"
-    MERGING = "merging"
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """An acknowledged contribution that waits for its merge."""
-
-    cycle: int
-    base_version: int
-    tokens: int
-    steps: int
-
-
-@dataclass(slots=True)
-class FragmentRounds:
-    """Where one fragment stands."""
-
-    version: int
-    cycle: int
-    phase: Phase = Phase.IDLE
-    opened_at: float = 0.0
-    quorum_at: float | None = None
-    closed_at: float | None = None
-    declined: dict[str, str] = field(default_factory=dict)
-    pending: dict[Key, Pending] = field(default_factory=dict)
-
-    def answered(self) -> set[str]:
-        """Learners that this round need not wait for."""
-        return set(self.declined) | {key.learner for key in self.pending}
-
-    def fresh(self) -> set[str]:
-        """Learners with a contribution that answers this very round: these count to the quorum."""
-        return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +265,12 @@ class Syncer:
         if rounds.phase is Phase.OPEN:
             return self.decide(fragment, now).reason
         return "merging" if rounds.phase is Phase.MERGING else "between rounds"
+
+    def waits_for(self, learner: str) -> str:
+        """Which rounds wait for this learner, in words."""
+        rounds = enumerate(self.fragments)
+        missing = [str(n) for n, r in rounds if r.phase is Phase.OPEN and learner not in r.answered()]
+        return f"its answer for fragment {', '.join(missing)}" if missing else ""
 
     def _in_flight(self) -> int:
         return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments)

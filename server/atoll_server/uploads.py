@@ -54,7 +54,7 @@ class Uploads:
         self._growing: dict[Key, Upload] = {}
         self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones, sessions left out
         self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
-        self.newest: dict[tuple[str, int, int], Decided] = {}  # (learner, incarnation, fragment)
+        self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
 
     def offer(self, header: pb.PushHeader, version: int, max_staleness: int, now: float) -> Upload | pb.Receipt:
         """Admits a contribution, or answers with the receipt that its key has already. Raises Refused."""
@@ -64,7 +64,9 @@ class Uploads:
             if self._headers[key] != _declared(header):
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
             return growing
-        newest = self.newest.get((key.learner, key.incarnation, key.fragment))
+        newest = self._newest.get((key.learner, key.fragment))
+        if newest is not None and newest.receipt.incarnation != key.incarnation:
+            newest = None  # a dead incarnation's: what it had acknowledged is merged all the same
         if newest is not None and newest.receipt.seq >= key.seq:
             if newest.receipt.seq > key.seq:
                 raise Refused(
@@ -167,17 +169,28 @@ class Uploads:
         receipt = pb.Receipt(
             learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
         )
-        self.newest[key.learner, key.incarnation, key.fragment] = Decided(upload.digest, receipt)
+        self.note(upload.digest, receipt)
         await self._keep(row, stored)
         del self._growing[key], self._headers[key], self._finishing[key]
-        return self.newest[key.learner, key.incarnation, key.fragment].receipt
+        return self.newest_receipt(key.learner, key.incarnation, key.fragment) or receipt
+
+    def note(self, digest: bytes, receipt: pb.Receipt) -> None:
+        """A contribution was made durable: the newest of its learner and fragment."""
+        self._newest[receipt.learner, receipt.fragment] = Decided(digest, receipt)
+
+    def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
+        """What became of an incarnation's newest contribution to a fragment."""
+        newest = self._newest.get((learner, fragment))
+        return newest.receipt if newest is not None and newest.receipt.incarnation == incarnation else None
 
     def decide(self, receipt: pb.Receipt) -> None:
         """Notes the fate of a contribution, for its learner to ask again."""
-        place = (receipt.learner, receipt.incarnation, receipt.fragment)
-        newest = self.newest.get(place)
-        if newest is not None and newest.receipt.seq == receipt.seq:
-            self.newest[place] = Decided(newest.digest, receipt)
+        newest = self._newest.get((receipt.learner, receipt.fragment))
+        if newest is not None and (newest.receipt.incarnation, newest.receipt.seq) == (
+            receipt.incarnation,
+            receipt.seq,
+        ):
+            self.note(newest.digest, receipt)
 
     def expire(self, now: float) -> None:
         """Gives back the room of uploads that nobody goes on with."""

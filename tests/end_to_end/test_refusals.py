@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from atoll.agent import PROTOCOL, _tensor
+from atoll.joining import PROTOCOL, tensor_message
 from atoll.parameters import Parameters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
@@ -29,7 +29,7 @@ def running(tmp_path_factory):
 
 def tensors(model: nn.Module | None = None) -> list[pb.Tensor]:
     model = model if model is not None else small_model()
-    return [_tensor(t) for t in Parameters(model, SGD(model.parameters(), 0.1)).tensors]
+    return [tensor_message(t) for t in Parameters(model, SGD(model.parameters(), 0.1)).tensors]
 
 
 def digest() -> bytes:

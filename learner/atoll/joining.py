@@ -1,0 +1,114 @@
+"""Joining a run: saying who one is and what model one has, and sending the first parameters when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import MergeKind, TensorSpec
+
+from atoll.standing import Standing
+from atoll.stats import Counters
+
+log = structlog.get_logger()
+
+PROTOCOL = 1
+JOIN_S = 60.0  # a core may have to read a whole model before it answers
+CHUNK_BYTES = 1 << 20
+KINDS = {MergeKind.AVERAGE: pb.MERGE_KIND_AVERAGE, MergeKind.DIRECTION: pb.MERGE_KIND_DIRECTION}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this learner is and where it dials. addresses: tried in turn."""
+
+    name: str
+    region: str
+    addresses: Sequence[str]
+    connect_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstModel:
+    """What a core must know of the model. save: writes the first parameters to a file."""
+
+    tensors: tuple[TensorSpec, ...]
+    frozen_digest: bytes
+    save: Callable[[Path], None]
+
+
+class Joiner:
+    """Joins, and joins again: the same process keeps its incarnation."""
+
+    def __init__(self, identity: Identity, model: FirstModel, standing: Standing, counters: Counters) -> None:
+        self._identity, self._model, self._standing, self._counters = identity, model, standing, counters
+        self._nonce = secrets.randbits(63) | 1
+
+    async def join(self) -> pb.JoinReply:
+        """Returns once the run has parameters; AioRpcError when the core is away or refuses."""
+        while True:
+            reply: pb.JoinReply = await self._standing.link.control.Join(self._request(), timeout=JOIN_S)
+            if reply.state == pb.JoinReply.STATE_READY:
+                return reply
+            if reply.state == pb.JoinReply.STATE_INITIALISE:
+                await self._initialise(reply)
+            else:
+                log.info("another learner sends the first parameters", learner=self._identity.name)
+                await asyncio.sleep(reply.retry_s)
+
+    def session(self, reply: pb.JoinReply) -> pb.Session:
+        """What goes with every later call."""
+        return pb.Session(
+            run=reply.run, learner=self._identity.name, incarnation=reply.incarnation,
+            generation=reply.generation, token=reply.token,
+        )  # fmt: skip
+
+    def _request(self) -> pb.JoinRequest:
+        return pb.JoinRequest(
+            protocol=PROTOCOL, run=self._standing.session.run, learner=self._identity.name,
+            region=self._identity.region, nonce=self._nonce, tensors=[tensor_message(t) for t in self._model.tensors],
+            frozen_digest=self._model.frozen_digest, incarnation=self._standing.session.incarnation,
+            process_age_s=time.time() - psutil.Process().create_time(),
+        )  # fmt: skip
+
+    async def _initialise(self, reply: pb.JoinReply) -> None:
+        """Sends the whole state_dict as a file: declared first, then in chunks."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "first.safetensors"
+            await asyncio.to_thread(self._model.save, path)
+            header = pb.InitialiseHeader(
+                session=self.session(reply),
+                size_bytes=path.stat().st_size,
+                sha256=await asyncio.to_thread(_sha256, path),
+            )
+            log.info("sending the first parameters", learner=self._identity.name, size_bytes=header.size_bytes)
+
+            async def requests() -> AsyncIterator[pb.InitialiseRequest]:
+                yield pb.InitialiseRequest(header=header)
+                with path.open("rb") as file:
+                    while chunk := file.read(CHUNK_BYTES):
+                        yield pb.InitialiseRequest(chunk=chunk)
+
+            await self._standing.link.data.Initialise(requests())
+            self._counters.bytes_whole += header.size_bytes
+
+
+def tensor_message(tensor: TensorSpec) -> pb.Tensor:
+    """A tensor as the contract has it."""
+    return pb.Tensor(
+        name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, kind=KINDS[tensor.kind], tied_names=tensor.tied_names
+    )
+
+
+def _sha256(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

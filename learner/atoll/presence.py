@@ -1,0 +1,221 @@
+"""A learner's presence at its core: it joins, follows what happens, reports, and comes back when the core was away.
+
+Lives on the agent's event loop and owns all that is known of the core. What must be fetched or sent goes to the
+Fetcher and the Sender; what the training loop must do goes to the Handover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+import numpy as np
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout, plan
+
+from atoll.errors import LearnerError
+from atoll.fetching import Fetcher
+from atoll.handover import Handover, Taken
+from atoll.joining import FirstModel, Identity, Joiner
+from atoll.sending import Sender
+from atoll.standing import Line, Standing
+from atoll.stats import Counters
+from atoll.transport import CALL_S, Cure, Link, backoff_s, cure, one_line
+
+log = structlog.get_logger()
+
+REPORT_S, LONGEST_REPORT_S = 0.25, 1.0
+PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
+DUPLICATE_ATTEMPTS = 6  # some ten seconds: a core may not know yet that this name's last process is dead
+
+
+class Presence:
+    """Made and used on one event loop. on_ready: told the layout when the first anchors are here."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        model: FirstModel,
+        handover: Handover,
+        counters: Counters,
+        on_ready: Callable[[Layout], None],
+        stop: Callable[[Exception], None],
+    ) -> None:
+        self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
+        self._on_ready, self._entered, self._said_away = on_ready, False, False
+        self._rng = random.Random()  # noqa: S311 - jitter
+        self._links = [Link(address) for address in identity.addresses]
+        self.standing = Standing(self._links[0])
+        self._joiner = Joiner(identity, model, self.standing, counters)
+        self._sender = Sender(self.standing, handover, counters, stop, self._fetch)
+        self._fetcher = Fetcher(self.standing, handover, counters, stop, self._sender)
+
+    def _fetch(self, line: Line) -> None:
+        """What was refused for good is mended by fetching: the Sender asks, the Fetcher does."""
+        self._fetcher.begin(line)
+
+    async def live(self) -> None:
+        """Goes on for ever; raises LearnerError when trying again is of no use."""
+        attempt, began = 0, time.monotonic()
+        try:
+            while True:
+                try:
+                    await self._join()
+                    attempt = 0
+                    await self._stay()
+                except grpc.aio.AioRpcError as error:
+                    self._note(error, attempt, time.monotonic() - began)
+                self.standing.connected.clear()
+                self._counters.connected = False
+                await asyncio.sleep(backoff_s(attempt, self._rng))
+                attempt += 1
+                self.standing.link = self._links[attempt % len(self._links)]
+        finally:
+            for link in self._links:
+                await link.close()
+
+    def _note(self, error: grpc.aio.AioRpcError, attempt: int, waited_s: float) -> None:
+        """Says once why the core is away; raises LearnerError when that will not pass."""
+        self._counters.last_error = one_line(error)
+        address, name = self.standing.link.address, self._identity.name
+        duplicate = error.code() is grpc.StatusCode.ALREADY_EXISTS and attempt < DUPLICATE_ATTEMPTS
+        if cure(error) in {Cure.STOP, Cure.GIVE_UP} and not duplicate:
+            raise LearnerError(f"learner {name!r} cannot go on: {error.details()}")
+        if not self._entered and waited_s > self._identity.connect_timeout_s:
+            raise LearnerError(
+                f"no core at {address} within {waited_s:.0f} s ({one_line(error)}): start one, or check --server"
+            )
+        if not self._said_away:
+            self._said_away = True
+            self._counters.reconnects += self._entered
+            text = "core is away: training goes on" if self._entered else "waiting for the core"
+            log.warning(text, learner=name, server=address, error=one_line(error))
+
+    async def _join(self) -> None:
+        """Joins, takes in what the core says, and at the first time waits for all fragments."""
+        standing, reply = self.standing, await self._joiner.join()
+        layout = plan(self._model.tensors, reply.settings.fragments)
+        if layout.fingerprint != reply.fingerprint:
+            raise LearnerError("the core lays the model out differently: use the same atoll version on both sides")
+        if not standing.lines:
+            standing.layout = layout
+            standing.lines = [Line(f.index, np.empty(0, np.float32)) for f in layout.fragments]
+        elif reply.generation != standing.session.generation:
+            for line in standing.lines:
+                line.whole, line.drop, line.target = True, True, 0
+                self._sender.forget(line)
+        standing.settings, standing.session = reply.settings, self._joiner.session(reply)
+        standing.lost.clear()
+        standing.connected.set()
+        self._counters.connected = True
+        self._tokens(reply.run_tokens)
+        if self._said_away:
+            log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
+            self._said_away = False
+        for line, version in zip(standing.lines, reply.versions, strict=True):
+            self._fetcher.heard_of(line, version)
+        if not self._entered:
+            await self._fetcher.all_here()
+            self._entered = True
+            self._on_ready(layout)
+
+    async def _stay(self) -> None:
+        """Follows and reports until either breaks or some other call finds the core gone."""
+        tasks = {asyncio.create_task(work) for work in (self._follow(), self._report(), self.standing.lost.wait())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------ following
+
+    async def _follow(self) -> None:
+        standing = self.standing
+        request = pb.FollowRequest(session=standing.session, epoch=standing.epoch, sequence=standing.sequence)
+        async for happening in standing.link.control.Follow(request):
+            standing.epoch, standing.sequence = happening.epoch, happening.sequence
+            match happening.WhichOneof("what"):
+                case "current":
+                    self._tokens(happening.current.run_tokens)
+                    for line, version in zip(standing.lines, happening.current.versions, strict=True):
+                        self._fetcher.heard_of(line, version)
+                    for opened in happening.current.open:
+                        self._opened(opened)
+                case "opened":
+                    self._opened(happening.opened)
+                case "published":
+                    self._tokens(happening.published.run_tokens)
+                    line = standing.lines[happening.published.fragment]
+                    self._fetcher.heard_of(line, happening.published.version)
+                case "receipt":
+                    self._sender.decided(happening.receipt)
+                case "shutting_down":
+                    return
+
+    def _opened(self, opened: pb.RoundOpened) -> None:
+        if self.standing.lines[opened.fragment].flight is not None:
+            self._decline(opened.fragment, opened.cycle, "its contribution is in flight")
+        else:
+            self._handover.ask(opened.fragment, opened.cycle)
+
+    def _decline(self, fragment: int, cycle: int, reason: str) -> None:
+        self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
+
+    def _tokens(self, run_tokens: int) -> None:
+        if run_tokens > self._counters.run_tokens:
+            self._counters.run_tokens, self._counters.run_tokens_at = run_tokens, self._counters.tokens
+
+    # ------------------------------------------------------------------------------ reporting
+
+    async def _report(self) -> None:
+        call = self.standing.link.control.Report()
+        told, told_at = -1, 0.0
+        while not call.done():
+            for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
+                self._decline(due.fragment, due.cycle, "no inner step while it was open")
+            now = time.monotonic()
+            news = bool(self._handover.adopted or self._handover.declined) or self._counters.steps != told
+            if news or now - told_at >= LONGEST_REPORT_S:
+                progress = self._progress()
+                if told < 0:
+                    progress.session.CopyFrom(self.standing.session)
+                told, told_at = progress.steps, now
+                try:
+                    await call.write(progress)
+                except asyncio.InvalidStateError:
+                    break  # the call ended meanwhile; awaiting it says why
+            await asyncio.sleep(REPORT_S)
+        await call
+
+    def _progress(self) -> pb.Progress:
+        """All counters, and what was adopted and declined since the last message."""
+        progress = self._counters.progress()
+        while self._handover.declined:
+            progress.declined.append(self._handover.declined.popleft())
+        while self._handover.adopted:
+            progress.adopted.append(self._handover.adopted.popleft())
+        return progress
+
+    # ------------------------------------------------------------------------------ told by the agent
+
+    def submit(self, taken: Taken) -> None:
+        """A pseudo-gradient to be sent."""
+        self._sender.send(self.standing.lines[taken.fragment], taken)
+
+    async def say_goodbye(self) -> None:
+        """Leaves cleanly if the core is there."""
+        if self.standing.connected.is_set():
+            request = pb.LeaveRequest(session=self.standing.session, last=self._progress())
+            try:
+                await self.standing.link.control.Leave(request, timeout=CALL_S)
+            except grpc.aio.AioRpcError as error:
+                log.warning("good-bye was not heard", learner=self._identity.name, error=one_line(error))

@@ -1,0 +1,90 @@
+"""Acknowledged contributions: those that wait for their merge, the fates of the others, and the sums over all.
+
+Memory follows the ledger: each method is called when what it notes is durable already. At a start the same methods
+run over the ledger, so that the sums are exact whenever the process died.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout
+
+from atoll_server import events as ev
+from atoll_server.events import Key
+from atoll_server.ledger import ContributionRow, FateRow
+from atoll_server.metrics import Metrics
+from atoll_server.roster import Roster
+from atoll_server.spool import Stored
+
+FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An acknowledged contribution without a fate: what the ledger says of it, and its payload."""
+
+    row: ContributionRow
+    stored: Stored
+
+
+class Contributions:
+    """Of one generation. counts: by fate; turned_away are those that were refused at the door."""
+
+    def __init__(self, layout: Layout, roster: Roster, metrics: Metrics) -> None:
+        self._layout, self._roster, self._metrics = layout, roster, metrics
+        self.pending: dict[Key, Held] = {}
+        self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
+
+    def accept(self, row: ContributionRow) -> None:
+        """One more was acknowledged."""
+        entry = self._roster.entries[row.key.learner]
+        entry.account.bytes_up += row.size_bytes
+        entry.account.parameters_up += self._layout.fragments[row.key.fragment].length
+        entry.account.accepted(self._weighted(row), current=row.key.incarnation == entry.incarnation)
+        entry.dirty = True
+        self.counts["accepted"] += 1
+        self._metrics.contributions.labels("accepted").inc()
+
+    def hold(self, row: ContributionRow, stored: Stored) -> None:
+        """It waits for its merge."""
+        self.pending[row.key] = Held(row, stored)
+
+    def end(self, row: ContributionRow, fate: FateRow) -> None:
+        """One came to its end: merged, or refused after all."""
+        held = self.pending.pop(row.key, None)
+        if held is not None:
+            held.stored.close()
+        entry = self._roster.entries[row.key.learner]
+        if fate.fate == "merged":
+            entry.account.merged_tokens += self._weighted(row)
+            self._metrics.staleness.observe(fate.staleness)
+        else:
+            entry.account.accepted(-self._weighted(row), current=row.key.incarnation == entry.incarnation)
+        entry.dirty = True
+        self.counts[fate.fate] += 1
+        self._metrics.contributions.labels(fate.fate).inc()
+
+    def turn_away(self) -> None:
+        """One was refused at the door."""
+        self.counts["turned_away"] += 1
+
+    def _weighted(self, row: ContributionRow) -> float:
+        """Its tokens, times the part of all parameters that its fragment holds."""
+        return row.tokens * self._layout.fragments[row.key.fragment].length / self._layout.parameters
+
+
+def receipt_of(fate: FateRow) -> pb.Receipt:
+    """A fate as learners are told it."""
+    key = fate.key
+    return pb.Receipt(
+        learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=FATES[fate.fate],
+        version=fate.version, weight=fate.weight, staleness=fate.staleness, reason=fate.reason,
+        drop_outstanding=fate.dropped,
+    )  # fmt: skip
+
+
+def refusal_row(refusal: ev.Refusal, version: int) -> FateRow:
+    """A refusal as the ledger keeps it."""
+    return FateRow(refusal.key, "refused", version, reason=refusal.reason, dropped=refusal.drop)

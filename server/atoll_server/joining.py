@@ -1,0 +1,155 @@
+"""Who may join a run, and its first parameters: one learner is given the lease to send them, and all count at once."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sqlite3
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import LayoutError, TensorSpec, first_difference, plan
+
+from atoll_server import events as ev
+from atoll_server import initial, ledger
+from atoll_server.core import PROTOCOL, Core
+from atoll_server.initial import Lease, Staging
+from atoll_server.refusal import Refused, Status
+from atoll_server.restore import INITIAL, Restored, initial_states
+from atoll_server.roster import Entry
+from atoll_server.tensorfile import TensorFileError, open_tensors
+
+log = structlog.get_logger()
+
+
+class Joining:
+    """The way into one core's run."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lease: Lease | None = None
+        self._initialising = asyncio.Lock()
+
+    async def join(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply:
+        """Makes a learner known; says whether it fetches, initialises, or waits. Raises Refused, state untouched."""
+        if request.protocol != PROTOCOL:
+            raise Refused(
+                Status.FAILED_PRECONDITION,
+                f"protocol {request.protocol} is not spoken here, {PROTOCOL} is: use the same atoll on both sides",
+            )
+        if request.run and request.run != self._core.run_id:
+            raise Refused(
+                Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {self._core.run_id}"
+            )
+        reply_state = await self._first_parameters(request, tensors)
+        token = secrets.token_bytes(16)
+        entry = self._core.roster.join(
+            request.learner,
+            request.region,
+            request.nonce,
+            request.incarnation,
+            request.process_age_s,
+            token,
+            time.time(),
+        )
+        entry.dirty = False
+        await self._core.writer.commit(partial(ledger.put_learner, row=self._core.row(entry)))
+        if self._core.engine is not None:
+            self._core.engine.dispatch(ev.Joined(entry.name, entry.incarnation))
+        assert self._core.layout is not None, "the first to join decides the layout"
+        log.info("joined", learner=entry.name, incarnation=entry.incarnation, region=entry.region, state=reply_state)
+        return pb.JoinReply(
+            state=reply_state, run=self._core.run_id, generation=self._core.generation, epoch=self._core.epoch,
+            incarnation=entry.incarnation, token=token, settings=self._core.settings_message(),
+            fingerprint=self._core.layout.fingerprint, versions=self._core.versions(),
+            run_tokens=self._core.roster.tokens(), retry_s=1.0,
+        )  # fmt: skip
+
+    async def _first_parameters(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply.State:
+        """Checks a model against the run's; before there are parameters, settles who sends them."""
+        now = time.monotonic()
+        async with self._initialising:
+            free = self._core.engine is None and (self._lease is None or now > self._lease.until)
+            if self._core.engine is None and (free or (self._lease and self._lease.nonce == request.nonce)):
+                try:
+                    self._core.layout = plan(tensors, self._core.run.fragments)
+                except LayoutError as error:
+                    raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
+                self._core.frozen_digest = request.frozen_digest.hex()
+                if self._core.settings.init is not None:
+                    await self._from_file(self._core.settings.init)
+                else:
+                    self._lease = Lease(request.nonce, now + self._core.settings.limits.lease_s)
+                    return pb.JoinReply.STATE_INITIALISE
+        assert self._core.layout is not None, "a lease or an engine comes with a layout"
+        difference = first_difference(self._core.layout.tensors, tensors)
+        if difference is not None:
+            raise Refused(
+                Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has another model: {difference}'
+            )
+        if request.frozen_digest.hex() != self._core.frozen_digest:
+            raise Refused(
+                Status.FAILED_PRECONDITION,
+                f'learner "{request.learner[:80]}" has other values in its frozen parameters: load those of this run',
+            )
+        return pb.JoinReply.STATE_READY if self._core.engine is not None else pb.JoinReply.STATE_WAIT
+
+    # ------------------------------------------------------------------------------ first parameters
+
+    async def stage(self, entry: Entry, header: pb.InitialiseHeader) -> Staging:
+        """Begins to take the first parameters from the holder of the lease. Raises Refused."""
+        if self._core.engine is not None:
+            raise Refused(Status.FAILED_PRECONDITION, "the run has its first parameters: join again and fetch them")
+        if self._lease is None or self._lease.nonce != entry.nonce:
+            raise Refused(Status.FAILED_PRECONDITION, "another learner sends the first parameters: join again and wait")
+        assert self._core.layout is not None, "a lease comes with a layout"
+        directory, limits = self._core.settings.directory, self._core.settings.limits
+        initial.check_room(directory, header.size_bytes, self._core.layout, limits.model_bytes)
+        return await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256)
+
+    def renew_lease(self) -> None:
+        """Bytes arrive: the holder is alive."""
+        if self._lease is not None:
+            self._lease.until = time.monotonic() + self._core.settings.limits.lease_s
+
+    async def accept(self, entry: Entry, staging: Staging) -> None:
+        """Version 0, all at once: checked, durable, committed, then visible. Accepted exactly once."""
+        async with self._initialising:
+            if self._core.engine is not None or self._lease is None or self._lease.nonce != entry.nonce:
+                raise Refused(Status.FAILED_PRECONDITION, "the lease went to another learner: join again")
+            await self._accept(staging)
+            entry.account.bytes_whole += self._core.engine.initial.data.nbytes if self._core.engine is not None else 0
+
+    async def _from_file(self, path: Path) -> None:
+        staging = await asyncio.to_thread(initial.stage_file, path, self._core.settings.directory)
+        await self._accept(staging)
+
+    async def _accept(self, staging: Staging) -> None:
+        layout, directory = self._core.layout, self._core.settings.directory
+        assert layout is not None, "the first to join decides the layout"
+        file = await asyncio.to_thread(staging.check, layout)
+        try:
+            states = await asyncio.to_thread(initial_states, layout, file)
+        except TensorFileError as error:
+            raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
+        await asyncio.to_thread(staging.publish, directory)
+        meta = {
+            "tensors": initial.tensors_as_data(layout.tensors), "fragments": len(layout.fragments),
+            "fingerprint": layout.fingerprint.hex(), "frozen_digest": self._core.frozen_digest,
+            "settings": self._core.run.changed(fragments=len(layout.fragments)).model_dump(mode="json"),
+        }  # fmt: skip
+        await self._core.writer.commit(partial(_put_meta, meta=meta))
+        self._core.run = self._core.run.changed(fragments=len(layout.fragments))
+        file = open_tensors(directory / INITIAL)
+        self._core.begin(Restored(layout, file, states, {}), None)
+        self._lease = None
+        log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))
+
+
+def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
+    for key, value in meta.items():
+        ledger.put_meta(db, key, value)

@@ -1,0 +1,179 @@
+"""The core as a process: what it offers, what it never loads, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from atoll_wire import outer_pb2 as pb
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tests.end_to_end.world import Trainee, core, eventually, train
+
+ATOLL = [sys.executable, "-m", "atoll.command"]
+
+
+def test_the_cores_process_never_loads_torch_nor_the_learners_package(tmp_path):
+    with core(tmp_path) as running:
+        train(running.address, "a", steps=40)
+        maps = Path(f"/proc/{running.child.process.pid}/maps").read_text()
+        assert "numpy" in maps
+        assert "torch" not in maps
+    code = """
+import sys, runpy
+for name in ("torch", "atoll.learner", "atoll", "psutil"):
+    sys.modules[name] = None  # importing it raises
+sys.argv = ["atoll_server", "core", "--dir", DIR, "--listen", "nowhere:0"]
+runpy.run_module("atoll_server", run_name="__main__")
+""".replace("DIR", repr(str(tmp_path / "other")))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: nowhere:0 is not loopback and there is no TLS yet: listen on 127.0.0.1")
+
+
+def test_health_and_reflection_answer(tmp_path):
+    with core(tmp_path) as running, grpc.insecure_channel(running.address) as channel:
+        for service in ("", "atoll.v1.Outer", "atoll.v1.Operator"):
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=10
+            )
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        listed = next(iter(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([asked]))))
+        assert "atoll.v1.Outer" in {service.name for service in listed.list_services_response.service}
+
+
+def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
+    with core(tmp_path, "--metrics-listen", "127.0.0.1:0", "--log-json") as running:
+        trainee = Trainee(running.address, "a", lambda t: len(t.losses) >= 80, metrics_port=unused_port, region="eu")
+        trainee.start()
+        trainee.done()
+        port = running.log().split('"metrics_port": ')[1].split(",")[0]
+        eventually(lambda: running.status().contributions.pending == 0)
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+        learners = urllib.request.urlopen(f"http://127.0.0.1:{unused_port}/metrics").read().decode()
+        status = running.status()
+    merged = f'atoll_contributions_total{{fate="merged"}} {status.contributions.merged:.1f}'
+    for line in (merged, 'atoll_learner_inner_steps_total{learner="a"} 80.0', "atoll_goodput_ratio 0."):
+        assert line in text
+    for name in ('atoll_wan_bytes_total{direction="up",region="eu"}', 'atoll_fragment_version{fragment="0"}'):
+        assert name in text
+    assert 'atoll_learner_inner_steps_total{learner="a"} 80.0' in learners
+
+
+def test_the_status_command_shows_the_run_and_its_json_is_the_message(tmp_path):
+    with core(tmp_path) as running:
+        train(running.address, "eu-west", steps=30)
+        shown = subprocess.run([*ATOLL, "status", "--server", running.address], capture_output=True, text=True)
+        as_json = subprocess.run(
+            [*ATOLL, "status", "--json", "--server", running.address], capture_output=True, text=True
+        )
+    assert shown.returncode == 0, shown.stderr
+    assert "goodput" in shown.stdout
+    from google.protobuf import json_format
+
+    assert json_format.Parse(as_json.stdout, pb.StatusReply()).learners[0].learner == "eu-west"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["core", "--dir", "DIR", "--listen", "0.0.0.0:0"], 1, "error: 0.0.0.0:0 is not loopback"),
+        (["core", "--dir", "/proc/nothing"], 1, "error: --dir /proc/nothing cannot be used"),
+        (["core", "--dir", "DIR", "--init", "/nothing"], 1, "error: --init /nothing cannot be read"),
+        (["core", "--dir", "DIR", "--quorum", "most"], 1, 'error: quorum "most" is neither'),
+        (["core", "--dir", "DIR", "--outer-lr", "-1"], 1, "error: --outer-lr -1.0: input should be greater than 0"),
+        (["core", "--dir", "DIR", "--codec", "int5"], 1, "error: --codec int5: input should be"),
+        (["core", "--dir", "DIR", "--keep-snapshots", "1"], 1, "error: --keep-snapshots 1: input should be"),
+        (["core", "--dir", "DIR", "--log-level", "loud"], 1, "error: --log-level loud: use one of"),
+        (["core"], 2, "Missing option '--dir'"),
+        (["core", "--dir", "DIR", "--whatever"], 2, "No such option: --whatever"),
+        (["status", "--server", "127.0.0.1:1"], 1, "error: no core answers at 127.0.0.1:1"),
+        (["checkpoint", "export", "out", "--dir", "DIR"], 1, "holds no run"),
+        (["learner", "--name", "a", "--data", "/nothing"], 1, "error: --data /nothing does not exist"),
+        (["learner", "--name", "a", "--size", "huge"], 2, "huge: use one of tiny, 25m, 124m"),
+        (["learner", "--name", "a", "--adoption", "x"], 2, "use rebase or overwrite"),
+        (["learner", "--name", "a", "--connect-timeout-s", "0.1", "--server", "127.0.0.1:1"], 1, "error: no core at 127.0.0.1:1"),
+        (["demo", "--data", "/nothing"], 1, "error: --data /nothing cannot be read"),
+        (["demo", "--json", "/nothing/out.json"], 1, "error: --json /nothing/out.json cannot be written"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+    ],
+)  # fmt: skip
+def test_a_users_mistake_is_one_line_and_a_status(tmp_path, arguments, status, said):
+    given = [str(tmp_path / "run") if argument == "DIR" else argument for argument in arguments]
+    done = subprocess.run([*ATOLL, *given], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=_plain())
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr.replace("│", "").replace("\n", " ").replace("  ", " ")
+    assert "Traceback" not in done.stderr
+
+
+def _plain() -> dict[str, str]:
+    import os
+
+    return dict(os.environ, COLUMNS="200", TERM="dumb", NO_COLOR="1")
+
+
+def test_a_port_in_use_and_a_directory_in_use_are_said_so(tmp_path):
+    with core(tmp_path) as running:
+        for arguments, said in (
+            (["--dir", str(tmp_path / "other"), "--listen", running.address], "cannot be bound: the port is in use"),
+            (["--dir", str(running.directory), "--listen", "127.0.0.1:0"], "is in use by another core"),
+        ):
+            done = subprocess.run([*ATOLL, "core", *arguments], capture_output=True, text=True, timeout=60)
+            assert done.returncode == 1
+            assert said in done.stderr.splitlines()[-1]
+
+
+def test_settings_stay_with_the_run_and_some_cannot_change(tmp_path):
+    with core(tmp_path, "--outer-lr", "0.7") as running:
+        train(running.address, "a", steps=20)
+        running.stop()
+        running._options = []
+        running.start()
+        assert running.status().settings.inner_steps == 4
+        running.stop()
+        for arguments, said in ((["--fragments", "3"], "the run has 2"), (["--codec", "int8"], "the run uses int4")):
+            done = subprocess.run(
+                [*ATOLL, "core", "--dir", str(running.directory), "--listen", "127.0.0.1:0", *arguments],
+                capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            assert done.returncode == 1
+            assert said in done.stderr
+
+
+def test_a_second_learner_of_a_living_name_is_refused_and_the_first_trains_on(tmp_path):
+    import atoll
+
+    with core(tmp_path) as running:
+        leave = []
+        first = Trainee(running.address, "a", lambda _: bool(leave))
+        first.start()
+        eventually(lambda: len(first.losses) > 5)
+        second = Trainee(running.address, "a", lambda _: True)
+        second.start()
+        with pytest.raises(atoll.LearnerError, match='a learner named "a" is connected now'):
+            second.done()
+        before = len(first.losses)
+        eventually(lambda: len(first.losses) > before + 5)
+        leave.append(True)
+        first.done()
+        assert running.status().learners[0].incarnation == 1
+
+
+def test_a_learner_with_another_model_is_told_which_tensor_differs(tmp_path):
+    import atoll
+    from torch import nn
+
+    with core(tmp_path) as running:
+        train(running.address, "a", steps=10)
+        other = Trainee(
+            running.address, "b", lambda _: True, model=nn.Sequential(nn.Embedding(32, 17), nn.Linear(17, 32))
+        )
+        other.start()
+        with pytest.raises(atoll.LearnerError, match=r'"0.weight" is float32 \[32, 17\]'):
+            other.done()

@@ -1,0 +1,120 @@
+"""Imports point down only, found in the source with `ast`. A module in no list below must be given its floor."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner"}
+
+# Lowest first; a module may import from its own floor's line above it, and from any lower floor.
+FLOORS = {
+    "atoll_wire": [
+        ["__init__", "errors", "outer_pb2"],
+        ["outer_pb2_grpc", "layout", "logs"],
+        ["kernels"],
+        ["codec"],
+    ],
+    "atoll_server": [
+        ["__init__", "events", "refusal", "goodput", "tensorfile"],
+        ["settings"],
+        ["members", "merge", "roster", "rounds"],  # pure, with the syncer
+        ["syncer"],
+        ["ledger", "writer", "metrics"],
+        ["spool"],
+        ["snapshot", "publications", "uploads", "contributions"],
+        ["restore", "checkpoint"],
+        ["engine", "initial"],
+        ["keeper"],
+        ["core"],
+        ["joining", "status"],
+        ["service", "operators"],
+        ["server", "offline", "remote"],
+        ["commands"],
+        ["__main__"],
+    ],
+    "atoll": [
+        ["errors", "adoption"],
+        ["handover", "stats", "transport", "island", "parameters"],
+        ["standing"],
+        ["sending", "joining"],
+        ["fetching"],
+        ["presence"],
+        ["agent"],
+        ["learner"],
+        ["__init__"],
+        ["reference.__init__", "reference.model", "reference.data"],
+        ["reference.train"],
+        ["demo.__init__", "demo.processes", "demo.show"],
+        ["demo.run"],
+        ["commands"],
+        ["command"],
+    ],
+}
+PURE = {
+    "atoll_server": ["events", "members", "rounds", "syncer", "merge", "goodput", "roster", "refusal"],
+    "atoll": ["adoption"],
+}
+IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}
+
+
+def modules(package: str) -> dict[str, Path]:
+    base = ROOT / PACKAGES[package] / package
+    return {".".join(path.relative_to(base).with_suffix("").parts): path for path in sorted(base.rglob("*.py"))}
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of what a file imports, wherever in it; imports that are only for types count too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def floor_of(package: str, name: str) -> int:
+    for level, names in enumerate(FLOORS[package]):
+        if name in names:
+            return level
+    raise AssertionError(f"{package}.{name} has no floor: add it to FLOORS in {Path(__file__).name}")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_module_has_a_floor_and_every_floor_its_modules(package):
+    listed = [name for names in FLOORS[package] for name in names]
+    assert sorted(listed) == sorted(modules(package))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_down(package):
+    known = modules(package)
+    for name, path in known.items():
+        for target in imported(path):
+            inner = target.removeprefix(f"{package}.")
+            if target.startswith(f"{package}.") and inner in known:
+                assert floor_of(package, inner) < floor_of(package, name), f"{package}.{name} imports {target}: upwards"
+
+
+def test_the_contract_imports_neither_side_and_the_sides_not_each_other():
+    forbidden = {
+        "atoll_wire": {"atoll_server", "atoll", "torch"},
+        "atoll_server": {"atoll", "torch"},
+        "atoll": {"atoll_server"},
+    }
+    for package, others in forbidden.items():
+        for name, path in modules(package).items():
+            reached = {target.split(".")[0] for target in imported(path)}
+            assert not reached & others, f"{package}.{name} imports {reached & others}"
+
+
+def test_pure_modules_have_no_clock_no_io_and_no_threads():
+    for package, names in PURE.items():
+        for name in names:
+            reached = {target.split(".")[0] for target in imported(modules(package)[name])}
+            assert not reached & IMPURE, f"{package}.{name} imports {reached & IMPURE}"

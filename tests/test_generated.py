@@ -1,0 +1,25 @@
+"""Generated code is what the .proto gives, and numbers that stand twice are the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+
+ROOT = Path(__file__).parent.parent
+NAMES = ("outer_pb2.py", "outer_pb2.pyi", "outer_pb2_grpc.py")
+
+
+def test_generated_code_does_not_drift_from_the_proto(tmp_path):
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-Iproto", "proto/atoll_wire/outer.proto"]
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    subprocess.run([*command, *outputs], cwd=ROOT, check=True)
+    for name in NAMES:
+        assert (tmp_path / "atoll_wire" / name).read_text() == (ROOT / "proto/atoll_wire" / name).read_text()
+
+
+def test_codecs_have_the_numbers_of_the_contract():
+    assert {f"CODEC_{codec.name}": int(codec) for codec in Codec} | {"CODEC_UNSPECIFIED": 0} == dict(pb.Codec.items())

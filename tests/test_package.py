@@ -1,0 +1,55 @@
+"""What is shipped: one wheel, that runs a core where nothing else of Atoll was ever installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (made,) = out.glob("*.whl")
+    return made
+
+
+def test_the_wheel_holds_the_three_packages_and_no_tests(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in ("atoll_wire/outer.proto", "atoll_server/syncer.py", "atoll/learner.py", "atoll/py.typed"):
+        assert wanted in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(("tests", "benchmarks")) for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_wheel_runs_a_core_in_an_empty_environment(wheel, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    binary = tmp_path / "venv/bin"
+    subprocess.run([binary / "python", "-m", "pip", "install", "--quiet", wheel], check=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    helped = subprocess.run([binary / "atoll", "--help"], capture_output=True, text=True, check=True, env=clean)
+    assert "core" in helped.stdout
+    missing = subprocess.run([binary / "atoll", "demo"], capture_output=True, text=True, check=False, env=clean)
+    assert (missing.returncode, missing.stderr) == (1, "error: atoll demo needs torch: pip install 'atoll[learner]'\n")
+    command = [binary / "atoll", "core", "--dir", tmp_path / "run", "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("atoll core serves 127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
