@@ -1,0 +1,80 @@
+"""What a refusal means to a learner, how long it waits, and how the two threads meet."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import numpy as np
+import pytest
+from atoll.adoption import Fate
+from atoll.handover import Handover, Prepared
+from atoll.transport import CURES, LONGEST_BACKOFF_S, Cure, backoff_s
+
+ONE = np.ones(1, np.float32)
+
+
+def test_every_status_of_the_contract_has_its_cure():
+    assert CURES[grpc.StatusCode.UNAUTHENTICATED] is Cure.JOIN_AGAIN
+    assert CURES[grpc.StatusCode.FAILED_PRECONDITION] is Cure.STOP
+    assert CURES[grpc.StatusCode.OUT_OF_RANGE] is Cure.DROP_WORK
+    for passing in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DATA_LOSS):
+        assert passing not in CURES
+
+
+@pytest.mark.parametrize("attempt", range(40))
+def test_back_off_grows_to_a_limit_and_is_never_the_same_for_all(attempt):
+    waits = {backoff_s(attempt, random.Random(seed)) for seed in range(20)}
+    assert len(waits) > 15
+    assert 0 < max(waits) <= LONGEST_BACKOFF_S
+    assert max(waits) <= 2 * min(waits)
+
+
+def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
+    handover = Handover()
+    handover.offer(Prepared(0, 5, ONE, Fate(q=ONE)))
+    handover.offer(Prepared(0, 6, 2 * ONE, Fate()))
+    _, prepared, _ = handover.next()
+    assert (prepared.version, prepared.anchor[0]) == (6, 2.0)
+    assert prepared.fate.q is ONE
+    assert not handover.something
+
+
+def test_a_fragment_is_adopted_before_it_is_taken():
+    handover = Handover()
+    handover.ask(0, 1)
+    handover.offer(Prepared(0, 5, ONE, Fate()))
+    _, prepared, due = handover.next()
+    assert (prepared.version, due) == (5, None)
+    assert handover.something
+    assert handover.next()[2].cycle == 1
+
+
+def test_one_adoption_and_one_round_a_step():
+    handover = Handover()
+    for fragment in (0, 1):
+        handover.offer(Prepared(fragment, 1, ONE, Fate()))
+    handover.ask(2, 1)
+    handover.ask(3, 1)
+    first, second = handover.next(), handover.next()
+    assert (first[1].fragment, first[2].fragment) == (0, 2)
+    assert (second[1].fragment, second[2].fragment) == (1, 3)
+    assert handover.next() == ([], None, None)
+
+
+def test_rounds_that_found_no_step_boundary_are_taken_back():
+    handover = Handover()
+    handover.ask(0, 4)
+    assert handover.withdraw(60.0) == []
+    (late,) = handover.withdraw(-1.0)
+    assert late.cycle == 4
+    assert handover.next()[2] is None
+
+
+def test_waiting_for_acknowledgements_ends_with_the_last_one():
+    handover = Handover()
+    assert handover.wait_settled(0.0)
+    handover.submitted()
+    assert not handover.wait_settled(0.0)
+    handover.settle()
+    assert handover.wait_settled(0.0)

@@ -1,0 +1,237 @@
+"""Ledger, spool and snapshots: what is said to be durable is, and damage is found and named."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import numpy as np
+import pytest
+from atoll_server import ledger, merge
+from atoll_server.events import Key
+from atoll_server.ledger import ContributionRow, FateRow, LearnerRow, LedgerError, MergeRow
+from atoll_server.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
+from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Upload
+from atoll_server.writer import LedgerWriter
+from atoll_wire import codec
+from atoll_wire.codec import Codec, FrameError
+from atoll_wire.layout import MergeKind, TensorSpec, plan
+
+LAYOUT = plan([TensorSpec("w", (300_000,), "float32", MergeKind.DIRECTION)], 1)
+FRAGMENT = LAYOUT.fragments[0]
+KEY = Key("a", 1, 0, 1)
+ROW = ContributionRow(KEY, 1, 0, 100, 4, 3, 2, 50, bytes(32), (1.5, 2.5))
+MERGE = MergeRow(0, 1, 1, (("a", 1, 1, 1.0, 0),), {"lr": 0.9, "momentum": 0.5, "codec": 3}, 1, 2, 3, 99, 5.0)
+
+
+def frames() -> list[bytes]:
+    vector = np.random.default_rng(0).standard_normal(FRAGMENT.length).astype(np.float32)
+    return [codec.encode_frame(vector, span, Codec.INT4) for span in FRAGMENT.frames]
+
+
+def upload(spool: Spool, payloads: list[bytes], **changes) -> Upload:
+    table = [(len(p), codec.crc32c(p)) for p in payloads]
+    fields = {
+        "frames": len(payloads),
+        "size_bytes": sum(map(len, payloads)),
+        "digest": codec.frames_digest(table),
+    } | changes
+    return Upload(KEY, FRAGMENT, Codec.INT4, path=spool.path(1, KEY, ".part"), touched_at=0.0, **fields)
+
+
+@pytest.fixture
+def spool(tmp_path) -> Spool:
+    (tmp_path / "spool").mkdir()
+    made = Spool(tmp_path / "spool", 1 << 30)
+    made.prepare(1, 1)
+    return made
+
+
+def test_frames_come_in_any_order_and_twice_and_are_read_back_by_index(spool):
+    payloads = frames()
+    growing = upload(spool, payloads)
+    for index in (1, 0, 1):
+        growing.take(index, codec.crc32c(payloads[index]), payloads[index])
+    assert growing.whole()
+    assert growing.finish() == spool.path(1, KEY)
+    stored = spool.open(1, KEY, Codec.INT4, np.zeros(1))
+    assert [stored.payload(index) for index in range(2)] == payloads
+    stored.close()
+
+
+def test_a_frame_that_changed_on_its_way_can_be_sent_again(spool):
+    payloads = frames()
+    growing = upload(spool, payloads)
+    with pytest.raises(ChecksumError, match="send it again"):
+        growing.take(0, codec.crc32c(payloads[0]) ^ 1, payloads[0])
+    growing.take(0, codec.crc32c(payloads[0]), payloads[0])
+    assert set(growing.have) == {0}
+
+
+def test_more_or_other_bytes_than_declared_are_refused(spool):
+    payloads = frames()
+    growing = upload(spool, payloads, size_bytes=len(payloads[0]))
+    growing.take(0, codec.crc32c(payloads[0]), payloads[0])
+    with pytest.raises(FrameError, match="more than"):
+        growing.take(1, codec.crc32c(payloads[1]), payloads[1])
+    other = upload(spool, payloads, digest=bytes(32))
+    for index, payload in enumerate(payloads):
+        other.take(index, codec.crc32c(payload), payload)
+    with pytest.raises(FrameError, match="not those that its header declared"):
+        other.finish()
+    other.discard()
+    assert not other.path.exists()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_damage_to_an_acknowledged_payload_is_found_and_named(spool, damage):
+    payloads = frames()
+    growing = upload(spool, payloads)
+    for index, payload in enumerate(payloads):
+        growing.take(index, codec.crc32c(payload), payload)
+    path = growing.finish()
+    content = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    else:
+        content[100] ^= 1
+        path.write_bytes(content if damage == "flip" else content[:-5])
+    with pytest.raises(SpoolError, match=KEY.learner):
+        spool.open(1, KEY, Codec.INT4, np.zeros(1)).payload(0)
+
+
+def test_room_is_reserved_before_bytes_come_and_given_back(spool):
+    spool.limit_bytes = 100
+    spool.reserve(80)
+    with pytest.raises(SpoolFull, match="try again later"):
+        spool.reserve(30)
+    spool.release(80)
+    spool.reserve(100)
+
+
+def test_files_without_a_row_go_at_the_start_and_others_stay(spool):
+    known, unknown = spool.path(1, KEY), spool.path(1, Key("b", 1, 0, 1), ".part")
+    for path in (known, unknown):
+        path.write_bytes(b"x")
+    assert spool.sweep({known: 7}) == 1
+    assert known.exists()
+    assert not unknown.exists()
+    assert spool.used_bytes == 7
+
+
+# ------------------------------------------------------------------------------------------------- ledger
+
+
+def filled(path) -> sqlite3.Connection:
+    db = ledger.open_ledger(path)
+    ledger.put_learner(db, LearnerRow("a", "eu", 1, 77, {"x": 1}))
+    ledger.add_contribution(db, 1, ROW)
+    ledger.add_merge(db, 1, MERGE, [FateRow(KEY, "merged", 1, 1.0, 0)])
+    return db
+
+
+def test_rows_come_back_as_they_were_written(tmp_path):
+    filled(tmp_path / "ledger").close()
+    db = ledger.open_ledger(tmp_path / "ledger")
+    ((row, fate),) = ledger.contributions(db, 1)
+    assert row == ROW
+    assert fate == FateRow(KEY, "merged", 1, 1.0, 0)
+    assert ledger.merges(db, 1, 0, after=0) == [MERGE]
+    assert ledger.learners(db)[0].region == "eu"
+    assert ledger.last_cycles(db, 1, 1) == [1]
+    assert list(ledger.contributions(db, 2)) == []
+
+
+def test_a_key_is_accepted_once_and_has_one_fate(tmp_path):
+    db = filled(tmp_path / "ledger")
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.add_contribution(db, 1, ROW)
+    with pytest.raises(AssertionError, match="was not pending"):
+        ledger.put_fates(db, 1, [FateRow(KEY, "refused")])
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ("UPDATE contributions SET tokens=7", lambda db: list(ledger.contributions(db, 1))),
+        ("UPDATE merges SET theta=7", lambda db: ledger.merges(db, 1, 0, 0)),
+        ("UPDATE learners SET account='{}'", ledger.learners),
+        ("UPDATE merges SET version=5", lambda db: ledger.merges(db, 1, 0, 0)),
+    ],
+)
+def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
+    db = filled(tmp_path / "ledger")
+    db.execute(change)
+    with pytest.raises(LedgerError, match="restore a backup"):
+        read(db)
+
+
+def test_a_missing_merge_is_a_gap_that_is_named(tmp_path):
+    db = filled(tmp_path / "ledger")
+    ledger.add_merge(db, 1, MergeRow(0, 3, *list(_fields(MERGE))[2:]), [])
+    db.execute("DELETE FROM merges WHERE version=1")
+    with pytest.raises(LedgerError, match="lacks version 1 of fragment 0"):
+        ledger.merges(db, 1, 0, after=0)
+
+
+def _fields(row):
+    return (getattr(row, name) for name in row.__slots__)
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 1000, None])
+def test_a_file_that_is_no_ledger_or_of_another_version_is_said_so(tmp_path, content):
+    path = tmp_path / "ledger"
+    if content is None:
+        filled(path).execute("PRAGMA user_version=99")
+    else:
+        path.write_bytes(content)
+    with pytest.raises(LedgerError, match="backup" if content else "schema 99"):
+        ledger.open_ledger(path)
+
+
+def test_a_commit_is_on_disk_when_it_returns_and_many_share_one(tmp_path):
+    async def run() -> int:
+        writer = LedgerWriter(ledger.open_ledger(tmp_path / "ledger"))
+        writer.start()
+        await asyncio.gather(*(writer.commit(lambda db, n=n: ledger.put_meta(db, f"k{n}", n)) for n in range(50)))
+        with sqlite3.connect(tmp_path / "ledger") as other:
+            found = len(ledger.get_meta(other))
+        await writer.stop()
+        return found
+
+    assert asyncio.run(run()) == 50
+
+
+# ------------------------------------------------------------------------------------------------- snapshots
+
+
+def snapshot(tmp_path):
+    state = merge.start(np.arange(FRAGMENT.length, dtype=np.float32))
+    state.version = 4
+    writer = SnapshotWriter(snapshot_path(tmp_path, 1), LAYOUT)
+    writer.begin()
+    writer.add(state)
+    writer.finish()
+    return state, ledger.SnapshotRow(1, tuple(writer.versions), tuple(writer.checksums), 0.0, writer.size_bytes)
+
+
+def test_a_snapshot_gives_the_state_back_bit_by_bit(tmp_path):
+    state, row = snapshot(tmp_path)
+    (again,) = load_snapshot(snapshot_path(tmp_path, 1), LAYOUT, row)
+    assert again.version == 4
+    assert again.checksums() == state.checksums()
+    assert snapshot_path(tmp_path, 1).stat().st_size == row.size_bytes
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_snapshot_is_not_trusted(tmp_path, damage):
+    _, row = snapshot(tmp_path)
+    path = snapshot_path(tmp_path, 1)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content if damage == "flip" else content[:-100])
+    with pytest.raises(SnapshotError):
+        load_snapshot(path, LAYOUT, row)
