@@ -50,10 +50,10 @@ def learner(
 ) -> None:  # fmt: skip
     """Train the reference model as one learner of a run."""
     _need_torch("learner")
-    from atoll_wire.logs import configure  # noqa: PLC0415 - torch comes with the next import
+    from atoll_wire.logs import configure
 
-    from atoll.reference.model import SIZES  # noqa: PLC0415
-    from atoll.reference.train import Joining, TrainSettings, train  # noqa: PLC0415
+    from atoll.reference.model import SIZES
+    from atoll.reference.train import Joining, TrainSettings, train
 
     if size not in SIZES:
         raise typer.BadParameter(f"{size}: use one of {', '.join(SIZES)}", param_hint="--size")
@@ -74,11 +74,11 @@ def demo(
     solo: Annotated[bool, typer.Option("--solo", help="Afterwards train the busiest learner's tokens alone, and compare.")] = False,
     seed: Annotated[int, typer.Option(help="Of the first parameters and the text's order.")] = 0,
     data: Annotated[Path | None, typer.Option(help="A text file or a folder of them; default: the Python standard library's sources.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary there.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary there.", envvar="ATOLL_DEMO_JSON")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.")] = None,
 ) -> None:  # fmt: skip
     """One core and some learners on this machine, with a SIGKILL of each kind on the way."""
     _need_torch("demo")
-    from atoll.demo.run import DemoSettings, run_demo  # noqa: PLC0415
+    from atoll.demo.run import DemoSettings, run_demo
 
     run_demo(DemoSettings(learners, steps, kills, solo, seed, data, json_path, keep))

@@ -1,4 +1,7 @@
-"""Subcommands of `atoll` for those who run a core: core, status, checkpoint. No torch here."""
+"""Subcommands of `atoll` for those who run a core: core, status, checkpoint.
+
+What they need is loaded when they run, so that `atoll --help` is quick and a front's image stays small.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from atoll_server.offline import export_from_directory
-from atoll_server.remote import export_checkpoint, list_checkpoints, show_status, take_checkpoint
-from atoll_server.settings import CoreSettings, Quorum
 
 Server = Annotated[str, typer.Option(help="Address of a core.", metavar="HOST:PORT")]
 RUN = "Run settings (kept with the run; given again, they replace what it has)"
@@ -28,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def core(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the run lives.")],
+    directory: Annotated[Path, typer.Option("--dir", help="Where the run lives.", envvar="ATOLL_CORE_DIR")],
     listen: Annotated[str, typer.Option(help="Port 0: any free one.", metavar="HOST:PORT")] = "127.0.0.1:7070",
     init: Annotated[Path | None, typer.Option(help="First parameters: a safetensors file of the model's state_dict. Without it the first learner sends its own.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", metavar="HOST:PORT")] = None,
@@ -50,9 +49,10 @@ def core(
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
 ) -> None:  # fmt: skip
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
-    from atoll_wire.logs import configure  # noqa: PLC0415 - a core's needs are loaded when a core is run
+    from atoll_wire.logs import configure
 
-    from atoll_server.server import serve  # noqa: PLC0415
+    from atoll_server.server import serve
+    from atoll_server.settings import CoreSettings, Quorum
 
     configure(log_level, json=log_json)
     given: dict[str, Any] = {
@@ -73,16 +73,22 @@ def status_command(
     as_json: Annotated[bool, typer.Option("--json", help="The whole message as JSON.")] = False,
 ) -> None:
     """Show a run: goodput, learners, fragments, contributions, bytes."""
+    from atoll_server.remote import show_status
+
     show_status(server, as_json=as_json)
 
 
 def checkpoint_list(server: Server = "127.0.0.1:7070") -> None:
     """List the snapshots on a core's disk."""
+    from atoll_server.remote import list_checkpoints
+
     list_checkpoints(server)
 
 
 def checkpoint_take(server: Server = "127.0.0.1:7070") -> None:
     """Take a snapshot now, and wait until it is durable."""
+    from atoll_server.remote import take_checkpoint
+
     take_checkpoint(server)
 
 
@@ -90,11 +96,17 @@ def checkpoint_export(
     out: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
     server: Server = "127.0.0.1:7070",
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Read a run's directory; no core needs to run.")
+        Path | None,
+        typer.Option(
+            "--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_EXPORT_DIR"
+        ),
     ] = None,
     initial: Annotated[bool, typer.Option("--initial", help="The first parameters, version 0.")] = False,
 ) -> None:
     """Write the published model as a file that load_state_dict(strict=True) takes."""
+    from atoll_server.offline import export_from_directory
+    from atoll_server.remote import export_checkpoint
+
     if directory is not None:
         export_from_directory(directory, out, initial=initial)
     else:

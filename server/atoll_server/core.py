@@ -163,7 +163,11 @@ class Core:
 
     async def _snapshot(self) -> None:
         assert self.keeper is not None, "a run without parameters has nothing to keep"
-        await self.keeper.take()
+        try:
+            await self.keeper.take()
+        except OSError as error:
+            # The ledger and the spool still hold everything: only the next start takes longer.
+            log.error("snapshot could not be written: look at the disk", error=str(error))
 
     async def _write_accounts(self) -> None:
         rows = [self.row(entry) for entry in self.roster.entries.values() if entry.dirty]

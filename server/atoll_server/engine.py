@@ -70,7 +70,7 @@ class Engine:
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
         self.uploads = Uploads(
-            self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self._keep
+            self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self._keep, self.fail
         )
         self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
         self.contributions = Contributions(self.layout, roster, metrics)
@@ -171,7 +171,12 @@ class Engine:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self._failed.done():
+        if error is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Acknowledged work cannot be carried through: whoever runs the process ends it."""
+        if not self._failed.done():
             self._failed.set_exception(error)
 
     # ------------------------------------------------------------------------------ contributions

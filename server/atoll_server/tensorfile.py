@@ -125,7 +125,8 @@ def cast_float32(vector: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     if dtype == "F32":
         return vector.astype("<f4", copy=False)
     if dtype == "F16":
-        return vector.astype("<f2")
+        with np.errstate(over="ignore"):  # beyond its range float16 is infinite, as in torch
+            return vector.astype("<f2")
     assert dtype == "BF16", f"no trainable tensor has type {dtype}"
     bits = vector.view(np.uint32)
     rounded: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")

@@ -47,10 +47,15 @@ class Uploads:
         limits: Limits,
         workers: Executor,
         keep: Callable[[ContributionRow, Stored], Awaitable[None]],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        """keep: makes the row durable and tells the syncer; awaited before anybody is acknowledged."""
+        """keep: makes the row durable and tells the syncer; awaited before anybody is acknowledged.
+
+        fail: ends the process: after a failed fsync nothing that the disk says can be believed.
+        """
         self._layout, self._codec, self._generation = layout, run_codec, generation
-        self._spool, self._limits, self._workers, self._keep = spool, limits, workers, keep
+        self._spool, self._limits, self._workers = spool, limits, workers
+        self._keep, self._fail = keep, fail
         self._growing: dict[Key, Upload] = {}
         self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones, sessions left out
         self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
@@ -138,6 +143,11 @@ class Uploads:
             await loop.run_in_executor(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
         except ChecksumError as error:
             raise Refused(Status.DATA_LOSS, str(error)) from error
+        except OSError as error:
+            self._drop(upload.key)
+            raise Refused(
+                Status.RESOURCE_EXHAUSTED, f"the spool cannot be written ({error.strerror}): make room"
+            ) from error
         except FrameError as error:
             self._drop(upload.key)
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
@@ -156,6 +166,9 @@ class Uploads:
         header = self._headers[key]
         try:
             await loop.run_in_executor(self._workers, upload.finish)
+        except OSError as error:
+            self._fail(error)
+            raise Refused(Status.UNAVAILABLE, "the core's disk failed: it stops; try again later") from error
         except FrameError as error:
             self._drop(key)
             del self._finishing[key]

@@ -1,0 +1,61 @@
+"""The demo, short: both kills, every figure, and no child left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.end_to_end.world import eventually
+
+DEMO = [sys.executable, "-m", "atoll.command", "demo"]
+
+
+@pytest.mark.timeout(240)
+def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
+    arguments = ["--steps", "300", "--json", str(tmp_path / "out.json"), "--keep", str(tmp_path / "kept")]
+    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SIGKILL to learner us-east" in done.stdout
+    assert "SIGKILL to the core" in done.stdout
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert summary["kills"] == {"learner": 1, "core": 1}
+    assert summary["learners"] == 3
+    assert summary["parameters"] == 1_049_984
+    assert summary["validation_loss"]["last"] < 0.6 * summary["validation_loss"]["first"]
+    counts = summary["contributions"]
+    assert counts["accepted"] == counts["merged"] + counts["refused"]
+    assert counts["pending"] == 0
+    assert summary["tokens_trained"] >= 300 * 8 * 128
+    assert 0.8 < summary["tokens_merged"] / summary["tokens_trained"] <= 1.0
+    assert 0 < summary["learner_blocked_fraction"] < 0.05
+    for direction in ("up", "down"):
+        assert 2.5 < summary["wire_bits_per_parameter"][direction] < 3.6
+        assert summary["wire_bytes"][direction] > 0
+    assert 0.3 < summary["goodput"] <= 1.0  # so short a run is mostly start and restart
+    assert (tmp_path / "kept" / "run" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_every_child(number):
+    demo = subprocess.Popen(
+        [*DEMO, "--no-kills"], stdout=subprocess.PIPE, text=True, env=dict(os.environ, PYTHONUNBUFFERED="1")
+    )
+    try:
+        assert demo.stdout is not None
+        while "learners start" not in demo.stdout.readline():
+            assert demo.poll() is None
+        eventually(lambda: len(psutil.Process(demo.pid).children()) == 4)
+        children = psutil.Process(demo.pid).children()
+        demo.send_signal(number)
+        assert demo.wait(30) != 0
+        assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        demo.kill()
+        demo.wait()
+        demo.stdout.close()

@@ -1,0 +1,73 @@
+"""Names and the processes that speak for them."""
+
+from __future__ import annotations
+
+import pytest
+from atoll_server.refusal import Refused, Status
+from atoll_server.roster import Roster
+
+
+def join(roster: Roster, name: str = "a", nonce: int = 1, incarnation: int = 0, token: bytes = b"t", wall: float = 0.0):
+    return roster.join(name, "eu", nonce, incarnation, 0.5, token, wall)
+
+
+def test_a_retry_keeps_the_incarnation_and_a_restart_gets_the_next():
+    roster = Roster(10)
+    assert join(roster).incarnation == 1
+    assert join(roster).incarnation == 1
+    assert join(roster, nonce=2).incarnation == 2
+
+
+def test_a_connected_name_is_not_given_away():
+    roster = Roster(10)
+    join(roster).streams = 1
+    with pytest.raises(Refused, match="connected now") as refused:
+        join(roster, nonce=2)
+    assert refused.value.status is Status.ALREADY_EXISTS
+    assert roster.entries["a"].incarnation == 1
+
+
+def test_an_older_process_is_fenced_whatever_it_says():
+    roster = Roster(10)
+    join(roster)
+    join(roster, nonce=2, token=b"new")
+    with pytest.raises(Refused, match="fenced off"):
+        join(roster, nonce=1, incarnation=1)
+    with pytest.raises(Refused, match="fenced off"):
+        roster.check("a", 1, b"t")
+    assert roster.check("a", 2, b"new").nonce == 2
+
+
+def test_a_wrong_token_or_an_unknown_name_has_to_join():
+    roster = Roster(10)
+    join(roster)
+    for name, incarnation, token in (("a", 1, b"x"), ("a", 9, b"t"), ("b", 1, b"t")):
+        with pytest.raises(Refused) as refused:
+            roster.check(name, incarnation, token)
+        assert refused.value.status is Status.UNAUTHENTICATED
+
+
+def test_a_name_taken_up_from_the_ledger_has_to_join_again():
+    roster = Roster(10)
+    account = join(roster).account.as_data()
+    again = Roster(10)
+    again.restore("a", "eu", 1, 1, account)
+    with pytest.raises(Refused, match="has not joined"):
+        again.check("a", 1, b"")
+    assert join(again).incarnation == 1
+
+
+def test_the_number_of_names_is_bounded():
+    roster = Roster(2)
+    join(roster, "a")
+    join(roster, "b")
+    with pytest.raises(Refused, match="its limit") as refused:
+        join(roster, "c")
+    assert refused.value.status is Status.RESOURCE_EXHAUSTED
+    assert join(roster, "a").incarnation == 1
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "x" * 65, "../up", "a/b", "é"])
+def test_a_name_that_could_not_be_a_file_name_is_refused(name):
+    with pytest.raises(Refused, match="is not allowed"):
+        join(Roster(2), name)
