@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 REPORT_S, LONGEST_REPORT_S = 0.25, 1.0
 PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
-DUPLICATE_ATTEMPTS = 6  # some ten seconds: a core may not know yet that this name's last process is dead
+DUPLICATE_ATTEMPTS = 7  # over ten seconds: a core may not know yet that this name's last process is dead
 
 
 class Presence:
@@ -119,6 +119,7 @@ class Presence:
             self._said_away = False
         for line, version in zip(standing.lines, reply.versions, strict=True):
             self._fetcher.heard_of(line, version)
+        self._sender.ask_again()
         if not self._entered:
             await self._fetcher.all_here()
             self._entered = True

@@ -54,6 +54,20 @@ class Sender:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
+    def ask_again(self) -> None:
+        """After the core was away: what became of contributions that it had acknowledged?"""
+        for line in self._standing.lines:
+            if line.flight is not None and line.flight.acknowledged:
+                task = asyncio.get_running_loop().create_task(self._ask(line, line.flight))
+                self._tasks.add(task)
+                task.add_done_callback(self._ended)
+
+    async def _ask(self, line: Line, flight: Flight) -> None:
+        try:
+            await self._push(line, flight)
+        except grpc.aio.AioRpcError as error:
+            log.info("the fate of a contribution could not be asked", fragment=line.fragment, error=one_line(error))
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -76,7 +90,7 @@ class Sender:
             try:
                 await self._push(line, flight)
             except grpc.aio.AioRpcError as error:
-                await self._failed(line, error, attempt)
+                await self._failed(line, flight, error, attempt)
                 attempt += 1
 
     async def _push(self, line: Line, flight: Flight) -> None:
@@ -109,8 +123,10 @@ class Sender:
         finally:
             call.cancel()
 
-    async def _failed(self, line: Line, error: grpc.aio.AioRpcError, attempt: int) -> None:
+    async def _failed(self, line: Line, flight: Flight, error: grpc.aio.AioRpcError, attempt: int) -> None:
         self._counters.last_error = one_line(error)
+        if line.flight is not flight:
+            return  # its fate came another way meanwhile
         match cure(error):
             case Cure.DROP_WORK:
                 log.warning("too stale: outstanding work is given up", fragment=line.fragment, detail=error.details())

@@ -205,7 +205,10 @@ class Core:
         )
 
     def progress(self, entry: Entry, seen: pb.Progress) -> None:
-        """Takes in a report."""
+        """Takes in a report. Raises Refused for counters that no training could reach."""
+        most = self.settings.limits.tokens
+        if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
+            raise Refused(Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps')
         spent = Spent(
             steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
             joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,

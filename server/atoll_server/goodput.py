@@ -8,6 +8,7 @@ the core acknowledged them. Times are wall-clock seconds, since accounts outlive
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -89,8 +90,9 @@ class Account:
         """Takes in the counters of a report; time spent cannot exceed the time since joining."""
         seen.joined_at, seen.accepted_tokens = self.current.joined_at, self.current.accepted_tokens
         there = max(0.0, now - seen.joined_at)
-        seen.stepping_s = min(seen.stepping_s, there)
-        seen.paused_s = min(seen.paused_s, there)
+        for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
+            said = getattr(seen, name)
+            setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
         self.current = seen
         self.heard_at = max(self.heard_at, now)
         self.left_at = None

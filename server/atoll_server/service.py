@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn, TypeAlias
@@ -96,13 +97,13 @@ class OuterService(rpc.OuterServicer):
             answer = engine.uploads.offer(header, version, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
-                async for request in requests:
+                while not answer.whole():
+                    request = await anext(requests, None)
+                    if request is None:  # other streams of this contribution bring the rest
+                        await engine.uploads.ended(answer)
+                        break
                     await engine.uploads.take(answer, request.frame, time.monotonic())
                     engine.dispatch(ev.Uploading(entry.name, header.fragment))
-                    if answer.whole():
-                        break
-                if not answer.whole():
-                    return  # another stream of this contribution brings the rest
                 answer = await engine.uploads.complete(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
@@ -209,6 +210,11 @@ class OuterService(rpc.OuterServicer):
                 )
             if tensor.kind not in KINDS:
                 raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
+        parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
+        if parameters > limits.parameters:
+            raise Refused(
+                Status.INVALID_ARGUMENT, f"{parameters} trainable parameters: at most {limits.parameters} are taken"
+            )
         return tuple(
             TensorSpec(t.name, tuple(t.shape), t.dtype, KINDS[t.kind], tuple(t.tied_names)) for t in request.tensors
         )
@@ -221,8 +227,8 @@ def message_options(most_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", most_bytes),
         ("grpc.max_send_message_length", most_bytes),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_time_ms", 5_000),
+        ("grpc.keepalive_timeout_ms", 3_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),

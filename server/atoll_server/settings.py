@@ -83,6 +83,8 @@ class Limits(BaseModel):
     learners: int = 4096  # names a run can ever have
     tensors: int = 100_000
     tensor_name_bytes: int = 512
+    parameters: int = 1 << 36  # trainable ones of the model
+    tokens: int = 1 << 50  # that one learner may say it has trained; steps as well
     message_bytes: int = 16 << 20  # one gRPC message; a frame is about 1 MiB at most
     model_bytes: int = 1 << 40  # of the file with the first parameters
     spool_bytes: int = 64 << 30

@@ -77,6 +77,7 @@ class Upload:
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment
     received_bytes: int = 0
     _file: int = -1
+    _discarded: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, index: int, crc: int, payload: bytes) -> None:
@@ -88,7 +89,7 @@ class Upload:
             raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
         squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
         with self._lock:
-            if index in self.have:
+            if index in self.have or self._discarded:
                 return
             if self.received_bytes + len(payload) > self.size_bytes:
                 raise codec.FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
@@ -120,6 +121,7 @@ class Upload:
     def discard(self) -> None:
         """Forgets what arrived; runs in a worker thread."""
         with self._lock:
+            self._discarded = True
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1

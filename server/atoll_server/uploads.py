@@ -25,6 +25,7 @@ from atoll_server.settings import Limits
 from atoll_server.spool import ChecksumError, Spool, SpoolFull, Stored, Upload
 
 MOST_TOKENS, MOST_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
+MOST_NUMBER = 1 << 62  # of seq and cycle: what the ledger can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Uploads:
         self._keep, self._fail = keep, fail
         self._growing: dict[Key, Upload] = {}
         self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones, sessions left out
+        self._ended: dict[Key, asyncio.Event] = {}  # of the growing ones
         self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
         self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
 
@@ -106,6 +108,8 @@ class Uploads:
                 f"contribution {key} declares {header.tokens} tokens, {header.steps} steps and a digest of "
                 f"{len(header.digest)} bytes: at least one token, one step and 32 bytes are needed",
             )
+        if max(header.seq, header.cycle) > MOST_NUMBER:
+            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} has a seq or cycle above {MOST_NUMBER}")
         if header.base_version > version:
             raise Refused(
                 Status.INVALID_ARGUMENT,
@@ -122,7 +126,8 @@ class Uploads:
     def _admit(self, header: pb.PushHeader, key: Key, now: float) -> Upload:
         # An unfinished upload of this learner to this fragment under an older key can only be a dead incarnation's.
         for other in [k for k in self._growing if (k.learner, k.fragment) == (key.learner, key.fragment)]:
-            self._drop(other)
+            if other not in self._finishing:
+                self._drop(other)
         try:
             self._spool.reserve(header.size_bytes)
         except SpoolFull as error:
@@ -130,7 +135,7 @@ class Uploads:
         fragment = self._layout.fragments[header.fragment]
         path = self._spool.path(self._generation, key, ".part")
         upload = Upload(key, fragment, self._codec, header.frames, header.size_bytes, header.digest, path, now)
-        self._growing[key], self._headers[key] = upload, _declared(header)
+        self._growing[key], self._headers[key], self._ended[key] = upload, _declared(header), asyncio.Event()
         return upload
 
     async def take(self, upload: Upload, frame: pb.Frame, now: float) -> None:
@@ -152,10 +157,21 @@ class Uploads:
             self._drop(upload.key)
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
 
+    async def ended(self, upload: Upload) -> None:
+        """Waits, for a stream that has sent its part, until others have brought the rest or it was given up."""
+        ended = self._ended.get(upload.key)
+        if ended is not None:
+            await ended.wait()
+
     async def complete(self, upload: Upload) -> pb.Receipt:
         """Makes a whole upload durable and returns its receipt; every stream of the upload may call it."""
         task = self._finishing.get(upload.key)
         if task is None:
+            if upload.key not in self._growing:  # another stream brought the last frame, or a bad one
+                receipt = self.newest_receipt(upload.key.learner, upload.key.incarnation, upload.key.fragment)
+                if receipt is None or receipt.seq != upload.key.seq:
+                    raise Refused(Status.UNAVAILABLE, f"the upload of {upload.key} was given up: send it again")
+                return receipt
             task = asyncio.create_task(self._finish(upload), name=f"finish {upload.key}")
             self._finishing[upload.key] = task
         # A stream that is cut must not take the others' acknowledgement with it.
@@ -185,6 +201,7 @@ class Uploads:
         self.note(upload.digest, receipt)
         await self._keep(row, stored)
         del self._growing[key], self._headers[key], self._finishing[key]
+        self._ended.pop(key).set()
         return self.newest_receipt(key.learner, key.incarnation, key.fragment) or receipt
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
@@ -214,6 +231,8 @@ class Uploads:
     def _drop(self, key: Key) -> None:
         upload = self._growing.pop(key, None)
         self._headers.pop(key, None)
+        if key in self._ended:
+            self._ended.pop(key).set()
         if upload is not None:
             self._spool.release(upload.size_bytes)
             self._workers.submit(upload.discard)

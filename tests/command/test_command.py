@@ -41,6 +41,7 @@ def test_the_version_is_the_packages():
 
 
 def test_nothing_heavy_is_loaded_to_show_help_or_to_import_the_package():
-    code = "import sys, atoll, atoll.command, atoll.commands, atoll_server.commands; print({'torch', 'numba'} & set(sys.modules))"
+    imports = "import sys, atoll, atoll.command, atoll.commands, atoll_server.commands"
+    code = f"{imports}; print({{'torch', 'numba'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr

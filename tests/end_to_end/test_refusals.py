@@ -138,6 +138,8 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (_set(tokens=0), INVALID, ["0 tokens"]),
         (_set(steps=0), INVALID, ["0 steps"]),
         (_set(steps=1 << 60), INVALID, ["steps"]),
+        (_set(seq=1 << 63), INVALID, ["seq or cycle above"]),
+        (_set(cycle=(1 << 64) - 1), INVALID, ["seq or cycle above"]),
         (_set(digest=b"short"), INVALID, ["digest of 5 bytes"]),
         (_set(digest=bytes(32)), INVALID, ["not those that its header declared"]),
         (_set(codec=pb.CODEC_FLOAT32), INVALID, ["the run INT4"]),
@@ -193,6 +195,7 @@ def test_the_same_key_with_another_digest_is_refused_and_with_the_same_is_answer
         ({"run": "another"}, grpc.StatusCode.FAILED_PRECONDITION, ["run another is not here"]),
         ({"tensors": []}, INVALID, ["0 tensors"]),
         ({"tensors": tensors(nn.Linear(3, 3))}, grpc.StatusCode.FAILED_PRECONDITION, ["another model", 'missing "0.weight"']),
+        ({"tensors": [pb.Tensor(name="n", shape=[1 << 60], dtype="float32", kind=1)]}, INVALID, ["parameters: at most"]),
         ({"frozen_digest": b"other"}, grpc.StatusCode.FAILED_PRECONDITION, ["frozen parameters"]),
         ({"tensors": [pb.Tensor(name="n" * 600, shape=[1], dtype="float32", kind=1)]}, INVALID, ["too long a name"]),
         ({"tensors": [pb.Tensor(name="n", shape=[1] * 9, dtype="float32", kind=1)]}, INVALID, ["too many dimensions"]),
@@ -249,6 +252,15 @@ def test_an_upload_that_was_begun_cannot_go_on_under_another_header(running):
         with refused(running, grpc.StatusCode.ALREADY_EXISTS, "another header"):
             hand.push(_set(tokens=10**9))
         assert hand.push().fate == pb.FATE_PENDING
+
+
+@pytest.mark.parametrize("field", ["tokens", "steps", "abandoned_tokens"])
+def test_a_report_that_no_training_could_reach_is_refused(running, field):
+    with running.outer() as stub:
+        hand = Hand(stub)
+        report = pb.Progress(session=hand.session, **{field: (1 << 64) - 1})
+        with refused(running, INVALID, "reports more than"):
+            stub.Report(iter([report]), timeout=20)
 
 
 def test_an_update_that_is_not_kept_says_to_fetch_whole(running):

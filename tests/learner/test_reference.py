@@ -69,10 +69,16 @@ def test_text_that_is_not_there_is_one_line(tmp_path):
 
 
 def test_the_rate_warms_up_and_falls_to_a_tenth():
-    assert learning_rate(1.0, 0.0) < 0.05
-    assert learning_rate(1.0, 0.05) == pytest.approx(1.0)
-    assert learning_rate(1.0, 1.0) == pytest.approx(0.1)
-    assert learning_rate(1.0, 7.0) == pytest.approx(0.1)
+    assert learning_rate(1.0, 0.0, 100) < 0.05
+    assert learning_rate(1.0, 0.05, 100) == pytest.approx(1.0)
+    assert learning_rate(1.0, 1.0, 100) == pytest.approx(0.1)
+    assert learning_rate(1.0, 7.0, 100) == pytest.approx(0.1)
+
+
+def test_a_restarted_process_warms_its_optimizer_up_again():
+    rates = [learning_rate(1.0, 0.5, steps) for steps in range(40)]
+    assert rates[0] < 0.05 * rates[-1]
+    assert rates == sorted(rates)
 
 
 def test_training_alone_lowers_the_loss(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from atoll_server.goodput import Account, Spent, overall
 
@@ -59,8 +61,9 @@ def test_pauses_and_absence_after_a_good_bye_are_not_provisioned():
 
 def test_a_learner_cannot_have_trained_longer_than_it_was_there():
     a = account()
-    a.heard(10.0, Spent(tokens=1, stepping_s=1e9, paused_s=-5.0))
-    assert a.balance(10.0).ratio <= 1.0
+    for odd in (1e9, math.nan, math.inf, -5.0):
+        a.heard(10.0, Spent(tokens=1, stepping_s=odd, paused_s=odd, blocked_s=odd, joining_s=odd))
+        assert 0.0 <= a.balance(10.0).ratio <= 1.0
 
 
 def test_training_while_the_core_was_away_is_not_lost():

@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 WARM_UP = 0.05  # of the tokens
 LAST_LR = 0.1  # of the peak
+OWN_WARM_UP = 30  # steps of a process: one that was restarted has an optimizer without history
 SAY_EVERY_S = 5.0
 EVALUATION_WINDOWS, EVALUATION_BATCH = 256, 32
 
@@ -65,8 +66,12 @@ def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
 
 
-def learning_rate(peak: float, done: float) -> float:
-    """Linear warm-up, then a cosine down to a tenth. done: the part of the run's tokens that is trained, 0 to 1."""
+def learning_rate(peak: float, done: float, own_steps: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth; and a short warm-up of each process of its own.
+
+    done: the part of the run's tokens that is trained, 0 to 1. own_steps: of this process so far.
+    """
+    peak *= min(1.0, (own_steps + 1) / OWN_WARM_UP)
     if done < WARM_UP:
         return peak * max(done, 1e-3) / WARM_UP
     angle = math.pi * min(1.0, (done - WARM_UP) / (1 - WARM_UP))
@@ -91,7 +96,8 @@ def train(settings: TrainSettings, joining: Joining) -> None:
         while learner.run_tokens < settings.total_tokens and steps != settings.max_steps and not asked.is_set():
             began = time.perf_counter()
             done = learner.run_tokens / settings.total_tokens
-            loss = _inner_step(model, optimizer, next(batches), learning_rate(settings.learning_rate, done), device)
+            rate = learning_rate(settings.learning_rate, done, steps)
+            loss = _inner_step(model, optimizer, next(batches), rate, device)
             learner.step(tokens=tokens, loss=loss)
             steps += 1
             if settings.slow_down > 1.0:
@@ -119,7 +125,7 @@ def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callabl
     optimizer = optimizer_for(model, settings.learning_rate)
     steps = tokens // (settings.batch * SIZES[settings.size].context)
     for step in range(steps):
-        rate = learning_rate(settings.learning_rate, step / steps)
+        rate = learning_rate(settings.learning_rate, step / steps, step)
         tell(step, _inner_step(model, optimizer, next(batches), rate, device))
     return model
 

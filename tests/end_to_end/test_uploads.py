@@ -1,0 +1,164 @@
+"""Uploads that are cut: they go on where they were, over any number of streams, and are acknowledged once."""
+
+from __future__ import annotations
+
+import queue
+
+import grpc
+import numpy as np
+import pytest
+from atoll.joining import PROTOCOL, tensor_message
+from atoll.parameters import Parameters
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+from atoll_wire.layout import plan
+from torch import nn
+from torch.optim import SGD
+
+from tests.end_to_end.world import Core, Trainee, core, eventually
+
+
+class Large(nn.Module):
+    """One fragment of three frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(700, 1000, bias=False)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with core(tmp_path_factory.mktemp("core"), "--fragments", "1") as it:
+        first = Trainee(it.address, "first", lambda _: True, model=Large())
+        first.start()
+        first.done()
+        yield it
+
+
+class Push:
+    """One stream, fed a message at a time."""
+
+    def __init__(self, stub, *messages: pb.PushRequest) -> None:
+        self._messages: queue.Queue[pb.PushRequest | None] = queue.Queue()
+        self.send(*messages)
+        self.call = stub.Push(iter(self._messages.get, None), timeout=20)
+
+    def send(self, *messages: pb.PushRequest) -> None:
+        for message in messages:
+            self._messages.put(message)
+
+    def end(self) -> None:
+        self._messages.put(None)
+
+    def cut(self) -> None:
+        self.call.cancel()
+        self._messages.put(None)
+
+
+def prepared(stub, name: str) -> tuple[pb.PushRequest, list[pb.PushRequest]]:
+    model = Large()
+    tensors = Parameters(model, SGD(model.parameters(), 0.1)).tensors
+    digest = Parameters(model, SGD(model.parameters(), 0.1)).frozen_digest()
+    request = pb.JoinRequest(
+        protocol=PROTOCOL, learner=name, nonce=7, tensors=[tensor_message(t) for t in tensors], frozen_digest=digest
+    )
+    reply = stub.Join(request, timeout=20)
+    session = pb.Session(
+        run=reply.run, learner=name, incarnation=reply.incarnation, generation=reply.generation, token=reply.token
+    )
+    fragment = plan(tensors, 1).fragments[0]
+    vector = np.random.default_rng(1).standard_normal(fragment.length).astype(np.float32)
+    payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+    table = [(len(p), codec.crc32c(p)) for p in payloads]
+    header = pb.PushHeader(
+        session=session, fragment=0, seq=1, base_version=reply.versions[0], tokens=10, steps=1, codec=pb.CODEC_INT4,
+        frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
+    )  # fmt: skip
+    frames = [pb.PushRequest(frame=pb.Frame(index=n, crc32c=table[n][1], payload=p)) for n, p in enumerate(payloads)]
+    return pb.PushRequest(header=header), frames
+
+
+def accepted(running: Core) -> int:
+    return running.status().contributions.accepted
+
+
+def test_a_cut_upload_goes_on_with_the_frames_that_are_missing(running):
+    before = accepted(running)
+    with running.outer() as stub:
+        header, frames = prepared(stub, "cut")
+        first = Push(stub, header, frames[0], frames[2])
+        assert list(next(first.call).have.frames) == []
+        have: list[int] = []
+
+        def resumed() -> bool:
+            probe = Push(stub, header)
+            have[:] = next(probe.call).have.frames
+            probe.cut()
+            return have == [0, 2]
+
+        eventually(resumed)
+        first.cut()
+        second = Push(stub, header)
+        assert list(next(second.call).have.frames) == [0, 2]
+        second.send(frames[1])
+        assert next(second.call).receipt.fate == pb.FATE_PENDING
+    assert accepted(running) == before + 1
+
+
+def test_frames_over_two_streams_make_one_contribution_and_both_have_its_receipt(running):
+    before = accepted(running)
+    with running.outer() as stub:
+        header, frames = prepared(stub, "striped")
+        one, two = Push(stub, header), Push(stub, header)
+        for stream in (one, two):
+            next(stream.call)
+        one.send(frames[0], frames[1])
+        one.end()
+        two.send(frames[0], frames[2])
+        two.end()
+        assert {next(stream.call).receipt.fate for stream in (one, two)} <= {pb.FATE_PENDING, pb.FATE_MERGED}
+    assert accepted(running) == before + 1
+
+
+def test_a_lost_acknowledgement_is_given_again(running):
+    before = accepted(running)
+    with running.outer() as stub:
+        header, frames = prepared(stub, "lost")
+        first = Push(stub, header, *frames)
+        next(first.call)
+        eventually(lambda: accepted(running) == before + 1)
+        first.cut()
+        again = Push(stub, header)
+        assert next(again.call).receipt.fate in {pb.FATE_PENDING, pb.FATE_MERGED}
+    assert accepted(running) == before + 1
+
+
+def test_a_new_incarnation_is_not_held_up_by_the_unfinished_upload_of_a_dead_one(running):
+    before = accepted(running)
+    with running.outer() as stub:
+        header, frames = prepared(stub, "dead")
+        first = Push(stub, header, frames[0])
+        next(first.call)
+        first.cut()
+        request = pb.JoinRequest()
+        request.CopyFrom(_join_of(header, stub))
+        reply = stub.Join(request, timeout=20)
+        header.header.session.incarnation, header.header.session.token = reply.incarnation, reply.token
+        second = Push(stub, header, *frames)
+        assert list(next(second.call).have.frames) == []
+        assert next(second.call).receipt.incarnation == 2
+        header.header.session.incarnation = 1
+        third = Push(stub, header)
+        with pytest.raises(grpc.RpcError, match="fenced off"):
+            next(third.call)
+    assert accepted(running) == before + 1
+
+
+def _join_of(header: pb.PushRequest, stub) -> pb.JoinRequest:
+    model = Large()
+    mine = Parameters(model, SGD(model.parameters(), 0.1))
+    return pb.JoinRequest(
+        protocol=PROTOCOL, learner=header.header.session.learner, nonce=8,
+        tensors=[tensor_message(t) for t in mine.tensors], frozen_digest=mine.frozen_digest(),
+    )  # fmt: skip
