@@ -74,8 +74,12 @@ class Fetcher:
                 await self._standing.connected.wait()
                 try:
                     async with self._at_once:
-                        await self._step(line)
-                    attempt = 0
+                        sound = await self._step(line)
+                    if not sound:
+                        self._counters.mismatches += 1
+                        line.whole = True
+                        await asyncio.sleep(backoff_s(attempt, self._rng))
+                    attempt = 0 if sound else attempt + 1
                 except grpc.aio.AioRpcError as error:
                     await self._failed(line, error, attempt)
                     attempt += 1
@@ -95,8 +99,8 @@ class Fetcher:
                 self._counters.last_error = one_line(error)
                 await asyncio.sleep(backoff_s(attempt, self._rng))
 
-    async def _step(self, line: Line) -> None:
-        """One update, or the fragment whole."""
+    async def _step(self, line: Line) -> bool:
+        """One update, or the fragment whole. False when what came is not what was published."""
         if line.target - line.version > MOST_UPDATES:
             line.whole = True
         whole, fragment = line.whole, self._standing.fragment(line.fragment)
@@ -111,14 +115,12 @@ class Fetcher:
             else:
                 payloads.append(_checked(reply.frame, len(payloads)))
         if header is None or len(payloads) != len(fragment.frames) or None in payloads:
-            line.whole = True
-            self._counters.mismatches += 1
-            return
-        await self._take_in(line, fragment, header, [p for p in payloads if p is not None], whole=whole)
+            return False
+        return await self._take_in(line, fragment, header, [p for p in payloads if p is not None], whole=whole)
 
     async def _take_in(
         self, line: Line, fragment: Fragment, header: pb.FetchHeader, payloads: list[bytes], *, whole: bool
-    ) -> None:
+    ) -> bool:
         base = None if whole else line.anchor
         anchor = await asyncio.to_thread(_anchor, base, fragment, Codec(header.codec), payloads)
         size = sum(map(len, payloads))
@@ -128,15 +130,14 @@ class Fetcher:
             self._counters.bytes_down += size
         if anchor is None or codec.vector_crc32c(anchor) != header.crc32c:
             log.error("anchor does not have the published checksum: fetching it whole", fragment=line.fragment)
-            self._counters.mismatches += 1
-            line.whole = True
-            return
+            return False
         fate = await self._fate(line, header, drop=whole and line.drop)
         line.anchor, line.version = anchor, header.version
         line.target = max(line.target, header.version)
         if whole:
             line.whole = line.drop = False
         self._handover.offer(Prepared(line.fragment, line.version, anchor, fate))
+        return True
 
     async def _fate(self, line: Line, header: pb.FetchHeader, *, drop: bool) -> Fate:
         """What this version means for the contribution in flight."""

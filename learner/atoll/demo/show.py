@@ -54,16 +54,17 @@ class Progress:
     def _line(self, status: pb.StatusReply) -> Text:
         losses = [each.loss for each in status.learners if each.loss == each.loss]
         loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
+        versions = [each.version for each in status.fragments] or [0]
         return Text(
             f"[{time.monotonic() - self._began:5.0f} s] {100 * status.tokens_trained / self._total:3.0f} % of "
-            f"{self._total / 1e6:.1f}M tokens  loss {loss}  outer steps {status.outer_steps}  "
+            f"{self._total / 1e6:.1f}M tokens  loss {loss}  versions {min(versions)} to {max(versions)}  "
             f"goodput {status.goodput.ratio:.3f}  "
             f"up {status.wire.up / 1e6:.1f} MB  down {status.wire.down / 1e6:.1f} MB"
         )
 
 
 def _learners(status: pb.StatusReply) -> Table:
-    table = Table("learner", "state", "steps", "loss", "s/step", "goodput", "merged tokens", "heard", box=None)
+    table = Table("learner", "state", "steps", "loss", "s/step", "goodput", "tokens", "heard", box=None)
     for each in status.learners:
         table.add_row(each.learner, each.state, str(each.steps), f"{each.loss:.3f}", f"{each.step_time_s:.3f}",
                       f"{each.goodput.ratio:.3f}", f"{each.tokens:,}", f"{each.heard_s:.1f} s ago")  # fmt: skip
