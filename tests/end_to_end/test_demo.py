@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -43,9 +44,11 @@ def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_every_child(number):
-    demo = subprocess.Popen(
-        [*DEMO, "--no-kills"], stdout=subprocess.PIPE, text=True, env=dict(os.environ, PYTHONUNBUFFERED="1")
-    )
+    """Started with SIGINT ignored, as a shell script does with what it puts into the background."""
+    command = ["sh", "-c", "trap '' INT; exec \"$@\"", "demo", *DEMO, "--no-kills"]
+    unbuffered = dict(os.environ, PYTHONUNBUFFERED="1")
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)
+    children: list[psutil.Process] = []
     try:
         assert demo.stdout is not None
         while "learners start" not in demo.stdout.readline():
@@ -58,4 +61,7 @@ def test_ctrl_c_ends_every_child(number):
     finally:
         demo.kill()
         demo.wait()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         demo.stdout.close()

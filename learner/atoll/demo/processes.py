@@ -100,14 +100,18 @@ class Children:
 
 @contextlib.contextmanager
 def children(directory: Path) -> Iterator[Children]:
-    """Children that do not outlive the block, whatever ends it; SIGTERM ends it like Ctrl-C."""
+    """Children that do not outlive the block, whatever ends it; SIGTERM ends it like Ctrl-C.
+
+    Both handlers are set: a process that a script put into the background was started with SIGINT ignored.
+    """
     group = Children(directory)
-    before = signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    before = {number: signal.signal(number, lambda *_: _interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield group
     finally:
         group.end()
-        signal.signal(signal.SIGTERM, before)
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 def _interrupt() -> None:
