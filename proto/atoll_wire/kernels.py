@@ -63,42 +63,49 @@ def quantise(vector: F32, lengths: I64, levels: int, codes: U8, scales: U16) -> 
 
     In a block of n values packed by two, byte i holds value i in its low and value i + (n + 1) // 2 in its high half.
     """
-    magnitude, shifted, scratch = vector.view(np.uint32), np.empty(BLOCK, np.float32), np.empty(1, np.float32)
-    shifted_bits, scratch_bits = shifted.view(np.int32), scratch.view(np.uint32)
+    magnitude, shifted, scratch = vector.view(np.int32), np.empty(BLOCK, np.float32), np.empty(1, np.float32)
+    rounded, scratch_bits = shifted.view(np.int32), scratch.view(np.uint32)
     position, code_at, scale_at = 0, 0, 0
     for length in lengths:
         for start in range(position, position + length, BLOCK):
             n = min(BLOCK, position + length - start)
-            values = vector[start : start + n]
-            largest = np.uint32(0)
-            for raw in magnitude[
-                start : start + n
-            ]:  # as integers: a maximum that vectorises, and sees NaN and infinity
-                largest = max(largest, raw & np.uint32(0x7FFFFFFF))
+            # As integers: a maximum that vectorises, and that sees NaN and infinity.
+            largest, raw = np.int32(0), magnitude[start : start + n]
+            for i in range(len(raw)):
+                largest = max(largest, np.int32(raw[i] & np.int32(0x7FFFFFFF)))
             if largest >= INFINITY_BITS:
                 return NOT_FINITE
-            scale = _scale_bits(largest, np.float32(levels), scratch)
+            scale = _scale_bits(np.uint32(largest), np.float32(levels), scratch)
             scales[scale_at] = np.uint16(scale >> np.uint32(16))
             scratch_bits[0] = scale
             inverse = np.float32(1.0) / scratch[0] if scale else np.float32(0.0)
-            for i in range(n):
+            values = vector[start : start + n]
+            for i in range(len(values)):
                 shifted[i] = values[i] * inverse + MAGIC
-            for i in range(n):
-                shifted_bits[i] = min(max(shifted_bits[i] - MAGIC_BITS, np.int32(-levels)), np.int32(levels))
-            if levels == 127:
-                for i in range(n):
-                    codes[code_at + i] = np.uint8(shifted_bits[i] & 0xFF)
-                code_at += n
-            else:
-                half = (n + 1) // 2
-                if n % 2:
-                    shifted_bits[n] = 0
-                for i in range(half):
-                    codes[code_at + i] = np.uint8((shifted_bits[i] & 0xF) | ((shifted_bits[half + i] & 0xF) << 4))
-                code_at += half
+            code_at += _pack(rounded, n, levels, codes[code_at:])
             scale_at += 1
         position += length
     return SOUND
+
+
+@kernel
+def _pack(rounded: NDArray[np.int32], n: int, levels: int, codes: U8) -> int:
+    """Writes a block's codes as bytes, or two to a byte; returns how many bytes. rounded: bits of value + MAGIC."""
+    most, least = np.int32(levels), np.int32(-levels)
+    if levels == 127:
+        whole = codes[:n]
+        for i in range(len(whole)):
+            whole[i] = np.uint8(min(max(np.int32(rounded[i] - MAGIC_BITS), least), most) & 0xFF)
+        return n
+    half = (n + 1) // 2
+    if n % 2:
+        rounded[n] = MAGIC_BITS
+    packed, high = codes[:half], rounded[half : 2 * half]
+    for i in range(len(packed)):
+        first = min(max(np.int32(rounded[i] - MAGIC_BITS), least), most)
+        second = min(max(np.int32(high[i] - MAGIC_BITS), least), most)
+        packed[i] = np.uint8((np.int32(first) & 0xF) | ((np.int32(second) & 0xF) << 4))
+    return half
 
 
 @kernel
@@ -116,29 +123,40 @@ def inspect(codes: U8, scales: U16, lengths: I64, levels: int, squares: F64) -> 
                 return BAD_SCALE  # subnormal, infinite, NaN, or negative
             if scratch[0] > LARGEST / np.float32(levels):
                 return BAD_SCALE
-            square, forbidden = np.int64(0), 0
-            if levels == 127:
-                for i in range(n):
-                    code = np.int32(np.int8(codes[code_at + i]))
-                    forbidden |= code == -128
-                    square += code * code
-                code_at += n
-            else:
-                half = (n + 1) // 2
-                for i in range(half):
-                    low = (np.int32(codes[code_at + i] & np.uint8(0xF)) ^ 8) - 8
-                    high = (np.int32(codes[code_at + i] >> np.uint8(4)) ^ 8) - 8
-                    forbidden |= (low == -8) | (high == -8)
-                    square += low * low + high * high
-                if n % 2:
-                    forbidden |= (codes[code_at + half - 1] >> np.uint8(4)) != 0
-                code_at += half
-            if forbidden:
+            size = n if levels == 127 else (n + 1) // 2
+            block = codes[code_at : code_at + size]
+            square = _square_of_bytes(block) if levels == 127 else _square_of_pairs(block, n)
+            if square < 0:
                 return BAD_CODE
             total += np.float64(square) * (np.float64(scratch[0]) * np.float64(scratch[0]))
+            code_at += size
             scale_at += 1
         squares[segment] = total
     return SOUND
+
+
+@kernel
+def _square_of_bytes(block: U8) -> int:
+    """Sum of squares of a block's codes, one to a byte; -1 when one is out of range."""
+    square, lowest = np.int32(0), np.int32(0)
+    for i in range(len(block)):
+        code = np.int32(np.int8(block[i]))
+        lowest = min(lowest, code)
+        square += np.int32(code * code)
+    return -1 if lowest == -128 else int(square)
+
+
+@kernel
+def _square_of_pairs(block: U8, n: int) -> int:
+    """Sum of squares of a block's n codes, two to a byte; -1 when one is out of range or padding is not zero."""
+    square, lowest = np.int32(0), np.int32(0)
+    for i in range(len(block)):
+        low = np.int32((np.int32(block[i] & 0xF) ^ 8) - 8)
+        high = np.int32((np.int32(block[i] >> 4) ^ 8) - 8)
+        lowest = min(lowest, low, high)
+        square += np.int32(low * low + high * high)
+    padded = n % 2 == 1 and block[len(block) - 1] >> 4 != 0
+    return -1 if lowest == -8 or padded else int(square)
 
 
 @kernel
@@ -153,16 +171,23 @@ def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, 
             n = min(BLOCK, stop - start)
             scratch_bits[0] = np.uint32(scales[scale_at]) << np.uint32(16)
             scale = scratch[0] * factors[segment]
+            # Slices of known length and codes narrowed to 32 bits: without them these loops do not vectorise.
             if levels == 127:
-                for i in range(n):
-                    out[start + i] += scale * np.float32(np.int8(codes[code_at + i]))
+                whole, block = out[start : start + n], codes[code_at : code_at + n]
+                for i in range(len(whole)):
+                    whole[i] += scale * np.float32(np.int32(np.int8(block[i])))
                 code_at += n
             else:
                 half = (n + 1) // 2
-                for i in range(half):
-                    out[start + i] += scale * np.float32((np.int32(codes[code_at + i] & np.uint8(0xF)) ^ 8) - 8)
-                for i in range(n - half):
-                    out[start + half + i] += scale * np.float32((np.int32(codes[code_at + i] >> np.uint8(4)) ^ 8) - 8)
+                block, low, high = (
+                    codes[code_at : code_at + half],
+                    out[start : start + half],
+                    out[start + half : start + n],
+                )
+                for i in range(len(low)):
+                    low[i] += scale * np.float32(np.int32((np.int32(block[i] & 0xF) ^ 8) - 8))
+                for i in range(len(high)):
+                    high[i] += scale * np.float32(np.int32((np.int32(block[i] >> 4) ^ 8) - 8))
                 code_at += half
             scale_at += 1
         position = stop
