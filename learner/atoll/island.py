@@ -35,6 +35,9 @@ class Island(Protocol):
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """Gives every rank the talking rank's values."""
 
+    def leave(self) -> None:
+        """Returns when every rank has come to its end: nobody tears the job down while rank 0 still sends."""
+
 
 class Alone:
     """One process."""
@@ -47,6 +50,9 @@ class Alone:
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """There is nobody else."""
+
+    def leave(self) -> None:
+        """There is nobody to wait for."""
 
 
 class Ranks:
@@ -68,6 +74,11 @@ class Ranks:
         """A broadcast over the default group: the one that moves these devices' tensors."""
         for parameter in parameters:
             dist.broadcast(parameter.detach(), src=0)
+
+    def leave(self) -> None:
+        """A barrier, then the end of the group that decisions travelled on."""
+        dist.barrier(group=self._group)
+        dist.destroy_process_group(self._group)
 
 
 def island() -> Island:

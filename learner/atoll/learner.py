@@ -122,12 +122,12 @@ class Learner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Sends what is left (not after an error in the loop), and says good-bye."""
-        agent = self._agent
-        if agent is None:
-            return
-        if kind is None and agent.failure is None:
-            self._drain()
-        agent.leave(self._drain_s)
+        if self._agent is not None:
+            if kind is None and self._agent.failure is None:
+                self._drain()
+            self._agent.leave(self._drain_s)
+        if kind is None:
+            self._ranks().leave()
 
     def _drain(self) -> None:
         """The last pseudo-gradients, and those of fragments that come free while they are on their way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -38,6 +39,44 @@ def test_an_environment_variable_stands_for_its_option(tmp_path):
 
 def test_the_version_is_the_packages():
     assert run("--version").stdout.startswith("atoll 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--nothing"], 2, "No such option: --nothing"),
+        (["--threads", "-1"], 2, "greater than or equal to 0"),
+        (["--seed", "-1"], 2, "greater than or equal to 0"),
+        (["--max-steps", "0"], 2, "greater than or equal to 1"),
+        (["--slow-down", "inf"], 2, "inf: give a finite number"),
+        (["--connect-timeout-s", "inf"], 2, "inf: give a finite number"),
+        (["--metrics-port", "70000"], 2, "less than or equal to 65535"),
+        (["--data", "/nothing"], 1, "error: --data /nothing does not exist: give a text file or a folder"),
+        (["--device", "nonsense"], 1, "error: --device nonsense cannot be used"),
+    ],
+)
+def test_a_learner_that_cannot_start_says_why_in_one_line(arguments, status, said):
+    done = run("learner", "--name", "a", "--server", "127.0.0.1:1", *arguments)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_learner_that_waits_for_its_core_ends_when_it_is_asked_to(number):
+    command = [*ATOLL, "learner", "--name", "a", "--server", "127.0.0.1:1", "--connect-timeout-s", "100"]
+    learner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert learner.stdout is not None
+        while "waiting for the core" not in learner.stdout.readline():
+            assert learner.poll() is None
+        learner.send_signal(number)
+        said, _ = learner.communicate(timeout=15)
+        assert learner.returncode not in {0, None}
+        assert "Traceback" not in said
+    finally:
+        learner.kill()
+        learner.wait()
 
 
 def test_nothing_heavy_is_loaded_to_show_help_or_to_import_the_package():

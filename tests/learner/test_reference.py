@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from atoll.reference import data
 from atoll.reference.model import SIZES, build
-from atoll.reference.train import TrainSettings, learning_rate, train_alone, validation_loss
+from atoll.reference.train import DeviceError, TrainSettings, learning_rate, train_alone, usable_device, validation_loss
 
 
 def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before():
@@ -49,11 +52,44 @@ def test_a_single_file_is_cut_near_its_end(tmp_path):
     assert (len(corpus.training), len(corpus.validation)) == (19_000, 1_000)
 
 
+def test_a_folder_of_few_files_is_cut_near_its_end_too(tmp_path):
+    for name in ("a.txt", "b.txt", "c.txt"):  # by their names, all of them would be training text
+        (tmp_path / name).write_bytes(name.encode() * 1_000)
+    corpus = data.load(tmp_path, 16)
+    assert (len(corpus.training), len(corpus.validation)) == (14_252, 750)
+    assert bytes(corpus.validation).startswith(b"c.txt") or b"c.txt" in bytes(corpus.validation)
+    assert b"a.txt" not in bytes(corpus.validation)
+
+
+def test_a_folder_of_many_files_holds_out_whole_files(tmp_path):
+    for number in range(200):
+        (tmp_path / f"{number}.txt").write_bytes(b"%03d " % number * 50)
+    corpus = data.load(tmp_path, 16)
+    trained, held_out = (set(bytes(part).split()) for part in (corpus.training, corpus.validation))
+    assert held_out
+    assert not trained & held_out
+
+
+def test_no_more_is_read_than_is_used(tmp_path):
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 50)  # a petabyte of nothing: reading it all could not end
+    corpus = data.load(tmp_path / "huge", 16)
+    assert len(corpus.training) + len(corpus.validation) == data.MOST_BYTES
+
+
 def test_islands_see_different_text_and_the_same_island_the_same():
     text = np.arange(10_000, dtype=np.uint16).astype(np.uint8)
     one, again, other = (next(data.batches(text, 4, 32, 0, name)) for name in ("a", "a", "b"))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+def test_a_stream_goes_on_at_any_batch():
+    text = np.arange(10_000, dtype=np.uint16).astype(np.uint8)
+    whole = list(islice(data.batches(text, 4, 32, 0, "a"), 6))
+    rest = list(islice(data.batches(text, 4, 32, 0, "a", first=4), 2))
+    assert all(torch.equal(one, other) for one, other in zip(whole[4:], rest, strict=True))
+    assert not torch.equal(whole[0], whole[4])
 
 
 @pytest.mark.parametrize("content", [b"", b"short"])
@@ -66,6 +102,46 @@ def test_too_little_text_is_one_line(tmp_path, content):
 def test_text_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(data.DataError, match="does not exist"):
         data.load(tmp_path / "nothing", 128)
+
+
+def test_text_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "text").write_bytes(b"text" * 1_000)
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    for path in (tmp_path, tmp_path / "text"):
+        with pytest.raises(data.DataError, match=r"cannot be read \(Permission denied\)"):
+            data.load(path, 128)
+
+
+def test_a_folder_below_that_cannot_be_listed_is_no_silently_smaller_text(tmp_path, monkeypatch):
+    (tmp_path / "text").write_bytes(b"text" * 1_000)
+    (tmp_path / "closed").mkdir()
+    scandir = data.os.scandir
+
+    def denied(place: str) -> object:
+        if str(place).endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(place)
+
+    monkeypatch.setattr(data.os, "scandir", denied)
+    with pytest.raises(data.DataError, match="cannot be read"):
+        data.load(tmp_path, 128)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "meta", "cuda:99", ""])
+def test_a_device_that_is_not_there_is_one_line(device):
+    with pytest.raises(DeviceError, match=f"--device {device} cannot be used .*give auto, cpu or cuda$"):
+        usable_device(device)
+
+
+def test_the_model_compiles_as_one_graph():
+    model = build("tiny", 0)
+    window = torch.randint(0, 256, (2, 33))
+    compiled = torch.compile(model.loss, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(window), model.loss(window), atol=1e-6)
 
 
 def test_the_rate_warms_up_and_falls_to_a_tenth():

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 import structlog
 import torch
+from atoll_wire.errors import UserError
 
 from atoll.learner import Learner
 from atoll.reference import data
@@ -27,6 +28,10 @@ LAST_LR = 0.1  # of the peak
 OWN_WARM_UP = 30  # steps of a process: one that was restarted has an optimizer without history
 SAY_EVERY_S = 5.0
 EVALUATION_WINDOWS, EVALUATION_BATCH = 256, 32
+
+
+class DeviceError(UserError):
+    """A device that torch does not have here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +88,22 @@ def train(settings: TrainSettings, joining: Joining) -> None:
 
     slow_down above 1 makes the learner pause after each step, so that it runs at 1/slow_down of its speed.
     """
-    model, batches, device = _prepare(settings, joining.name)
+    model, corpus, device = _prepare(settings)
     optimizer = optimizer_for(model, settings.learning_rate)
-    asked = _asked_to_leave()
+    leaving = Leaving()
     tokens = settings.batch * SIZES[settings.size].context
     said = time.monotonic()
     with Learner(
         model, optimizer, server=joining.servers, name=joining.name, region=joining.region, adoption=joining.adoption,
         connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_port=joining.metrics_port,
     ) as learner:  # fmt: skip
+        leaving.joined = True
+        # A name's own steps are never more than the run's: one that was restarted goes on in text that it did not see.
+        first = learner.run_tokens // tokens
+        log.info("joined", learner=joining.name, run_tokens=learner.run_tokens, first_batch=first)
+        batches = _batches(settings, corpus, joining.name, first)
         steps = 0
-        while learner.run_tokens < settings.total_tokens and steps != settings.max_steps and not asked.is_set():
+        while learner.run_tokens < settings.total_tokens and steps != settings.max_steps and not leaving.asked:
             began = time.perf_counter()
             done = learner.run_tokens / settings.total_tokens
             rate = learning_rate(settings.learning_rate, done, steps)
@@ -121,8 +131,8 @@ def _say(name: str, stats: Stats, loss: float) -> None:
 
 def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:
     """The same loop without a core, over `tokens` tokens of the learner `stream`. tell: called with steps and loss."""
-    model, batches, device = _prepare(settings, stream)
-    optimizer = optimizer_for(model, settings.learning_rate)
+    model, corpus, device = _prepare(settings)
+    optimizer, batches = optimizer_for(model, settings.learning_rate), _batches(settings, corpus, stream)
     steps = tokens // (settings.batch * SIZES[settings.size].context)
     for step in range(steps):
         rate = learning_rate(settings.learning_rate, step / steps, step)
@@ -141,18 +151,33 @@ def validation_loss(model: Transformer, corpus: data.Corpus) -> float:
     return sum(losses) / len(losses)
 
 
-def _prepare(settings: TrainSettings, stream: str) -> tuple[Transformer, Iterator[torch.Tensor], torch.device]:
+def _prepare(settings: TrainSettings) -> tuple[Transformer, data.Corpus, torch.device]:
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    chosen = settings.device
+    device = usable_device(settings.device)
+    corpus = data.load(settings.data, SIZES[settings.size].context)
+    model = build(settings.size, settings.seed).to(device)
+    log.info("prepared", size=settings.size, parameters=sum(p.numel() for p in model.parameters()), device=str(device),
+             corpus=corpus.sha256[:16], training_bytes=len(corpus.training))  # fmt: skip
+    return model, corpus, device
+
+
+def _batches(settings: TrainSettings, corpus: data.Corpus, stream: str, first: int = 0) -> Iterator[torch.Tensor]:
+    context = SIZES[settings.size].context
+    return data.batches(corpus.training, settings.batch, context, settings.seed, stream, first)
+
+
+def usable_device(chosen: str) -> torch.device:
+    """auto: a GPU if there is one. Raises DeviceError when nothing can be computed there."""
     if chosen == "auto":
         chosen = "cuda" if torch.cuda.is_available() else "cpu"
-    device, context = torch.device(chosen), SIZES[settings.size].context
-    corpus = data.load(settings.data, context)
-    model = build(settings.size, settings.seed).to(device)
-    log.info("prepared", size=settings.size, parameters=sum(p.numel() for p in model.parameters()), device=chosen,
-             corpus=corpus.sha256[:16], training_bytes=len(corpus.training))  # fmt: skip
-    return model, data.batches(corpus.training, settings.batch, context, settings.seed, stream), device
+    try:
+        device = torch.device(chosen)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:  # torch has all of these for it
+        fact = str(error).split(" device type at start of device string")[0].split(". ")[0]
+        raise DeviceError(f"--device {chosen} cannot be used ({fact}): give auto, cpu or cuda") from error
+    return device
 
 
 def _inner_step(
@@ -170,9 +195,15 @@ def _inner_step(
     return float(loss.item())
 
 
-def _asked_to_leave() -> threading.Event:
-    """Set by SIGTERM or SIGINT: the loop ends after its step, and the learner leaves cleanly."""
-    asked = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.set())
-    return asked
+class Leaving:
+    """SIGTERM and SIGINT end the wait for a core at once; later the loop ends after its step, and leaves cleanly."""
+
+    def __init__(self) -> None:
+        self.asked, self.joined = False, False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._hear)
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+        if not self.joined:
+            raise KeyboardInterrupt
