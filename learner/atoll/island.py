@@ -18,10 +18,15 @@ NOTHING, STOP = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks do at this step. adopt: a fragment, NOTHING or STOP; tokens: of all ranks together."""
+    """What all ranks know at this step.
+
+    tokens: of this step, all ranks together. adopt: a fragment, NOTHING or STOP. run_tokens: rank 0's, so that
+    schedules and loops that follow them are the same everywhere.
+    """
 
     tokens: int
     adopt: int
+    run_tokens: int
 
 
 class Island(Protocol):
@@ -29,8 +34,8 @@ class Island(Protocol):
 
     talks: bool
 
-    def agree(self, tokens: int, adopt: int) -> Agreed:
-        """Called by every rank at every step; `adopt` counts on the rank that talks."""
+    def agree(self, tokens: int, adopt: int, run_tokens: int) -> Agreed:
+        """Called by every rank at every step; all but `tokens` count on the rank that talks."""
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """Gives every rank the talking rank's values."""
@@ -44,9 +49,9 @@ class Alone:
 
     talks = True
 
-    def agree(self, tokens: int, adopt: int) -> Agreed:
-        """What it decides itself."""
-        return Agreed(tokens, adopt)
+    def agree(self, tokens: int, adopt: int, run_tokens: int) -> Agreed:
+        """What it knows itself."""
+        return Agreed(tokens, adopt, run_tokens)
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """There is nobody else."""
@@ -63,12 +68,12 @@ class Ranks:
         # Decisions travel on the host, whatever backend the gradients use.
         self._group = dist.new_group(backend="gloo")
 
-    def agree(self, tokens: int, adopt: int) -> Agreed:
-        """One all-reduce of two numbers: only rank 0 adds a decision to the sum."""
-        message = torch.tensor([tokens, adopt if self.talks else 0], dtype=torch.int64)
+    def agree(self, tokens: int, adopt: int, run_tokens: int) -> Agreed:
+        """One all-reduce of three numbers: only rank 0 adds what it decided and knows to the sums."""
+        known = (adopt, run_tokens) if self.talks else (0, 0)
+        message = torch.tensor([tokens, *known], dtype=torch.int64)
         dist.all_reduce(message, group=self._group)
-        total, decision = message.tolist()
-        return Agreed(total, decision)
+        return Agreed(*message.tolist())
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """A broadcast over the default group: the one that moves these devices' tensors."""

@@ -73,6 +73,7 @@ class Learner:
         self._parameters: Parameters | None = None
         self._layout: Layout | None = None
         self._tracks: list[Track] = []
+        self._run_tokens = 0
         self._left_step_at = 0.0
         self._paused_since_step = 0.0
 
@@ -87,10 +88,12 @@ class Learner:
         self._island = island()
         problem = self._join() if self._island.talks else None
         # Ranks that wait for rank 0 learn here whether it could join, and the number of fragments.
-        agreed = self._island.agree(0, len(self._layout.fragments) if self._layout and problem is None else STOP)
+        fragments = len(self._layout.fragments) if self._layout and problem is None else STOP
+        agreed = self._island.agree(0, fragments, self._counters.run_tokens)
         if agreed.adopt == STOP:
             raise problem or LearnerError("rank 0 could not join the run: see its message")
         self._layout = self._layout or plan(self._parameters.tensors, agreed.adopt)
+        self._run_tokens = agreed.run_tokens
         self._island.spread(self._parameters.values)
         self._counters.joining_s = time.perf_counter() - began
         self._left_step_at = time.perf_counter()
@@ -154,7 +157,9 @@ class Learner:
         wish = NOTHING if prepared is None else prepared.fragment
         if self._agent is not None and self._agent.failure is not None:
             wish = STOP
-        agreed = self._ranks().agree(tokens, wish)
+        others = max(0, counters.run_tokens - counters.run_tokens_at)  # as the core last told them
+        agreed = self._ranks().agree(tokens, wish, max(self._run_tokens, counters.tokens + others))
+        self._run_tokens = agreed.run_tokens + agreed.tokens
         self._count(began, agreed.tokens, loss)
         if agreed.adopt == STOP:
             raise (self._agent.failure if self._agent else None) or LearnerError("rank 0 stopped: see its message")
@@ -231,9 +236,8 @@ class Learner:
 
     @property
     def run_tokens(self) -> int:
-        """Tokens trained by everybody so far, as far as it is known here: what schedules should follow."""
-        counters = self._counters
-        return max(counters.tokens, counters.run_tokens + counters.tokens - counters.run_tokens_at)
+        """Tokens trained by everybody so far, as known at the last step; the same on all ranks: for schedules."""
+        return self._run_tokens
 
     def stats(self) -> Stats:
         """Counters of this moment."""

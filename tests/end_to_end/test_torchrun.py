@@ -28,7 +28,7 @@ with atoll.Learner(model, optimizer, server=sys.argv[1], name="island", connect_
         breath.wait(0.01)
         learner.step(tokens=32, loss=loss.item())
         whole = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-        print(hashlib.sha256(whole).hexdigest(), file=out)
+        print(hashlib.sha256(whole).hexdigest(), learner.run_tokens, file=out)
 print(learner.stats().merged, file=out)
 dist.destroy_process_group()
 """
@@ -56,6 +56,9 @@ def test_all_ranks_of_an_island_apply_an_update_at_the_same_step(tmp_path):
     assert len(first) == 121
     assert first[:-1] == second[:-1]
     assert int(first[-1]) > 3
+    run_tokens = [int(line.split()[1]) for line in first[:-1]]
+    assert run_tokens == sorted(run_tokens)
+    assert run_tokens[-1] > 2 * 120 * 32  # the other learner's are in it
     island = next(each for each in status.learners if each.learner == "island")
     assert island.tokens == 2 * 120 * 32
 
