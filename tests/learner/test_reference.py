@@ -57,12 +57,11 @@ def test_a_folder_of_few_files_is_cut_near_its_end_too(tmp_path):
         (tmp_path / name).write_bytes(name.encode() * 1_000)
     corpus = data.load(tmp_path, 16)
     assert (len(corpus.training), len(corpus.validation)) == (14_252, 750)
-    assert bytes(corpus.validation).startswith(b"c.txt") or b"c.txt" in bytes(corpus.validation)
-    assert b"a.txt" not in bytes(corpus.validation)
+    assert set(bytes(corpus.validation).split(b"c.txt")) == {b""}
 
 
 def test_a_folder_of_many_files_holds_out_whole_files(tmp_path):
-    for number in range(200):
+    for number in range(190):  # a cut at a twentieth would go through the middle of a file
         (tmp_path / f"{number}.txt").write_bytes(b"%03d " % number * 50)
     corpus = data.load(tmp_path, 16)
     trained, held_out = (set(bytes(part).split()) for part in (corpus.training, corpus.validation))

@@ -98,7 +98,8 @@ def train(settings: TrainSettings, joining: Joining) -> None:
         connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_port=joining.metrics_port,
     ) as learner:  # fmt: skip
         leaving.joined = True
-        # A name's own steps are never more than the run's: one that was restarted goes on in text that it did not see.
+        # The run has at least this name's own steps, but for those that it died before reporting: a restarted learner
+        # goes on in text that it did not see.
         first = learner.run_tokens // tokens
         log.info("joined", learner=joining.name, run_tokens=learner.run_tokens, first_batch=first)
         batches = _batches(settings, corpus, joining.name, first)
