@@ -61,13 +61,13 @@ def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
 
 
 def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> memoryview:
-    """The content of a frame before compression. values: float32 (span.length,), contiguous."""
+    """The content of a frame before compression, never a view of the values: float32 (span.length,), contiguous."""
     _, lengths, _ = _shape(span)
     if codec is Codec.FLOAT32:
         squares = np.empty(len(lengths), np.float64)
         if kernels.squares_by_segment(values, lengths, squares) != kernels.SOUND:
             raise CodecError(f"values of frame {span.index} are not finite")
-        return values.astype("<f4", copy=False).view(np.uint8).data
+        return values.astype("<f4").view(np.uint8).data
     content = np.empty(content_bytes(span, codec), np.uint8)
     codes, scales = _parts(content, span, codec)
     if kernels.quantise(values, lengths, LEVELS[codec], codes, scales) != kernels.SOUND:

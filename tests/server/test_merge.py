@@ -99,14 +99,23 @@ def test_a_merge_is_what_its_equations_say(kind):
     np.testing.assert_allclose(new.theta, theta, rtol=1e-6, atol=1e-6)
 
 
-def test_a_learner_that_adds_the_update_holds_the_published_parameters_bit_by_bit():
+@pytest.mark.parametrize("kind", Codec)
+def test_a_learner_that_adds_the_update_holds_the_published_parameters_bit_by_bit(kind):
     begin = state()
     anchor = begin.theta_pub.copy()
-    new, update, _ = run(begin, [contribution("a", 1, kind=Codec.INT4)], [1.0])
+    new, update, _ = run(begin, [contribution("a", 1, kind=kind)], [1.0], OuterRule(0.9, 0.5, kind))
     for span, payload in zip(FRAGMENT.frames, update.frames, strict=True):
-        codec.decode_add(payload, span, Codec.INT4, np.ones(len(span.segments), np.float32), anchor)
+        codec.decode_add(payload, span, kind, np.ones(len(span.segments), np.float32), anchor)
     assert anchor.tobytes() == new.theta_pub.tobytes()
     assert update.crc32c == codec.vector_crc32c(anchor)
+
+
+@pytest.mark.parametrize(("kind", "levels"), [(Codec.FLOAT32, 2**20), (Codec.INT8, 127), (Codec.INT4, 7)])
+def test_published_parameters_are_as_near_the_exact_ones_as_the_codec_allows(kind, levels):
+    begin = state()
+    new, _, _ = run(begin, [contribution("a", 1)], [1.0], OuterRule(0.9, 0.5, kind))
+    largest = np.abs(new.theta - begin.theta_pub).max()
+    assert np.abs(new.theta - new.theta_pub).max() <= largest / levels
 
 
 def test_published_parameters_follow_the_exact_ones_over_many_merges():
