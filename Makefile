@@ -11,11 +11,11 @@ FAST := not slow and not gpu and not docker and not root and not browser
 .PHONY: help demo test test-slow test-gpu test-docker test-root test-browser lint format proto bench wheel clean
 
 help: ## show this
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": give another with PYTHON=...")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch (the CPU build where one is at hand) ..."
 	@$(PIP) torch==2.13.0
 	@echo "installing atoll and what it is developed with ..."
@@ -58,3 +58,4 @@ wheel: $(READY) ## build dist/*.whl
 
 clean: ## remove everything that was made here
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find proto server learner benchmarks tests -name __pycache__ -prune -exec rm -r {} +

@@ -25,7 +25,8 @@ def wheel(tmp_path_factory) -> Path:
 
 def test_the_wheel_holds_the_three_packages_and_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("atoll_wire/outer.proto", "atoll_server/syncer.py", "atoll/learner.py", "atoll/py.typed"):
+    typed = [f"{package}/py.typed" for package in ("atoll_wire", "atoll_server", "atoll")]
+    for wanted in ("atoll_wire/outer.proto", "atoll_server/syncer.py", "atoll/learner.py", *typed):
         assert wanted in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith(("tests", "benchmarks")) for name in names)

@@ -60,6 +60,7 @@ class Track:
     base_version: at which D was last empty or last merged, so that staleness cannot hide behind an adoption.
     tokens_from, steps_from: the learner's counters at that moment; what came since is outstanding.
     flying: tokens and steps of the contribution in flight, as far as they are among the outstanding ones.
+    overwritten: its tokens when they are not any more: given up unless it is merged.
     """
 
     version: int
@@ -69,6 +70,7 @@ class Track:
     tokens_from: int = 0
     steps_from: int = 0
     flying: tuple[int, int] | None = None
+    overwritten: int = 0
 
     def take(self, local: F32, tokens: int, steps: int) -> Outstanding:
         """The pseudo-gradient now. local: float32 parameters as stored; tokens, steps: the learner's counters."""
@@ -76,9 +78,14 @@ class Track:
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
         return Outstanding(self.origin - local, *self.flying, self.base_version)
 
-    def refused(self) -> None:
-        """The contribution in flight came to nothing; its work stays outstanding."""
-        self.flying = None
+    def later(self, steps: int) -> bool:
+        """Whether there is work that came after the contribution in flight."""
+        return self.flying is not None and self.steps_from + self.flying[1] < steps
+
+    def refused(self) -> int:
+        """The contribution in flight came to nothing; its work stays outstanding. Returns tokens that are given up."""
+        self.flying, given_up, self.overwritten = None, self.overwritten, 0
+        return given_up
 
     def adopt(
         self, anchor: F32, version: int, local: F32, fate: Fate, tokens: int, steps: int, *, keep: bool
@@ -91,13 +98,17 @@ class Track:
         if fate.q is not None and self.flying is not None:
             self.tokens_from += self.flying[0]
             self.steps_from += self.flying[1]
-            self.flying = None
+            self.flying, self.overwritten = None, 0
         abandoned = 0
         if fate.drop or not keep:
-            undecided = (0, 0) if self.flying is None or fate.drop else self.flying
-            abandoned = tokens - self.tokens_from - undecided[0]
+            abandoned = tokens - self.tokens_from
+            if fate.drop:
+                abandoned += self.refused()
+            elif self.flying is not None:
+                abandoned -= self.flying[0]
+                self.overwritten += self.flying[0]
+                self.flying = (0, 0)
             self.tokens_from, self.steps_from = tokens, steps
-            self.flying = None if self.flying is None or fate.drop else (0, 0)
             work = np.zeros_like(anchor)
         else:
             work = self.origin - local

@@ -6,6 +6,7 @@ The training thread starts it, hands pseudo-gradients over, and ends it; everyth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from atoll.handover import Handover, Taken
 from atoll.joining import FirstModel, Identity
 from atoll.presence import Presence
 from atoll.stats import Counters
+from atoll.transport import GOODBYE_S
 
 log = structlog.get_logger()
 
@@ -33,6 +35,7 @@ class Agent:
         self._main: asyncio.Task[None] | None = None
         self._presence: Presence | None = None
         self._goodbye: asyncio.Task[None] | None = None
+        self._leaving = False
         self.ready: Future[Layout] = Future()
         self.failure: LearnerError | None = None
         self._thread = threading.Thread(target=self._run, name=f"atoll {identity.name}", daemon=True)
@@ -54,10 +57,13 @@ class Agent:
         self._handover.submitted()
         self._call(lambda presence: presence.submit(taken))
 
-    def leave(self, timeout_s: float) -> None:
-        """Says good-bye if the core is there, and ends the thread."""
-        self._call(self._say_goodbye)
-        self._thread.join(timeout_s)
+    def leave(self) -> None:
+        """Says good-bye if the core is there, and ends the thread; also one that has not joined yet."""
+        self._leaving = True
+        if self._loop is not None and self.failure is None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed this moment: it has ended
+                self._loop.call_soon_threadsafe(self._say_goodbye)
+        self._thread.join(GOODBYE_S)
 
     def _call(self, function: Callable[[Presence], None]) -> None:
         loop, presence = self._loop, self._presence
@@ -75,12 +81,13 @@ class Agent:
             self._fail(error)
 
     async def _live(self) -> None:
+        self._main, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        if self._leaving:
+            return
         await asyncio.to_thread(codec.warm_up)
-        self._main = asyncio.current_task()
         self._presence = Presence(
             self._identity, self._model, self._handover, self._counters, self.ready.set_result, self._stop
         )
-        self._loop = asyncio.get_running_loop()
         await self._presence.live()
 
     def _stop(self, error: Exception) -> None:
@@ -93,14 +100,16 @@ class Agent:
         known = isinstance(error, LearnerError)
         text = str(error) if known else f"the learner's agent failed: {error!r}"
         self.failure = LearnerError(text)
+        self._handover.end()
         self._counters.last_error = text
         log.error("learner stopped", learner=self._identity.name, error=text, exc_info=None if known else error)
         if not self.ready.done():
             self.ready.set_exception(self.failure)
 
-    def _say_goodbye(self, presence: Presence) -> None:
+    def _say_goodbye(self) -> None:
         async def leave_and_end() -> None:
-            await presence.say_goodbye()
+            if self._presence is not None:
+                await self._presence.say_goodbye()
             if self._main is not None:
                 self._main.cancel()
 

@@ -64,8 +64,11 @@ class Fetcher:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def all_here(self) -> None:
-        """Waits for the first anchors. Raises what stopped a fetch."""
-        await asyncio.gather(*(line.fetching for line in self._standing.lines if line.fetching is not None))
+        """Waits for the first anchors. Raises what stopped a fetch. Cancelled, it leaves the fetches to go on."""
+        while running := [line.fetching for line in self._standing.lines if line.fetching is not None]:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
 
     async def _bring(self, line: Line) -> None:
         attempt = 0
@@ -122,13 +125,13 @@ class Fetcher:
         self, line: Line, fragment: Fragment, header: pb.FetchHeader, payloads: list[bytes], *, whole: bool
     ) -> bool:
         base = None if whole else line.anchor
-        anchor = await asyncio.to_thread(_anchor, base, fragment, Codec(header.codec), payloads)
+        anchor, checksum = await asyncio.to_thread(_anchor, base, fragment, Codec(header.codec), payloads)
         size = sum(map(len, payloads))
         if whole:
             self._counters.bytes_whole += size
         else:
             self._counters.bytes_down += size
-        if anchor is None or codec.vector_crc32c(anchor) != header.crc32c:
+        if anchor is None or checksum != header.crc32c:
             log.error("anchor does not have the published checksum: fetching it whole", fragment=line.fragment)
             return False
         fate = await self._fate(line, header, drop=whole and line.drop)
@@ -163,8 +166,8 @@ def _checked(frame: pb.Frame, index: int) -> bytes | None:
     return frame.payload if sound else None
 
 
-def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: list[bytes]) -> F32 | None:
-    """base + update, or the fragment itself; a new array, since the old one is still trained from."""
+def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: list[bytes]) -> tuple[F32 | None, int]:
+    """base + update, or the fragment itself, and its checksum; a new array, since the old one is still trained from."""
     anchor = np.empty(fragment.length, np.float32) if base is None else base.copy()
     try:
         for span, payload in zip(fragment.frames, payloads, strict=True):
@@ -173,8 +176,8 @@ def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: l
             else:
                 codec.decode_add(payload, span, codec_used, np.ones(len(span.segments), np.float32), anchor)
     except FrameError:
-        return None
-    return anchor
+        return None, 0
+    return anchor, codec.vector_crc32c(anchor)
 
 
 def _decoded(flight: Flight, fragment: Fragment, codec_used: Codec) -> F32:

@@ -43,7 +43,8 @@ class Handover:
         self._due: OrderedDict[int, Due] = OrderedDict()
         self._released: list[int] = []
         self._unsettled = 0
-        self._settled = threading.Condition(self._lock)
+        self._ended = False
+        self._news = threading.Condition(self._lock)
         self.something = False
         self.declined: deque[pb.Declined] = deque(maxlen=1024)
         self.adopted: deque[pb.Adopted] = deque(maxlen=1024)
@@ -60,6 +61,7 @@ class Handover:
                 prepared = Prepared(prepared.fragment, prepared.version, prepared.anchor, fate)
             self._prepared[prepared.fragment] = prepared
             self.something = True
+            self._news.notify_all()
 
     def ask(self, fragment: int, cycle: int) -> None:
         """A round opened."""
@@ -81,12 +83,19 @@ class Handover:
         with self._lock:
             self._released.append(fragment)
             self.something = True
+            self._news.notify_all()
 
     def settle(self) -> None:
         """One contribution was acknowledged or refused."""
         with self._lock:
             self._unsettled -= 1
-            self._settled.notify_all()
+            self._news.notify_all()
+
+    def end(self) -> None:
+        """The agent stopped: nothing more is acknowledged."""
+        with self._lock:
+            self._ended = True
+            self._news.notify_all()
 
     # ------------------------------------------------------------------------------ the step boundary's side
 
@@ -101,10 +110,15 @@ class Handover:
             self._prepared.clear()
             self.something = bool(self._due or self._released)
 
-    def wait_settled(self, timeout_s: float) -> bool:
-        """Waits until every contribution is acknowledged or refused; False when time is up."""
+    def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
+        """Waits until every contribution is acknowledged or refused; False when time is up or the agent stopped.
+
+        fates: more is to be sent when a fate is known, so waits for something to adopt or released instead.
+        """
         with self._lock:
-            return self._settled.wait_for(lambda: self._unsettled == 0, timeout_s)
+            done = (lambda: self.something) if fates else (lambda: self._unsettled == 0)
+            self._news.wait_for(lambda: self._ended or done(), timeout_s)
+            return done()
 
     def next(self) -> tuple[list[int], Prepared | None, Due | None]:
         """Fragments set free, then at most one adoption and one round, of different fragments."""

@@ -13,7 +13,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout, plan
 from torch import nn
 
-from atoll.adoption import Track
+from atoll.adoption import F32, Adopted, Track
 from atoll.agent import Agent
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
@@ -73,6 +73,7 @@ class Learner:
         self._parameters: Parameters | None = None
         self._layout: Layout | None = None
         self._tracks: list[Track] = []
+        self._moved: dict[int, F32] = {}  # parameters of fragments adopted while leaving
         self._run_tokens = 0
         self._left_step_at = 0.0
         self._paused_since_step = 0.0
@@ -112,8 +113,11 @@ class Learner:
         self._agent.start()
         try:
             self._layout = self._agent.ready.result()
-        except LearnerError as error:
-            return error
+        except BaseException as error:
+            self._agent.leave()  # at Ctrl-C too: the agent would dial on for ever
+            if isinstance(error, LearnerError):
+                return error
+            raise
         self._handover.clear()  # the first anchors are taken from the agent itself
         for fragment, (version, anchor) in zip(self._layout.fragments, self._agent.anchors(), strict=True):
             parameters.write(fragment, anchor)
@@ -126,19 +130,33 @@ class Learner:
     ) -> None:
         """Sends what is left (not after an error in the loop), and says good-bye."""
         if self._agent is not None:
-            if kind is None and self._agent.failure is None:
-                self._drain()
-            self._agent.leave(self._drain_s)
+            try:
+                if kind is None and self._agent.failure is None:
+                    self._drain()
+            finally:
+                self._agent.leave()  # Ctrl-C ends the waiting, not the good-bye
         if kind is None:
             self._ranks().leave()
 
     def _drain(self) -> None:
-        """The last pseudo-gradients, and those of fragments that come free while they are on their way."""
-        deadline = time.monotonic() + self._drain_s
-        for fragment, track in enumerate(self._tracks):
-            if track.flying is None and track.steps_from < self._counters.steps:
-                self._take(Due(fragment, 0, 0.0))
-        self._handover.wait_settled(max(0.0, deadline - time.monotonic()))
+        """Sends the last pseudo-gradients, also of fragments whose contribution in flight meets its fate meanwhile."""
+        deadline, steps = time.monotonic() + self._drain_s, self._counters.steps
+        while True:
+            for fragment, track in enumerate(self._tracks):
+                if track.flying is None and track.steps_from < steps:
+                    self._take(Due(fragment, 0, 0.0))
+            more = any(track.later(steps) for track in self._tracks)
+            if not self._handover.wait_settled(max(0.0, deadline - time.monotonic()), fates=more) or not more:
+                return
+            released, prepared, due = self._handover.next()
+            for fragment in released:
+                self._abandon(fragment, self._tracks[fragment].refused())
+            if prepared is not None:
+                adopted = self._move(prepared)
+                self._tracks[prepared.fragment].settle(None, adopted.work)
+                self._moved[prepared.fragment] = adopted.local  # not in the model: other ranks could not follow
+            if due is not None:
+                self._decline(due, "it leaves")
 
     # ------------------------------------------------------------------------------ training
 
@@ -153,7 +171,7 @@ class Learner:
         if self._handover.something:
             released, prepared, due = self._handover.next()
             for fragment in released:
-                self._tracks[fragment].refused()
+                self._abandon(fragment, self._tracks[fragment].refused())
         wish = NOTHING if prepared is None else prepared.fragment
         if self._agent is not None and self._agent.failure is not None:
             wish = STOP
@@ -184,20 +202,35 @@ class Learner:
 
     def _adopt(self, fragment_index: int, prepared: Prepared | None) -> None:
         """Moves one fragment to its new anchor, on all ranks."""
-        parameters, counters = self._mine(), self._counters
+        parameters = self._mine()
         assert self._layout is not None, "joined"
         fragment = self._layout.fragments[fragment_index]
         if prepared is not None:
-            track = self._tracks[fragment_index]
-            adopted = track.adopt(
-                prepared.anchor, prepared.version, parameters.read(fragment), prepared.fate,
-                counters.tokens, counters.steps, keep=self._keep,
-            )  # fmt: skip
+            adopted = self._move(prepared)
             parameters.write(fragment, adopted.local)
-            track.settle(parameters.read(fragment) if parameters.narrow(fragment) else None, adopted.work)
-            counters.abandoned_tokens += adopted.abandoned_tokens * fragment.length / self._layout.parameters
+            stored = parameters.read(fragment) if parameters.narrow(fragment) else None
+            self._tracks[fragment_index].settle(stored, adopted.work)
             self._handover.adopted.append(pb.Adopted(fragment=fragment_index, version=prepared.version))
         self._ranks().spread(parameters.of(fragment))
+
+    def _move(self, prepared: Prepared) -> Adopted:
+        """The arithmetic of an adoption."""
+        counters, local = self._counters, self._local(prepared.fragment)
+        adopted = self._tracks[prepared.fragment].adopt(
+            prepared.anchor, prepared.version, local, prepared.fate, counters.tokens, counters.steps, keep=self._keep
+        )
+        self._abandon(prepared.fragment, adopted.abandoned_tokens)
+        return adopted
+
+    def _local(self, fragment: int) -> F32:
+        assert self._layout is not None, "joined"
+        moved = self._moved.get(fragment)
+        return self._mine().read(self._layout.fragments[fragment]) if moved is None else moved
+
+    def _abandon(self, fragment: int, tokens: int) -> None:
+        assert self._layout is not None, "joined"
+        part = self._layout.fragments[fragment].length / self._layout.parameters
+        self._counters.abandoned_tokens += tokens * part
 
     def _answer(self, due: Due) -> None:
         """Takes a pseudo-gradient for a round, or says why there is none."""
@@ -213,9 +246,8 @@ class Learner:
         self._handover.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
     def _take(self, due: Due) -> None:
-        assert self._layout is not None, "joined"
         assert self._agent is not None, "only the rank that talks sends"
-        local = self._mine().read(self._layout.fragments[due.fragment])
+        local = self._local(due.fragment)
         outstanding = self._tracks[due.fragment].take(local, self._counters.tokens, self._counters.steps)
         self._agent.submit(Taken(due.fragment, due.cycle, outstanding))
 

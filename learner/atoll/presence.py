@@ -25,12 +25,13 @@ from atoll.joining import FirstModel, Identity, Joiner
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
-from atoll.transport import CALL_S, Cure, Link, backoff_s, cure, one_line
+from atoll.transport import GOODBYE_S, Cure, Link, backoff_s, cure, one_line
 
 log = structlog.get_logger()
 
 REPORT_S, LONGEST_REPORT_S = 0.25, 1.0
 PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
+HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
 DUPLICATE_ATTEMPTS = 7  # over ten seconds: a core may not know yet that this name's last process is dead
 
 
@@ -66,8 +67,12 @@ class Presence:
             while True:
                 try:
                     await self._join()
-                    attempt = 0
-                    await self._stay()
+                    joined_at = time.monotonic()
+                    try:
+                        await self._stay()
+                    finally:
+                        if time.monotonic() - joined_at > HELD_S:
+                            attempt, began = 0, time.monotonic()
                 except grpc.aio.AioRpcError as error:
                     self._note(error, attempt, time.monotonic() - began)
                 self.standing.connected.clear()
@@ -97,7 +102,7 @@ class Presence:
             log.warning(text, learner=name, server=address, error=one_line(error))
 
     async def _join(self) -> None:
-        """Joins, takes in what the core says, and at the first time waits for all fragments."""
+        """Joins, and begins to fetch what the core has that is newer."""
         standing, reply = self.standing, await self._joiner.join()
         layout = plan(self._model.tensors, reply.settings.fragments)
         if layout.fingerprint != reply.fingerprint:
@@ -119,15 +124,11 @@ class Presence:
             self._said_away = False
         for line, version in zip(standing.lines, reply.versions, strict=True):
             self._fetcher.heard_of(line, version)
-        self._sender.ask_again()
-        if not self._entered:
-            await self._fetcher.all_here()
-            self._entered = True
-            self._on_ready(layout)
 
     async def _stay(self) -> None:
         """Follows and reports until either breaks or some other call finds the core gone."""
-        tasks = {asyncio.create_task(work) for work in (self._follow(), self._report(), self.standing.lost.wait())}
+        works = (self._follow(), self._report(), self._enter())
+        tasks = {asyncio.create_task(work) for work in works}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -136,6 +137,24 @@ class Presence:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _enter(self) -> None:
+        """At the first time lets training begin when all fragments are here. Ends when the core was found gone."""
+        if not self._entered:
+            here, lost = asyncio.create_task(self._fetcher.all_here()), asyncio.create_task(self.standing.lost.wait())
+            try:
+                await asyncio.wait({here, lost}, return_when=asyncio.FIRST_COMPLETED)
+                if not here.done():
+                    return
+                here.result()
+            finally:
+                for task in (here, lost):
+                    task.cancel()
+                await asyncio.gather(here, lost, return_exceptions=True)
+            assert self.standing.layout is not None, "joining comes first"
+            self._entered = True
+            self._on_ready(self.standing.layout)
+        await self.standing.lost.wait()
 
     # ------------------------------------------------------------------------------ following
 
@@ -146,6 +165,7 @@ class Presence:
             standing.epoch, standing.sequence = happening.epoch, happening.sequence
             match happening.WhichOneof("what"):
                 case "current":
+                    self._sender.ask_again()  # the state tells versions, but not the fates since our last position
                     self._tokens(happening.current.run_tokens)
                     for line, version in zip(standing.lines, happening.current.versions, strict=True):
                         self._fetcher.heard_of(line, version)
@@ -173,7 +193,9 @@ class Presence:
 
     def _tokens(self, run_tokens: int) -> None:
         if run_tokens > self._counters.run_tokens:
-            self._counters.run_tokens, self._counters.run_tokens_at = run_tokens, self._counters.tokens
+            # In this order: training may read in between, and must rather see too few tokens than too many.
+            self._counters.run_tokens_at = self._counters.tokens
+            self._counters.run_tokens = run_tokens
 
     # ------------------------------------------------------------------------------ reporting
 
@@ -217,6 +239,6 @@ class Presence:
         if self.standing.connected.is_set():
             request = pb.LeaveRequest(session=self.standing.session, last=self._progress())
             try:
-                await self.standing.link.control.Leave(request, timeout=CALL_S)
+                await self.standing.link.control.Leave(request, timeout=GOODBYE_S)
             except grpc.aio.AioRpcError as error:
                 log.warning("good-bye was not heard", learner=self._identity.name, error=one_line(error))

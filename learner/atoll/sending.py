@@ -57,16 +57,18 @@ class Sender:
     def ask_again(self) -> None:
         """After the core was away: what became of contributions that it had acknowledged?"""
         for line in self._standing.lines:
-            if line.flight is not None and line.flight.acknowledged:
+            if line.flight is not None and line.flight.acknowledged and not line.flight.asking:
+                line.flight.asking = True
                 task = asyncio.get_running_loop().create_task(self._ask(line, line.flight))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
 
     async def _ask(self, line: Line, flight: Flight) -> None:
+        # Until it is known: a refusal that nobody hears would leave the fragment in flight for ever.
         try:
-            await self._push(line, flight)
-        except grpc.aio.AioRpcError as error:
-            log.info("the fate of a contribution could not be asked", fragment=line.fragment, error=one_line(error))
+            await self._offer(line, flight)
+        finally:
+            flight.asking = False
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -82,19 +84,27 @@ class Sender:
                 f"fragment {line.fragment} was not sent: {error}; the training may have diverged"
             )
             log.error("contribution not sent", fragment=line.fragment, error=str(error))
+            reason = "its pseudo-gradient is not finite"
+            self._handover.declined.append(pb.Declined(fragment=line.fragment, cycle=flight.taken.cycle, reason=reason))
             self.end(line, merged=False)
             return
+        await self._offer(line, flight)
+
+    async def _offer(self, line: Line, flight: Flight) -> None:
+        """Pushes until the core has answered, or the fate came another way."""
         attempt = 0
-        while line.flight is flight and not flight.acknowledged:
+        while line.flight is flight:
             await self._standing.connected.wait()
             try:
-                await self._push(line, flight)
+                if await self._push(line, flight):
+                    return
+                await asyncio.sleep(backoff_s(attempt, self._rng))
             except grpc.aio.AioRpcError as error:
                 await self._failed(line, flight, error, attempt)
-                attempt += 1
+            attempt += 1
 
-    async def _push(self, line: Line, flight: Flight) -> None:
-        """Offers the contribution, sends the frames that the core lacks, and takes in what it answers."""
+    async def _push(self, line: Line, flight: Flight) -> bool:
+        """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
         table = [(len(frame), codec.crc32c(frame)) for frame in flight.frames]
         outstanding = flight.taken.outstanding
         call = self._standing.link.data.Push()
@@ -118,10 +128,12 @@ class Sender:
             if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "receipt":
                 self._acknowledged(flight)
                 self.decided(reply.receipt)
+                return True
         except asyncio.InvalidStateError:
             await _raise_status(call)
         finally:
             call.cancel()
+        return False
 
     async def _failed(self, line: Line, flight: Flight, error: grpc.aio.AioRpcError, attempt: int) -> None:
         self._counters.last_error = one_line(error)

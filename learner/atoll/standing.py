@@ -21,6 +21,7 @@ class Flight:
     seq: int
     frames: tuple[bytes, ...] = ()
     acknowledged: bool = False
+    asking: bool = False  # what became of it, after it was acknowledged
 
 
 @dataclass(slots=True)

@@ -44,6 +44,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     port = _bind(server, settings.listen)
     metrics_port = _serve_metrics(core, settings.metrics_listen)
     await core.start()
+    told = _told(core)
     await server.start()
     for name in ("", *SERVICES):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -51,7 +52,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     log.info("serving", address=f"{host}:{port}", run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
     announce(f"{host}:{port}")
     try:
-        await _until_told(core)
+        await told.wait()
+        if core.failed.done():
+            core.failed.result()
     finally:
         await health.enter_graceful_shutdown()
         core.happenings.close()
@@ -81,13 +84,11 @@ def _serve_metrics(core: Core, address: str | None) -> int | None:
         raise SettingsError(f"--metrics-listen {address} cannot be bound ({error}): give another HOST:PORT") from error
 
 
-async def _until_told(core: Core) -> None:
-    """Waits for a signal; raises what the engine could not carry out."""
+def _told(core: Core) -> asyncio.Event:
+    """Is set by a signal, or when the engine could not carry something out."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     core.failed.add_done_callback(lambda _: told.set())
-    await told.wait()
-    if core.failed.done():
-        core.failed.result()
+    return told

@@ -129,6 +129,14 @@ def test_a_port_in_use_and_a_directory_in_use_are_said_so(tmp_path):
             assert said in done.stderr.splitlines()[-1]
 
 
+def test_a_core_that_is_told_to_stop_the_moment_it_serves_ends_cleanly(tmp_path):
+    with core(tmp_path) as running:
+        for _ in range(3):
+            running.stop()
+            assert running.child.process.returncode == 0, running.log()
+            running.start()
+
+
 def test_settings_stay_with_the_run_and_some_cannot_change(tmp_path):
     with core(tmp_path, "--outer-lr", "0.7") as running:
         train(running.address, "a", steps=20)

@@ -46,6 +46,19 @@ def test_learners_that_adopted_the_same_version_hold_bit_identical_anchors(tmp_p
     assert fresh.learner.stats().versions == again.learner.stats().versions
 
 
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_other_codecs_train_too_and_no_anchor_is_fetched_whole_again(tmp_path, codec):
+    with core(tmp_path, "--codec", codec) as running:
+        trainees = train(running.address, "a", "b", steps=100)
+        eventually(lambda: running.status().contributions.pending == 0)
+        assert running.status().contributions.refused == 0
+    for trainee in trainees:
+        stats = trainee.learner.stats()
+        assert (stats.mismatches, stats.last_error) == (0, "")
+        assert stats.merged > 5
+        assert np.mean(trainee.losses[-10:]) < 0.5 * np.log(32)
+
+
 def test_a_new_learner_cannot_overwrite_the_global_model(tmp_path):
     with core(tmp_path) as running:
         (trained,) = train(running.address, "a", steps=60)

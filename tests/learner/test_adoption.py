@@ -154,3 +154,34 @@ def test_at_most_one_contribution_is_in_flight():
     island.send()
     with pytest.raises(AssertionError, match="in flight"):
         island.send()
+
+
+@given(
+    moves=st.lists(st.sampled_from(["train", "send", "adopt", "merged", "drop", "refused"]), min_size=20, max_size=60),
+    seed=st.integers(0, 2**32),
+    keep=st.booleans(),
+    ahead=st.integers(1, 5),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_token_is_merged_outstanding_or_abandoned_once(moves, seed, keep, ahead):
+    """In both modes, and over several versions at a time."""
+    island = Island(seed, keep=keep)
+    track, merged, abandoned, flying = island.track, 0, 0, 0
+    for move in moves:
+        flown = track.flying is not None
+        if move == "train":
+            island.train()
+        elif move == "send" and not flown:
+            flying = track.take(island.local, island.tokens, island.steps).tokens
+        elif move == "refused" and flown:
+            abandoned += track.refused()
+        elif move == "adopt" or (move in {"merged", "drop"} and flown):
+            fate = Fate(np.zeros(N, np.float32) if move == "merged" else None, drop=move == "drop")
+            anchor, version = track.anchor + 1, track.version + ahead
+            adopted = track.adopt(anchor, version, island.local, fate, island.tokens, island.steps, keep=keep)
+            track.settle(None, adopted.work)
+            island.local = adopted.local
+            abandoned += adopted.abandoned_tokens
+            merged += flying if move == "merged" else 0
+    undecided = flying if track.flying == (0, 0) else 0  # overwritten while in flight: not known yet
+    assert island.tokens == merged + abandoned + undecided + (island.tokens - track.tokens_from)

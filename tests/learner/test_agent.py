@@ -1,0 +1,275 @@
+"""The agent against a core that fails in every way the contract knows: nothing is lost, doubled, or waited for."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from atoll import LearnerError
+from atoll_wire import outer_pb2 as pb
+from torch import nn
+
+from tests.learner.fake_core import fake_core
+from tests.learner.loops import Loop, until
+
+
+@pytest.fixture
+def core():
+    with fake_core() as it:
+        yield it
+
+
+class Wide(nn.Module):
+    """One fragment of three frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(700, 1000, bias=False)
+
+
+def flown(loop: Loop, core, fragment: int = 0) -> tuple:
+    """A contribution that the core holds, and the learner knows to be acknowledged. Returns its key."""
+    core.open(fragment)
+    loop.until(lambda: core.pending(fragment))
+    return core.pending(fragment)[-1]
+
+
+def test_work_goes_out_is_merged_and_comes_back(core):
+    loop = Loop(core.address)
+    start = [p.detach().double().numpy().copy() for p in loop.model.parameters()]
+    with loop.learner as learner:
+        for fragment in (0, 1):
+            flown(loop, core, fragment)
+            core.merge(fragment)
+            loop.until(lambda fragment=fragment: learner.stats().versions[fragment] == 1)
+        # With one learner the mean is its own work, so parameters are where training alone would have brought them,
+        # but for what the second coding, of the published update, left out.
+        for parameter, begun, moved in zip(loop.model.parameters(), start, loop.moved, strict=True):
+            np.testing.assert_allclose(parameter.detach().double().numpy(), begun - moved, atol=0.02)
+        assert learner.stats().merged == 2
+    assert core.left == ["a"]
+
+
+def test_a_cut_upload_goes_on_with_the_missing_frames_under_the_same_key():
+    with fake_core(fragments=1) as core:
+        loop = Loop(core.address, model=Wide())
+        with loop.learner:
+            core.cut_after = 2
+            key = flown(loop, core)
+            assert [index for k, index in core.frames if k == key] == [0, 1, 2]
+            assert core.headers[key].tokens % 10 == 0
+            core.merge(0)
+            loop.until(lambda: loop.learner.stats().merged == 1)
+
+
+def test_a_lost_acknowledgement_is_asked_for_and_nothing_is_sent_twice(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        core.lose_acknowledgement = True
+        key = flown(loop, core)
+        until(lambda: learner.stats().last_error.startswith("unavailable"))
+        core.merge(0)
+        loop.until(lambda: learner.stats().versions[0] == 1)
+        assert [k for k, _ in core.frames] == [key]
+        assert (learner.stats().merged, learner.stats().pending) == (1, 0)
+
+
+def test_an_update_that_is_gone_is_mended_by_fetching_whole_and_the_fate_is_known(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        flown(loop, core)
+        core.merge(0, tell=False)
+        core.updates.clear()
+        core.merge(0)
+        loop.until(lambda: learner.stats().versions[0] == 2)
+        assert learner.stats().merged == 1
+        assert core.fetches[-1].whole
+
+
+def test_another_checksum_is_counted_and_mended_by_fetching_whole(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        core.spoil_updates = True
+        core.merge(0)
+        loop.until(lambda: learner.stats().versions[0] == 1)
+        assert learner.stats().mismatches == 1
+        assert core.fetches[-1].whole
+
+
+def test_refused_work_stays_outstanding_and_is_sent_again(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        first = flown(loop, core)
+        core.refuse(0, drop=False)
+        loop.until(lambda: learner.stats().refused == 1)
+        second = flown(loop, core)
+        assert second[3] == first[3] + 1
+        assert core.headers[second].tokens > core.headers[first].tokens
+        assert learner.stats().abandoned_tokens == 0
+
+
+@pytest.mark.parametrize("at_the_door", [False, True])
+def test_work_that_is_too_stale_is_given_up_with_a_whole_fetch(core, at_the_door):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        if at_the_door:
+            core.fail("Push", grpc.StatusCode.OUT_OF_RANGE)
+            core.open(0)
+        else:
+            flown(loop, core)
+            core.refuse(0, drop=True)
+        loop.until(lambda: learner.stats().abandoned_tokens > 0)
+        assert core.fetches[-1].whole
+        # A new contribution of this fragment holds only what came after.
+        key = flown(loop, core)
+        assert core.headers[key].tokens < 10 * learner.stats().steps
+
+
+def test_after_a_restart_of_the_core_the_same_incarnation_goes_on(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        flown(loop, core)
+        core.stop()
+        core.start()
+        loop.until(lambda: len(core.joins) > 1 and learner.stats().connected)
+        assert (core.joins[-1].nonce, core.joins[-1].incarnation) == (core.joins[0].nonce, 1)
+        core.merge(0)
+        loop.until(lambda: learner.stats().merged == 1)
+
+
+def test_a_follow_that_was_cut_goes_on_from_its_position(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        core.merge(0)
+        loop.until(lambda: learner.stats().versions[0] == 1)
+        core.forget_sessions()
+        core.fail("Push", grpc.StatusCode.UNAUTHENTICATED)
+        core.open(0)
+        loop.until(lambda: len(core.follows) > 1)
+        assert (core.follows[-1].epoch, core.follows[-1].sequence >= 1) == (1, True)
+        loop.until(lambda: core.pending(0))
+
+
+def test_the_core_restarting_while_the_first_anchors_are_fetched_does_not_hold_a_learner_for_ever(core):
+    Loop(core.address, "first").learner.__enter__().__exit__(None, None, None)
+    core.fail("Fetch", grpc.StatusCode.UNAUTHENTICATED, "unknown session: join again", times=2)
+    loop = Loop(core.address, connect_timeout_s=5.0)
+    entered = threading.Thread(target=loop.learner.__enter__, daemon=True)
+    entered.start()
+    entered.join(15.0)
+    assert not entered.is_alive()
+    assert loop.learner.stats().connected
+    loop.learner.__exit__(None, None, None)
+
+
+def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_one_line(core):
+    Loop(core.address, "first").learner.__enter__().__exit__(None, None, None)
+    core.fail("Fetch", grpc.StatusCode.UNAVAILABLE, times=10_000)
+    loop = Loop(core.address, connect_timeout_s=2.0)
+    errors = []
+
+    def enter() -> None:
+        try:
+            loop.learner.__enter__()
+        except LearnerError as error:
+            errors.append(error)
+
+    entered = threading.Thread(target=enter, daemon=True)
+    before = core.asked["Fetch"]
+    entered.start()
+    until(lambda: core.asked["Fetch"] > before)
+    core.stop()
+    entered.join(20.0)
+    core.start()
+    assert not entered.is_alive()
+    assert "no core at" in str(errors[0])
+
+
+def test_a_refusal_that_was_not_heard_is_asked_for_until_it_is_known(core):
+    """Else the fragment would count as in flight for ever, and this learner would never send it again."""
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        flown(loop, core)
+        core.refuse(0, drop=False, tell=False)
+        core.stop()
+        core.fail("Push", grpc.StatusCode.UNAVAILABLE, times=2)
+        core.start()
+        loop.until(lambda: len(core.joins) > 1 and learner.stats().connected)
+        loop.until(lambda: learner.stats().refused == 1)
+        flown(loop, core)
+
+
+def test_a_core_that_ends_every_follow_is_not_joined_in_a_tight_loop(core):
+    loop = Loop(core.address)
+    with loop.learner:
+        core.stop()
+        core.start()
+        core.end_follow = True
+        before = len(core.joins)
+        threading.Event().wait(4.0)
+        assert len(core.joins) - before < 8
+
+
+def test_training_that_diverged_is_declined_not_sent(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        with torch.no_grad():
+            loop.model.first.weight[0, 0] = float("nan")
+        core.open(0)
+        core.open(1)
+        loop.until(lambda: core.pending(0) or core.pending(1))
+        loop.until(lambda: learner.stats().refused == 1)
+        assert "not finite" in learner.stats().last_error
+        loop.until(lambda: any("finite" in reason for reason in core.reasons()))
+
+
+def test_a_round_that_finds_nothing_to_send_is_declined_with_its_reason(core):
+    loop = Loop(core.address)
+    with loop.learner:
+        flown(loop, core)
+        core.open(0)
+        loop.until(lambda: any("in flight" in reason for reason in core.reasons()))
+        core.open(1)
+        until(lambda: any("no inner step" in reason for reason in core.reasons()))
+
+
+def test_run_tokens_never_fall(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        core.run_tokens = 10_000
+        core.merge(0)
+        loop.until(lambda: learner.run_tokens >= 10_000)
+        seen = []
+        for _ in range(30):
+            loop.turn(tokens=100)
+            seen.append(learner.run_tokens)
+        core.run_tokens = 10_500  # the core knows of a part of them only
+        core.merge(0)
+        loop.until(lambda: seen.append(learner.run_tokens) or learner.stats().versions[0] == 2)
+        assert seen == sorted(seen)
+
+
+def test_a_fenced_learner_stops_with_one_line(core):
+    loop = Loop(core.address)
+    core.fail("Push", grpc.StatusCode.FAILED_PRECONDITION, "this learner was started again elsewhere")
+    core.open(0)
+    with pytest.raises(LearnerError, match="started again elsewhere"), loop.learner:
+        loop.until(lambda: False)
+
+
+def test_a_receipt_of_a_merge_alone_is_not_adopted(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        core.lose_acknowledgement = True
+        flown(loop, core)
+        core.merge(0, tell=False)  # the repeated Push is told "merged", the update is not announced yet
+        for _ in range(50):
+            loop.turn()
+        assert (learner.stats().versions[0], learner.stats().pending) == (0, 1)
+        core.merge(0)
+        loop.until(lambda: learner.stats().versions[0] == 2)
+        assert learner.stats().merged == 1
+        assert core.receipts[("a", 1, 0, 1)].fate == pb.FATE_MERGED

@@ -1,0 +1,76 @@
+"""Two ranks of one learner against a core that does what the test says: they see and hold the same at every step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.learner.fake_core import fake_core
+from tests.learner.loops import until
+
+RANK = """
+import hashlib, json, sys, threading, torch, torch.distributed as dist, atoll
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, breath = dist.get_rank(), threading.Event()
+torch.manual_seed(rank)
+inner = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 8))
+model = torch.nn.parallel.DistributedDataParallel(inner.to(memory_format=torch.channels_last))
+optimizer = torch.optim.SGD(model.parameters(), 0.05)
+seen = []
+with atoll.Learner(model, optimizer, sys.argv[1], "island", connect_timeout_s=30, drain_s=5) as learner:
+    seen.append(learner.run_tokens)
+    for step in range(60):
+        model(torch.randn(4, 8, 3, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        breath.wait(0.01)
+        learner.step(tokens=10)
+        whole = b"".join(p.detach().contiguous().numpy().tobytes() for p in model.parameters())
+        seen.append([learner.run_tokens, hashlib.sha256(whole).hexdigest()])
+json.dump(seen, open(f"{sys.argv[2]}/rank{rank}", "w"))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What both ranks saw after each step, while a round was merged and others trained too."""
+    directory = tmp_path_factory.mktemp("ranks")
+    (directory / "rank.py").write_text(RANK)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with fake_core() as core:
+        core.run_tokens = 5_000
+        done = []
+        command = [*launch, str(directory / "rank.py"), core.address, str(directory)]
+        running = threading.Thread(
+            target=lambda: done.append(subprocess.run(command, capture_output=True, text=True, timeout=100))
+        )
+        running.start()
+        until(lambda: core.progress and core.progress[-1].steps, 60.0)
+        core.open(0)
+        until(lambda: core.pending(0))
+        core.run_tokens = 9_000
+        core.merge(0)
+        running.join(100)
+        adopted = [each.version for progress in core.progress for each in progress.adopted]
+    assert done[0].returncode == 0, done[0].stderr[-3000:]
+    return adopted, *(json.loads((directory / f"rank{rank}").read_text()) for rank in (0, 1))
+
+
+def test_ranks_hold_the_same_parameters_after_every_step(ranks):
+    adopted, first, second = ranks
+    assert adopted == [1]
+    assert [digest for _, digest in first[1:]] == [digest for _, digest in second[1:]]
+
+
+def test_ranks_know_the_same_tokens_of_the_run_at_every_step(ranks):
+    """Else schedules that follow them part, and a loop that ends by them never ends on some ranks."""
+    _, first, second = ranks
+    assert first[0] == second[0] == 5_000
+    assert [tokens for tokens, _ in first[1:]] == [tokens for tokens, _ in second[1:]]
+    assert first[-1][0] >= 9_000
