@@ -67,6 +67,7 @@ class Learner:
         self._identity = Identity(name, region, addresses, connect_timeout_s)
         self._keep, self._drain_s = adoption == "rebase", drain_s
         self._metrics = (metrics_address, metrics_port)
+        self._leaving = contextlib.ExitStack()  # what is to be ended when this learner leaves
         self._counters, self._handover = Counters(), Handover()
         self._island: Island | None = None
         self._agent: Agent | None = None
@@ -105,16 +106,17 @@ class Learner:
         parameters, (address, port) = self._mine(), self._metrics
         if port is not None:
             try:
-                LearnerMetrics(self._counters, self._identity.name).serve(port, address)
+                self._leaving.callback(LearnerMetrics(self._counters, self._identity.name).serve(port, address))
             except OSError as error:
                 return LearnerError(f"metrics port {port} cannot be bound ({error.strerror}): give another one")
         model = FirstModel(parameters.tensors, parameters.frozen_digest(), parameters.save)
         self._agent = Agent(self._identity, model, self._handover, self._counters)
+        self._leaving.callback(self._agent.leave)
         self._agent.start()
         try:
             self._layout = self._agent.ready.result()
         except BaseException as error:
-            self._agent.leave()  # at Ctrl-C too: the agent would dial on for ever
+            self._leaving.close()  # at Ctrl-C too: the agent would dial on for ever
             if isinstance(error, LearnerError):
                 return error
             raise
@@ -129,12 +131,9 @@ class Learner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Sends what is left (not after an error in the loop), and says good-bye."""
-        if self._agent is not None:
-            try:
-                if kind is None and self._agent.failure is None:
-                    self._drain()
-            finally:
-                self._agent.leave()  # Ctrl-C ends the waiting, not the good-bye
+        with self._leaving:  # Ctrl-C ends the draining, not the good-bye
+            if kind is None and self._agent is not None and self._agent.failure is None:
+                self._drain()
         if kind is None:
             self._ranks().leave()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from atoll_wire import outer_pb2 as pb
@@ -112,8 +112,14 @@ class LearnerMetrics(Collector):
             counter.add_metric([self._name] if plain else [self._name, direction], value)
         return counter
 
-    def serve(self, port: int, address: str) -> None:
-        """Offers them over HTTP from a thread of their own. OSError when the port is in use."""
+    def serve(self, port: int, address: str) -> Callable[[], None]:
+        """Offers them over HTTP from a thread of their own; returns what ends it. OSError when the port is in use."""
         registry = CollectorRegistry()
         registry.register(self)
-        start_http_server(port, address, registry=registry)
+        server, _ = start_http_server(port, address, registry=registry)
+
+        def end() -> None:
+            server.shutdown()
+            server.server_close()
+
+        return end

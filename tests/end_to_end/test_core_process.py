@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -49,14 +50,24 @@ def test_health_and_reflection_answer(tmp_path):
 
 
 def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
+    def read(port: str | int) -> str:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+
+    learners = ""
+
+    def enough(trainee: Trainee) -> bool:
+        nonlocal learners
+        if len(trainee.losses) >= 80:
+            learners = read(unused_port)
+        return bool(learners)
+
     with core(tmp_path, "--metrics-listen", "127.0.0.1:0", "--log-json") as running:
-        trainee = Trainee(running.address, "a", lambda t: len(t.losses) >= 80, metrics_port=unused_port, region="eu")
+        trainee = Trainee(running.address, "a", enough, metrics_port=unused_port, region="eu")
         trainee.start()
         trainee.done()
         port = running.log().split('"metrics_port": ')[1].split(",")[0]
         eventually(lambda: running.status().contributions.pending == 0)
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-        learners = urllib.request.urlopen(f"http://127.0.0.1:{unused_port}/metrics").read().decode()
+        text = read(port)
         status = running.status()
     merged = f'atoll_contributions_total{{fate="merged"}} {status.contributions.merged:.1f}'
     for line in (merged, 'atoll_learner_inner_steps_total{learner="a"} 80.0', "atoll_goodput_ratio 0."):
@@ -64,6 +75,8 @@ def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
     for name in ('atoll_wan_bytes_total{direction="up",region="eu"}', 'atoll_fragment_version{fragment="0"}'):
         assert name in text
     assert 'atoll_learner_inner_steps_total{learner="a"} 80.0' in learners
+    with pytest.raises(urllib.error.URLError):  # a learner that left keeps no port
+        read(unused_port)
 
 
 def test_the_status_command_shows_the_run_and_its_json_is_the_message(tmp_path):
