@@ -68,7 +68,7 @@ class Core:
         db = await asyncio.to_thread(ledger.open_ledger, directory / LEDGER)
         meta = await asyncio.to_thread(self._take_meta, db)
         for row in ledger.learners(db):
-            self.roster.restore(row.name, row.region, row.incarnation, int(row.nonce), row.account)
+            self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account)
         self.happenings = HappeningLog(self.epoch, self.settings.limits.happenings, self._current)
         self.writer = LedgerWriter(db)
         if "fingerprint" in meta:
@@ -177,7 +177,7 @@ class Core:
             await self.writer.commit(partial(_put_learners, rows=rows))
 
     def row(self, entry: Entry) -> LearnerRow:
-        return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonce, entry.account.as_data())
+        return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data())
 
     def _current(self) -> pb.Current:
         return self.engine.current() if self.engine is not None else pb.Current()

@@ -56,15 +56,16 @@ class Joining:
             token,
             time.time(),
         )
-        entry.dirty = False
+        entry.dirty, incarnation = False, entry.incarnation
         await self._core.writer.commit(partial(ledger.put_learner, row=self._core.row(entry)))
         if self._core.engine is not None:
-            self._core.engine.dispatch(ev.Joined(entry.name, entry.incarnation))
+            self._core.engine.uploads.fence(entry.name, incarnation)
+            self._core.engine.dispatch(ev.Joined(entry.name, incarnation))
         assert self._core.layout is not None, "the first to join decides the layout"
-        log.info("joined", learner=entry.name, incarnation=entry.incarnation, region=entry.region, state=reply_state)
+        log.info("joined", learner=entry.name, incarnation=incarnation, region=entry.region, state=reply_state)
         return pb.JoinReply(
             state=reply_state, run=self._core.run_id, generation=self._core.generation, epoch=self._core.epoch,
-            incarnation=entry.incarnation, token=token, settings=self._core.settings_message(),
+            incarnation=incarnation, token=token, settings=self._core.settings_message(),
             fingerprint=self._core.layout.fingerprint, versions=self._core.versions(),
             run_tokens=self._core.roster.tokens(), retry_s=1.0,
         )  # fmt: skip

@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE learners (
-    name TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation INTEGER NOT NULL, nonce TEXT NOT NULL,
+    name TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation INTEGER NOT NULL, nonces TEXT NOT NULL,
     account TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
 CREATE TABLE contributions (
     generation INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL, fragment INTEGER NOT NULL,
@@ -111,7 +111,7 @@ class LearnerRow:
     name: str
     region: str
     incarnation: int
-    nonce: int
+    nonces: list[int]
     account: dict[str, Any]
 
 
@@ -146,7 +146,7 @@ def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN
 
 def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
     """Adds a learner or brings its row up to date."""
-    values = (row.name, row.region, row.incarnation, str(row.nonce), json.dumps(row.account))
+    values = (row.name, row.region, row.incarnation, json.dumps(row.nonces), json.dumps(row.account))
     db.execute("INSERT OR REPLACE INTO learners VALUES (?,?,?,?,?,?)", (*values, _checksum(values)))
 
 
@@ -209,7 +209,7 @@ def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
 def learners(db: sqlite3.Connection) -> list[LearnerRow]:
     """Every learner, by name."""
     rows = db.execute("SELECT * FROM learners ORDER BY name")
-    return [LearnerRow(r[0], r[1], r[2], int(r[3]), json.loads(r[4])) for r in _verified(rows, "learners", 5)]
+    return [LearnerRow(r[0], r[1], r[2], json.loads(r[3]), json.loads(r[4])) for r in _verified(rows, "learners", 5)]
 
 
 def contributions(

@@ -10,21 +10,27 @@ from atoll_server.refusal import Refused, Status
 from atoll_server.settings import LEARNER_NAME
 
 LARGEST_REGION = 64
+REMEMBERED = 64  # processes of a name that are known to be fenced off
 
 
 @dataclass(slots=True)
 class Entry:
-    """One name. nonce: of the process that speaks for it now; token: proves that a call comes from that process."""
+    """One name. nonces: of the processes that spoke for it, newest last; token: proves that a call comes from that."""
 
     name: str
     region: str
     incarnation: int
-    nonce: int
+    nonces: list[int]
     account: Account
     token: bytes = b""  # empty until it joined this core process
     streams: int = 0  # open Follow and Report calls: it is connected
     loss: float = float("nan")
     dirty: bool = False  # the account changed since it was written down
+
+    @property
+    def nonce(self) -> int:
+        """Of the process that speaks for the name now."""
+        return self.nonces[-1]
 
 
 class Roster:
@@ -52,15 +58,16 @@ class Roster:
         if entry is None:
             return self._add(name, region, nonce, token, wall)
         if entry.nonce != nonce:
-            if 0 < incarnation <= entry.incarnation:
-                raise Refused(Status.FAILED_PRECONDITION, _fenced(name))
+            if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # a late Join of a dead process, too
+                raise fenced(name)
             if entry.streams:
                 raise Refused(
                     Status.ALREADY_EXISTS,
                     f'a learner named "{name}" is connected now: give each island a name of its own, '
                     "or stop the other one first",
                 )
-            entry.nonce, entry.incarnation = nonce, entry.incarnation + 1
+            entry.nonces = [*entry.nonces[1 - REMEMBERED :], nonce]
+            entry.incarnation += 1
             entry.account.joined(wall, age_s, returning=True)
         entry.token, entry.region, entry.dirty = token, region, True
         entry.account.left_at = None
@@ -74,7 +81,7 @@ class Roster:
             )
         account = Account(first_joined_at=wall, heard_at=wall)
         account.joined(wall, 0.0, returning=False)
-        entry = Entry(name, region, 1, nonce, account, token, dirty=True)
+        entry = Entry(name, region, 1, [nonce], account, token, dirty=True)
         self.entries[name] = entry
         return entry
 
@@ -84,7 +91,7 @@ class Roster:
         if entry is None or not entry.token:
             raise Refused(Status.UNAUTHENTICATED, f'learner "{name[:80]}" has not joined this core: join first')
         if incarnation < entry.incarnation:
-            raise Refused(Status.FAILED_PRECONDITION, _fenced(name))
+            raise fenced(name)
         if incarnation != entry.incarnation or token != entry.token:
             raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is not known here: join again')
         return entry
@@ -93,10 +100,12 @@ class Roster:
         """Trained by everybody so far, as reported."""
         return sum(entry.account.total("tokens") for entry in self.entries.values())
 
-    def restore(self, name: str, region: str, incarnation: int, nonce: int, account: dict[str, Any]) -> None:
+    def restore(self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any]) -> None:
         """Takes a name up from the ledger; its process has to join again."""
-        self.entries[name] = Entry(name, region, incarnation, nonce, Account.from_data(account))
+        self.entries[name] = Entry(name, region, incarnation, nonces, Account.from_data(account))
 
 
-def _fenced(name: str) -> str:
-    return f'learner "{name}" was started again elsewhere: this older process is fenced off; stop it'
+def fenced(name: str) -> Refused:
+    """What a process is told whose name another one has taken over."""
+    text = f'learner "{name}" was started again elsewhere: this older process is fenced off; stop it'
+    return Refused(Status.FAILED_PRECONDITION, text)

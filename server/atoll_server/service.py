@@ -22,7 +22,7 @@ from atoll_server.core import Core
 from atoll_server.engine import Engine
 from atoll_server.joining import Joining
 from atoll_server.refusal import Refused, Status
-from atoll_server.roster import Entry
+from atoll_server.roster import Entry, fenced
 from atoll_server.spool import Upload
 
 log = structlog.get_logger()
@@ -79,9 +79,7 @@ class OuterService(rpc.OuterServicer):
         try:
             async for happening in self._core.happenings.follow(entry.name, request.epoch, request.sequence):
                 if entry.incarnation != incarnation:
-                    await _abort(
-                        context, Refused(Status.FAILED_PRECONDITION, "this learner was started again elsewhere")
-                    )
+                    await _abort(context, fenced(entry.name))
                 yield happening
         finally:
             entry.streams -= 1
@@ -102,6 +100,8 @@ class OuterService(rpc.OuterServicer):
                     if request is None:  # other streams of this contribution bring the rest
                         await engine.uploads.ended(answer)
                         break
+                    if entry.incarnation != header.session.incarnation:
+                        raise fenced(entry.name)
                     await engine.uploads.take(answer, request.frame, time.monotonic())
                     engine.dispatch(ev.Uploading(entry.name, header.fragment))
                 answer = await engine.uploads.complete(answer)
@@ -165,7 +165,7 @@ class OuterService(rpc.OuterServicer):
                     entry.streams += 1
                     incarnation = entry.incarnation
                 if entry.incarnation != incarnation:
-                    raise Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was started again elsewhere')
+                    raise fenced(entry.name)
                 if entry.token:
                     self._core.progress(entry, progress)
             return pb.ReportReply()

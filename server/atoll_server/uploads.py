@@ -7,7 +7,7 @@ whole, and all of them are given the same receipt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -124,10 +124,7 @@ class Uploads:
             )
 
     def _admit(self, header: pb.PushHeader, key: Key, now: float) -> Upload:
-        # An unfinished upload of this learner to this fragment under an older key can only be a dead incarnation's.
-        for other in [k for k in self._growing if (k.learner, k.fragment) == (key.learner, key.fragment)]:
-            if other not in self._finishing:
-                self._drop(other)
+        self._give_up(k for k in self._growing if (k.learner, k.fragment) == (key.learner, key.fragment))
         try:
             self._spool.reserve(header.size_bytes)
         except SpoolFull as error:
@@ -137,6 +134,15 @@ class Uploads:
         upload = Upload(key, fragment, self._codec, header.frames, header.size_bytes, header.digest, path, now)
         self._growing[key], self._headers[key], self._ended[key] = upload, _declared(header), asyncio.Event()
         return upload
+
+    def fence(self, learner: str, incarnation: int) -> None:
+        """A learner was started again: what its dead process left unfinished is dropped."""
+        self._give_up(k for k in self._growing if k.learner == learner and k.incarnation < incarnation)
+
+    def _give_up(self, keys: Iterable[Key]) -> None:
+        for key in list(keys):
+            if key not in self._finishing:
+                self._drop(key)
 
     async def take(self, upload: Upload, frame: pb.Frame, now: float) -> None:
         """Checks and writes one frame. Raises Refused; what can never be accepted ends the upload."""
@@ -205,8 +211,10 @@ class Uploads:
         return self.newest_receipt(key.learner, key.incarnation, key.fragment) or receipt
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
-        """A contribution was made durable: the newest of its learner and fragment."""
-        self._newest[receipt.learner, receipt.fragment] = Decided(digest, receipt)
+        """A contribution was made durable: the newest of its learner and fragment, unless a dead incarnation's."""
+        place = (receipt.learner, receipt.fragment)
+        if place not in self._newest or self._newest[place].receipt.incarnation <= receipt.incarnation:
+            self._newest[place] = Decided(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
         """What became of an incarnation's newest contribution to a fragment."""
@@ -224,9 +232,8 @@ class Uploads:
 
     def expire(self, now: float) -> None:
         """Gives back the room of uploads that nobody goes on with."""
-        for key, upload in list(self._growing.items()):
-            if now - upload.touched_at > self._limits.upload_idle_s and key not in self._finishing:
-                self._drop(key)
+        patience_s = self._limits.upload_idle_s
+        self._give_up(key for key, upload in self._growing.items() if now - upload.touched_at > patience_s)
 
     def _drop(self, key: Key) -> None:
         upload = self._growing.pop(key, None)

@@ -155,6 +155,19 @@ def test_a_new_incarnation_is_not_held_up_by_the_unfinished_upload_of_a_dead_one
     assert accepted(running) == before + 1
 
 
+def test_a_dead_incarnations_stream_cannot_bring_its_upload_to_an_end(running):
+    before = accepted(running)
+    with running.outer() as stub:
+        header, frames = prepared(stub, "zombie")
+        zombie = Push(stub, header, frames[0])
+        next(zombie.call)
+        stub.Join(_join_of(header, stub), timeout=20)
+        zombie.send(*frames[1:])
+        with pytest.raises(grpc.RpcError, match="fenced off"):
+            next(zombie.call)
+    assert accepted(running) == before
+
+
 def _join_of(header: pb.PushRequest, stub) -> pb.JoinRequest:
     model = Large()
     mine = Parameters(model, SGD(model.parameters(), 0.1))

@@ -38,6 +38,27 @@ def test_an_older_process_is_fenced_whatever_it_says():
     assert roster.check("a", 2, b"new").nonce == 2
 
 
+def test_a_late_first_join_of_a_dead_process_cannot_fence_the_living_one():
+    roster = Roster(10)
+    join(roster, nonce=1)
+    join(roster, nonce=2)
+    again = Roster(10)
+    entry = roster.entries["a"]
+    again.restore("a", "eu", entry.incarnation, entry.nonces, entry.account.as_data())
+    for one in (roster, again):
+        with pytest.raises(Refused, match="fenced off"):
+            join(one, nonce=1, incarnation=0)
+        assert (one.entries["a"].incarnation, one.entries["a"].nonce) == (2, 2)
+
+
+def test_remembered_processes_are_bounded():
+    roster = Roster(10)
+    for nonce in range(1, 500):
+        join(roster, nonce=nonce)
+    assert roster.entries["a"].incarnation == 499
+    assert len(roster.entries["a"].nonces) == 64
+
+
 def test_a_wrong_token_or_an_unknown_name_has_to_join():
     roster = Roster(10)
     join(roster)
@@ -51,7 +72,7 @@ def test_a_name_taken_up_from_the_ledger_has_to_join_again():
     roster = Roster(10)
     account = join(roster).account.as_data()
     again = Roster(10)
-    again.restore("a", "eu", 1, 1, account)
+    again.restore("a", "eu", 1, [1], account)
     with pytest.raises(Refused, match="has not joined"):
         again.check("a", 1, b"")
     assert join(again).incarnation == 1
