@@ -19,8 +19,8 @@ FLOORS = {
         ["codec"],
     ],
     "atoll_server": [
-        ["__init__", "events", "refusal", "goodput", "tensorfile"],
-        ["settings"],
+        ["__init__", "events", "refusal", "goodput", "disk", "crash"],
+        ["settings", "tensorfile"],
         ["members", "merge", "roster", "rounds"],  # pure, with the syncer
         ["syncer"],
         ["ledger", "writer", "metrics"],

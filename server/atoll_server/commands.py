@@ -6,6 +6,7 @@ What they need is loaded when they run, so that `atoll --help` is quick and a fr
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,10 +52,13 @@ def core(
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
     from atoll_wire.logs import configure
 
+    from atoll_server import crash
     from atoll_server.server import serve
     from atoll_server.settings import CoreSettings, Quorum
 
     configure(log_level, json=log_json)
+    if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
+        crash.watch(crash.kill_at(wanted))
     given: dict[str, Any] = {
         "inner_steps": inner_steps, "fragments": fragments, "overlap_steps": overlap,
         "quorum": Quorum.parse(quorum).model_dump() if quorum is not None else None, "grace_ratio": grace_ratio,

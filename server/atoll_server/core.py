@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import sqlite3
 import time
 import uuid
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
+from atoll_server import crash, ledger, merge
 from atoll_server import events as ev
-from atoll_server import ledger, merge
+from atoll_server.disk import DISK, Disk
 from atoll_server.engine import Engine
 from atoll_server.goodput import Spent
 from atoll_server.keeper import Keeper
@@ -40,8 +40,8 @@ HOUSEKEEPING_S = 1.0
 class Core:
     """One run in one directory. `given`: run settings from the command line; None means: as the run has it."""
 
-    def __init__(self, settings: CoreSettings, given: dict[str, Any]) -> None:
-        self.settings, self._given = settings, given
+    def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK) -> None:
+        self.settings, self._given, self.disk = settings, given, disk
         self.metrics = Metrics()
         self.roster = Roster(settings.limits.learners)
         self.run_id, self.generation, self.epoch = "", 0, 0
@@ -54,7 +54,7 @@ class Core:
         self.started_at = time.monotonic()
         self.frozen_digest = ""
         self.writer: LedgerWriter
-        self._lock_file = -1
+        self._unlock: Callable[[], None]
         self._housekeeping: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------ start and stop
@@ -65,17 +65,17 @@ class Core:
         await asyncio.to_thread(self._take_directory, directory)
         await asyncio.to_thread(codec.warm_up)
         await asyncio.to_thread(merge.warm_up)
-        db = await asyncio.to_thread(ledger.open_ledger, directory / LEDGER)
+        db = await asyncio.to_thread(ledger.open_ledger, directory / LEDGER, self.disk)
         meta = await asyncio.to_thread(self._take_meta, db)
         for row in ledger.learners(db):
             self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account)
         self.happenings = HappeningLog(self.epoch, self.settings.limits.happenings, self._current)
-        self.writer = LedgerWriter(db)
+        self.writer = LedgerWriter(db, self.fail)
         if "fingerprint" in meta:
-            restored = await asyncio.to_thread(restore, db, directory)
+            restored = await asyncio.to_thread(restore, db, directory, self.disk)
             self.frozen_digest = meta["frozen_digest"]
             self.begin(restored, db)
-        self.writer.start()
+        crash.point("start.state restored")
         if self.engine is not None:
             self.engine.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -83,20 +83,18 @@ class Core:
 
     def _take_directory(self, directory: Path) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
             for name in ("spool", "snapshots"):
-                (directory / name).mkdir(exist_ok=True)
-            self._lock_file = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o640)
+                self.disk.make_directory(directory / name)
+            self._unlock = self.disk.lock(directory / "lock")
+        except BlockingIOError as error:
+            raise SettingsError(
+                f"--dir {directory} is in use by another core: stop it, or give another directory"
+            ) from error
         except OSError as error:
             raise SettingsError(
                 f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write"
             ) from error
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise SettingsError(
-                f"--dir {directory} is in use by another core: stop it, or give another directory"
-            ) from error
+        crash.point("start.directory taken")
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         """Reads what the run is, raises the epoch, and settles the settings: stored ones, with the given in place."""
@@ -123,13 +121,14 @@ class Core:
         for key, value in meta.items():
             ledger.put_meta(db, key, value)
         db.execute("COMMIT")
+        crash.point("start.epoch raised")
         return meta
 
     def begin(self, restored: Restored, db: sqlite3.Connection | None) -> None:
         self.layout = restored.layout
         engine = Engine(
             self.settings, self.run, self.generation, restored, self.roster, self.happenings, self.writer,
-            self.metrics, self.failed,
+            self.metrics, self.fail, self.disk,
         )  # fmt: skip
         if db is not None:
             engine.take_up(db, restored.updates)
@@ -150,7 +149,12 @@ class Core:
                 await self.keeper.take()
         await self._write_accounts()
         await self.writer.stop()
-        os.close(self._lock_file)
+        self._unlock()
+
+    def fail(self, error: BaseException) -> None:
+        """Acknowledged work cannot be carried through: whoever runs the process ends it."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
 
     async def _keep_house(self) -> None:
         while True:

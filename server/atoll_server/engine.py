@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,10 @@ from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
 from numpy.typing import NDArray
 
+from atoll_server import crash, ledger, merge
 from atoll_server import events as ev
-from atoll_server import ledger, merge
 from atoll_server.contributions import Contributions, receipt_of, refusal_row
+from atoll_server.disk import Disk
 from atoll_server.events import Key
 from atoll_server.ledger import ContributionRow, FateRow, MergeRow
 from atoll_server.merge import FragmentState, OuterRule
@@ -55,16 +56,17 @@ class Engine:
         happenings: HappeningLog,
         writer: LedgerWriter,
         metrics: Metrics,
-        failed: asyncio.Future[None],
+        fail: Callable[[BaseException], None],
+        disk: Disk,
     ) -> None:
-        """failed: is told what could not be carried through; whoever runs the process ends it then."""
+        """fail: is told what could not be carried through; whoever runs the process ends it then."""
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
         self.initial = restored.initial
         self.states: list[FragmentState] = restored.states
         self.roster, self.happenings, self.metrics = roster, happenings, metrics
-        self.writer, self._failed = writer, failed
-        self.spool = Spool(settings.directory / "spool", settings.limits.spool_bytes)
+        self.writer, self.fail, self.disk = writer, fail, disk
+        self.spool = Spool(settings.directory / "spool", settings.limits.spool_bytes, disk)
         self.cache = UpdateCache(settings.limits.update_cache_bytes, settings.limits.update_cache_versions)
         self.syncer = Syncer(run, len(self.layout.fragments), merge.weight)
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
@@ -97,7 +99,7 @@ class Engine:
                 stored = self.spool.open(self.generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64))
                 self.contributions.hold(row, stored)
                 waiting.append((key, Pending(row.cycle, row.base_version, row.tokens, row.steps)))
-            if fate.fate != "refused" and path.exists():
+            if fate.fate != "refused" and self.disk.exists(path):
                 known[path] = row.size_bytes
         deleted = self.spool.sweep(known)
         self.spool.prepare(self.generation, len(self.layout.fragments))
@@ -159,8 +161,7 @@ class Engine:
         now = time.monotonic()
         at = None if self._stopping else self.syncer.next_wake(now)
         if at is not None:
-            delay = max(0.001, at - now)
-            self._wake = asyncio.get_running_loop().call_later(delay, self.dispatch, ev.Ticked())
+            self._wake = asyncio.get_running_loop().call_later(max(0.001, at - now), self.dispatch, ev.Ticked())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs work whose failure ends the process."""
@@ -174,16 +175,12 @@ class Engine:
         if error is not None:
             self.fail(error)
 
-    def fail(self, error: BaseException) -> None:
-        """Acknowledged work cannot be carried through: whoever runs the process ends it."""
-        if not self._failed.done():
-            self._failed.set_exception(error)
-
     # ------------------------------------------------------------------------------ contributions
 
     async def _keep(self, row: ContributionRow, stored: Stored) -> None:
         """The payload is on disk: commit the row, then count on it."""
         await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row))
+        crash.point("contribution.committed")
         self.contributions.accept(row)
         self.contributions.hold(row, stored)
         region = self.roster.entries[row.key.learner].region
@@ -216,6 +213,7 @@ class Engine:
                 return new, update, new.checksums()
 
             new, update, checksums = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
+            crash.point("merge.computed")
             assert new.version == effect.version, "the syncer and the state agree on the version"
             fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]
             fates += [refusal_row(refusal, effect.version) for refusal in effect.refusals]
@@ -226,9 +224,11 @@ class Engine:
                 *checksums, sum(map(len, update.frames)), time.time(),
             )  # fmt: skip
             await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))
+            crash.point("merge.committed")
             refused = [self.contributions.pending[refusal.key].row for refusal in effect.refusals]
             self.states[fragment.index] = new
         self._publish(effect, update, fates)
+        crash.point("merge.published")
         self.metrics.merge_seconds.observe(time.monotonic() - began)
         self._forget(refused)
 
@@ -255,14 +255,16 @@ class Engine:
         version = self.states[effect.fragment].version
         fates = [refusal_row(refusal, version) for refusal in effect.refusals]
         await self.writer.commit(partial(ledger.put_fates, generation=self.generation, fates=fates))
+        crash.point("refusal.committed")
         refused = [self.contributions.pending[fate.key].row for fate in fates]
         self._refused_since[effect.fragment] += map(self._decide, fates)
         self._forget(refused)
 
     def _forget(self, refused: list[ContributionRow]) -> None:
         """Refused payloads are of no more use; merged ones stay until two snapshots cover them."""
+        loop = asyncio.get_running_loop()
         for row in refused:
-            self.workers.submit(self.spool.delete, self.generation, row.key, row.size_bytes)
+            loop.run_in_executor(self.workers, self.spool.delete, self.generation, row.key, row.size_bytes)
 
     # ------------------------------------------------------------------------------ asked by the service
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Any
 
 from atoll_wire.layout import Layout, TensorSpec
 
+from atoll_server import crash
+from atoll_server.disk import DISK, Disk
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import INITIAL
-from atoll_server.spool import sync_directory
 from atoll_server.tensorfile import FORMAT_NAME, TensorFile, TensorFileError, open_tensors
 
 COPY_BYTES = 1 << 20
@@ -31,12 +30,12 @@ class Lease:
 class Staging:
     """The file as it arrives; methods run in a worker thread."""
 
-    def __init__(self, directory: Path, size_bytes: int, sha256: bytes) -> None:
-        self._part = directory / "initial.part"
+    def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
+        self._disk, self._part = disk, directory / "initial.part"
         self._size_bytes, self._expected = size_bytes, sha256
         self._digest = hashlib.sha256()
         self._received = 0
-        self._file = self._part.open("wb")
+        self._file = disk.create(self._part)
 
     def take(self, chunk: bytes) -> None:
         """Appends a chunk. Raises Refused when there is more than was declared."""
@@ -47,11 +46,12 @@ class Staging:
             )
         self._digest.update(chunk)
         self._file.write(chunk)
+        crash.point("initial.chunk written")
 
     def check(self, layout: Layout) -> TensorFile:
         """Makes the staged file durable and opens it. Raises Refused when it is not what was declared or needed."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.sync()
+        crash.point("initial.synced")
         self._file.close()
         if self._received != self._size_bytes or self._digest.digest() != self._expected:
             raise Refused(
@@ -59,26 +59,28 @@ class Staging:
                 f"the first parameters came as {self._received} of {self._size_bytes} bytes, or changed: send again",
             )
         try:
-            return checked(open_tensors(self._part), layout.tensors)
+            return checked(open_tensors(self._part, self._disk), layout.tensors)
         except TensorFileError as error:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
 
     def publish(self, directory: Path) -> None:
         """Gives the file its name, durably."""
-        self._part.rename(directory / INITIAL)
-        sync_directory(directory)
+        self._disk.rename(self._part, directory / INITIAL)
+        crash.point("initial.renamed")
+        self._disk.sync_directory(directory)
+        crash.point("initial.directory synced")
 
     def close(self) -> None:
         """Ends a staging that did not come to its end."""
         self._file.close()
 
 
-def stage_file(path: Path, directory: Path) -> Staging:
+def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> Staging:
     """Stages the file of `--init` the way a learner's upload is."""
     digest = hashlib.sha256()
     for chunk in _chunks(path):
         digest.update(chunk)
-    staging = Staging(directory, path.stat().st_size, digest.digest())
+    staging = Staging(directory, path.stat().st_size, digest.digest(), disk)
     for chunk in _chunks(path):
         staging.take(chunk)
     return staging
@@ -100,12 +102,12 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
     return file
 
 
-def check_room(directory: Path, size_bytes: int, layout: Layout, most: int) -> None:
+def check_room(directory: Path, size_bytes: int, layout: Layout, most: int, disk: Disk = DISK) -> None:
     """Refuses a model that could not be kept: the file, and two snapshots of 12 bytes a parameter."""
     if not 0 < size_bytes <= most:
         raise Refused(Status.INVALID_ARGUMENT, f"first parameters of {size_bytes} bytes: at most {most} are taken")
     needed = size_bytes + 24 * layout.parameters
-    free = shutil.disk_usage(directory).free
+    free = disk.free_bytes(directory)
     if needed > free:
         raise Refused(
             Status.RESOURCE_EXHAUSTED, f"the run needs {needed} bytes of disk, {free} are free in {directory}"

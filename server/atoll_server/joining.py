@@ -14,8 +14,8 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import LayoutError, TensorSpec, first_difference, plan
 
+from atoll_server import crash, initial, ledger
 from atoll_server import events as ev
-from atoll_server import initial, ledger
 from atoll_server.core import PROTOCOL, Core
 from atoll_server.initial import Lease, Staging
 from atoll_server.refusal import Refused, Status
@@ -58,6 +58,7 @@ class Joining:
         )
         entry.dirty, incarnation = False, entry.incarnation
         await self._core.writer.commit(partial(ledger.put_learner, row=self._core.row(entry)))
+        crash.point("join.row committed")
         if self._core.engine is not None:
             self._core.engine.uploads.fence(entry.name, incarnation)
             self._core.engine.dispatch(ev.Joined(entry.name, incarnation))
@@ -109,8 +110,8 @@ class Joining:
             raise Refused(Status.FAILED_PRECONDITION, "another learner sends the first parameters: join again and wait")
         assert self._core.layout is not None, "a lease comes with a layout"
         directory, limits = self._core.settings.directory, self._core.settings.limits
-        initial.check_room(directory, header.size_bytes, self._core.layout, limits.model_bytes)
-        return await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256)
+        initial.check_room(directory, header.size_bytes, self._core.layout, limits.model_bytes, self._core.disk)
+        return await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._core.disk)
 
     def renew_lease(self) -> None:
         """Bytes arrive: the holder is alive."""
@@ -126,7 +127,7 @@ class Joining:
             entry.account.bytes_whole += self._core.engine.initial.data.nbytes if self._core.engine is not None else 0
 
     async def _from_file(self, path: Path) -> None:
-        staging = await asyncio.to_thread(initial.stage_file, path, self._core.settings.directory)
+        staging = await asyncio.to_thread(initial.stage_file, path, self._core.settings.directory, self._core.disk)
         await self._accept(staging)
 
     async def _accept(self, staging: Staging) -> None:
@@ -144,8 +145,9 @@ class Joining:
             "settings": self._core.run.changed(fragments=len(layout.fragments)).model_dump(mode="json"),
         }  # fmt: skip
         await self._core.writer.commit(partial(_put_meta, meta=meta))
+        crash.point("initial.committed")
         self._core.run = self._core.run.changed(fragments=len(layout.fragments))
-        file = open_tensors(directory / INITIAL)
+        file = open_tensors(directory / INITIAL, self._core.disk)
         self._core.begin(Restored(layout, file, states, {}), None)
         self._lease = None
         log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))

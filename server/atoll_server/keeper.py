@@ -9,7 +9,7 @@ from functools import partial
 
 import structlog
 
-from atoll_server import ledger
+from atoll_server import crash, ledger
 from atoll_server.engine import Engine
 from atoll_server.events import Key
 from atoll_server.ledger import SnapshotRow
@@ -42,7 +42,7 @@ class Keeper:
         async with self._taking:
             self._taken_at = time.monotonic()
             number = self.rows[-1].id + 1 if self.rows else 1
-            writer = SnapshotWriter(snapshot_path(engine.settings.directory, number), engine.layout)
+            writer = SnapshotWriter(snapshot_path(engine.settings.directory, number), engine.layout, engine.disk)
             await asyncio.to_thread(writer.begin)
             for index, lock in enumerate(engine.locks):
                 async with lock:
@@ -50,6 +50,7 @@ class Keeper:
             await asyncio.to_thread(writer.finish)
             row = SnapshotRow(number, tuple(writer.versions), tuple(writer.checksums), time.time(), writer.size_bytes)
             await engine.writer.commit(partial(ledger.add_snapshot, generation=engine.generation, row=row))
+            crash.point("snapshot.committed")
             self.rows.append(row)
             engine.metrics.snapshot_at.set(row.taken_at)
             log.info("snapshot taken", id=row.id, outer_steps=sum(row.versions), size_bytes=row.size_bytes)
@@ -61,7 +62,9 @@ class Keeper:
         while len(self.rows) > engine.settings.keep_snapshots:
             old = self.rows.pop(0)
             await engine.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
-            await asyncio.to_thread(snapshot_path(engine.settings.directory, old.id).unlink, missing_ok=True)
+            crash.point("snapshot.old forgotten")
+            await asyncio.to_thread(engine.disk.remove, snapshot_path(engine.settings.directory, old.id))
+            crash.point("snapshot.old removed")
         if not engine.settings.record and len(self.rows) >= 2:
             covered: list[tuple[Key, int]] = []
             await engine.writer.commit(partial(self._covered, found=covered))

@@ -16,6 +16,7 @@ from typing import Any
 
 from atoll_wire.errors import UserError
 
+from atoll_server.disk import DISK, Disk
 from atoll_server.events import Key
 
 SCHEMA_VERSION = 1
@@ -115,10 +116,10 @@ class LearnerRow:
     account: dict[str, Any]
 
 
-def open_ledger(path: Path) -> sqlite3.Connection:
+def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
     """Opens or creates the database; LedgerError when it is damaged or of another schema."""
     try:
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+        db = disk.connect(path)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
         found = db.execute("PRAGMA user_version").fetchone()[0]

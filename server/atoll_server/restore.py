@@ -18,6 +18,7 @@ from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
 from numpy.typing import NDArray
 
 from atoll_server import ledger, merge
+from atoll_server.disk import DISK, Disk
 from atoll_server.events import Key
 from atoll_server.ledger import LedgerError, MergeRow
 from atoll_server.merge import FragmentState, OuterRule, Update
@@ -70,7 +71,7 @@ def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
     return states
 
 
-def restore(db: sqlite3.Connection, directory: Path, *, from_start: bool = False) -> Restored:
+def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_start: bool = False) -> Restored:
     """Rebuilds the state of the current generation; every merge's checksums are compared with the ledger's.
 
     from_start: replay from version 0 (needs the payloads of the whole run, --record).
@@ -78,11 +79,11 @@ def restore(db: sqlite3.Connection, directory: Path, *, from_start: bool = False
     """
     meta = ledger.get_meta(db)
     generation, layout = meta["generation"], stored_layout(meta)
-    initial = open_tensors(directory / INITIAL)
-    states = None if from_start else _newest_snapshot(db, directory, generation, layout)
+    initial = open_tensors(directory / INITIAL, disk)
+    states = None if from_start else _newest_snapshot(db, directory, generation, layout, disk)
     if states is None:
         states = initial_states(layout, initial)
-    spool = Spool(directory / "spool", limit_bytes=0)
+    spool = Spool(directory / "spool", limit_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}
     for fragment in layout.fragments:
         state = states[fragment.index]
@@ -94,11 +95,11 @@ def restore(db: sqlite3.Connection, directory: Path, *, from_start: bool = False
 
 
 def _newest_snapshot(
-    db: sqlite3.Connection, directory: Path, generation: int, layout: Layout
+    db: sqlite3.Connection, directory: Path, generation: int, layout: Layout, disk: Disk
 ) -> list[FragmentState] | None:
     for row in reversed(ledger.snapshots(db, generation)):
         try:
-            return load_snapshot(snapshot_path(directory, row.id), layout, row)
+            return load_snapshot(snapshot_path(directory, row.id), layout, row, disk)
         except SnapshotError as error:
             # An older one and a longer replay give the same state; say so, since the disk should be looked at.
             structlog.get_logger().error("snapshot cannot be used, trying the one before", error=str(error))

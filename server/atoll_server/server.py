@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.errors import UserError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
@@ -22,6 +24,11 @@ from atoll_server.service import OuterService, message_options
 from atoll_server.settings import LOOPBACK, CoreSettings, SettingsError
 
 log = structlog.get_logger()
+
+
+class CoreFailed(UserError):  # noqa: N818 - what it says is that the core failed
+    """Acknowledged work cannot be carried on with; one line with the remedy."""
+
 
 GRACE_S = 10.0  # for calls that run when the core is asked to stop
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
@@ -54,13 +61,22 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     try:
         await told.wait()
         if core.failed.done():
-            core.failed.result()
+            _raise(core.failed.exception())
     finally:
         await health.enter_graceful_shutdown()
         core.happenings.close()
-        await server.stop(GRACE_S)
+        await server.stop(0 if core.failed.done() else GRACE_S)
     await core.stop()
     log.info("stopped", run=core.run_id)
+
+
+def _raise(error: BaseException | None) -> NoReturn:
+    if isinstance(error, OSError | sqlite3.Error):
+        raise CoreFailed(
+            f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
+        ) from error
+    assert error is not None, "only what failed is raised"
+    raise error
 
 
 def _bind(server: grpc.aio.Server, address: str) -> int:

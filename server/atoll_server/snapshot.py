@@ -6,17 +6,16 @@ file is durable before the ledger says that it covers its versions.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from atoll_wire.errors import UserError
 from atoll_wire.layout import Layout
 
+from atoll_server import crash
+from atoll_server.disk import DISK, Disk, Writing
 from atoll_server.ledger import SnapshotRow
 from atoll_server.merge import FragmentState
-from atoll_server.spool import sync_directory
 from atoll_server.tensorfile import TensorFileError, open_tensors, write_data, write_header
 
 PARTS = ("theta", "theta_pub", "momentum")
@@ -34,21 +33,22 @@ def snapshot_path(directory: Path, snapshot_id: int) -> Path:
 class SnapshotWriter:
     """Writes one file, fragment by fragment in order; all methods run in a worker thread."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
-        self.path = path
+    def __init__(self, path: Path, layout: Layout, disk: Disk = DISK) -> None:
+        self.path, self._disk = path, disk
         self._part = path.with_suffix(".part")
         self._layout = layout
-        self._file: BinaryIO | None = None
+        self._file: Writing | None = None
         self.size_bytes = 0
         self.versions: list[int] = []
         self.checksums: list[tuple[int, int, int]] = []
 
     def begin(self) -> None:
         """Creates the file and writes its head."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._part.open("wb")
+        self._disk.make_directory(self.path.parent)
+        self._file = self._disk.create(self._part)
         tensors = [(f"{part}.{f.index}", "F32", (f.length,)) for f in self._layout.fragments for part in PARTS]
         self.size_bytes = write_header(self._file, tensors)
+        crash.point("snapshot.begun")
 
     def add(self, state: FragmentState) -> None:
         """Appends the next fragment; nobody may change it meanwhile."""
@@ -57,22 +57,25 @@ class SnapshotWriter:
             write_data(self._file, getattr(state, part))
         self.versions.append(state.version)
         self.checksums.append(state.checksums())
+        crash.point("snapshot.fragment written")
 
     def finish(self) -> None:
         """Makes the file durable under its name."""
         assert self._file is not None, "begin comes first"
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.sync()
+        crash.point("snapshot.synced")
         self._file.close()
-        self._part.rename(self.path)
-        sync_directory(self.path.parent)
+        self._disk.rename(self._part, self.path)
+        crash.point("snapshot.renamed")
+        self._disk.sync_directory(self.path.parent)
+        crash.point("snapshot.directory synced")
 
 
-def load_snapshot(path: Path, layout: Layout, row: SnapshotRow) -> list[FragmentState]:
+def load_snapshot(path: Path, layout: Layout, row: SnapshotRow, disk: Disk = DISK) -> list[FragmentState]:
     """Reads a state file and checks it against the ledger. SnapshotError when it cannot be trusted."""
     states = []
     try:
-        file = open_tensors(path)
+        file = open_tensors(path, disk)
         for fragment, version, checksums in zip(layout.fragments, row.versions, row.checksums, strict=True):
             arrays = [np.array(file.float32(f"{part}.{fragment.index}"), np.float32) for part in PARTS]
             state = FragmentState(version, *arrays)

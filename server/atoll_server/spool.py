@@ -7,9 +7,9 @@ idempotent by index, so an upload that was cut goes on with the frames that are 
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from atoll_wire.errors import UserError
 from atoll_wire.layout import Fragment
 from numpy.typing import NDArray
 
+from atoll_server import crash
+from atoll_server.disk import DISK, Disk, Reading, Writing
 from atoll_server.events import Key
 
 RECORD = struct.Struct("<IIIxxxx")
@@ -42,23 +44,24 @@ class Stored:
     norms_sq: NDArray[np.float64]
     path: Path
     places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
-    _descriptor: int = -1
+    disk: Disk
+    _file: Reading | None = None
 
     def payload(self, frame: int) -> bytes:
         """One frame's payload, checked again: what the disk gives back is not taken on trust."""
-        if self._descriptor < 0:
-            self._descriptor = os.open(self.path, os.O_RDONLY)
+        if self._file is None:
+            self._file = self.disk.open(self.path)
         offset, length, crc = self.places[frame]
-        data = os.pread(self._descriptor, length, offset)
+        data = self._file.read_at(offset, length)
         if codec.crc32c(data) != crc:
             raise SpoolError(f"{self.path}: frame {frame} does not match its checksum: the disk lost acknowledged data")
         return data
 
     def close(self) -> None:
         """Lets go of the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 @dataclass(slots=True)
@@ -73,10 +76,11 @@ class Upload:
     digest: bytes
     path: Path
     touched_at: float
+    disk: Disk = DISK
     have: dict[int, tuple[int, int]] = field(default_factory=dict)  # frame -> length, crc32c
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment
     received_bytes: int = 0
-    _file: int = -1
+    _file: Writing | None = None
     _discarded: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,9 +97,10 @@ class Upload:
                 return
             if self.received_bytes + len(payload) > self.size_bytes:
                 raise codec.FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
-            if self._file < 0:
-                self._file = os.open(self.path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640)
-            _write_all(self._file, RECORD.pack(index, len(payload), crc) + payload)
+            if self._file is None:
+                self._file = self.disk.create(self.path)
+            self._file.write(RECORD.pack(index, len(payload), crc) + payload)
+            crash.point("spool.frame written")
             self.have[index] = (len(payload), crc)
             self.squares[index] = squares
             self.received_bytes += len(payload)
@@ -110,22 +115,24 @@ class Upload:
             table = [self.have[index] for index in range(self.frames)]
             if self.received_bytes != self.size_bytes or codec.frames_digest(table) != self.digest:
                 raise codec.FrameError(f"the frames of {self.key} are not those that its header declared")
-            os.fsync(self._file)
-            os.close(self._file)
-            self._file = -1
+            assert self._file is not None, "a contribution has at least one frame"
+            self._file.sync()
+            crash.point("spool.synced")
+            self._file.close()
             final = self.path.with_suffix(".frames")
-            self.path.rename(final)
-            sync_directory(final.parent)
+            self.disk.rename(self.path, final)
+            crash.point("spool.renamed")
+            self.disk.sync_directory(final.parent)
+            crash.point("spool.directory synced")
             return final
 
     def discard(self) -> None:
         """Forgets what arrived; runs in a worker thread."""
         with self._lock:
             self._discarded = True
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
-            self.path.unlink(missing_ok=True)
+            if self._file is not None:
+                self._file.close()
+            self.disk.remove(self.path)
 
 
 class ChecksumError(ValueError):
@@ -135,8 +142,8 @@ class ChecksumError(ValueError):
 class Spool:
     """The directory of payload files and the room that is left in it."""
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, limit_bytes: int, disk: Disk = DISK) -> None:
+        self.directory, self.disk = directory, disk
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._room = threading.Lock()  # room is taken on the event loop and given back by workers
@@ -162,20 +169,19 @@ class Spool:
     def prepare(self, generation: int, fragments: int) -> None:
         """Makes the directories durably, so that a payload's rename is all that its own durability needs."""
         for fragment in range(fragments):
-            self.path(generation, Key("", 0, fragment, 0)).parent.mkdir(parents=True, exist_ok=True)
-        sync_directory(self.directory / f"g{generation}")
-        sync_directory(self.directory)
-        sync_directory(self.directory.parent)
+            self.disk.make_directory(self.path(generation, Key("", 0, fragment, 0)).parent)
+        for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
+            self.disk.sync_directory(directory)
 
     def open(self, generation: int, key: Key, codec_used: Codec, norms_sq: NDArray[np.float64]) -> Stored:
         """Reads the table of a whole file. SpoolError when it is missing or cut."""
         path = self.path(generation, key)
         places: dict[int, tuple[int, int, int]] = {}
         try:
-            with path.open("rb") as file:
-                size, offset = os.fstat(file.fileno()).st_size, 0
+            with closing(self.disk.open(path)) as file:
+                size, offset = file.size, 0
                 while offset < size:
-                    index, length, crc = RECORD.unpack(os.pread(file.fileno(), RECORD.size, offset))
+                    index, length, crc = RECORD.unpack(file.read_at(offset, RECORD.size))
                     offset += RECORD.size
                     places[index] = (offset, length, crc)
                     offset += length
@@ -185,36 +191,20 @@ class Spool:
             ) from error
         if offset != size:
             raise SpoolError(f"{path} is cut: an acknowledged contribution is gone; restore a backup")
-        return Stored(key.learner, codec_used, norms_sq, path, places)
+        return Stored(key.learner, codec_used, norms_sq, path, places, self.disk)
 
     def delete(self, generation: int, key: Key, size_bytes: int) -> None:
         """Removes a payload that nothing needs any more; gives its room back if it was still there."""
-        path = self.path(generation, key)
-        if path.exists():
-            path.unlink()
+        if self.disk.remove(self.path(generation, key)):
             self.release(size_bytes)
+            crash.point("spool.removed")
 
     def sweep(self, known: dict[Path, int]) -> int:
         """At start: deletes files without a row, counts the room of the others. Returns how many were deleted."""
         deleted = 0
-        for path in self.directory.rglob("*"):
-            if path.is_file() and path not in known:
-                path.unlink()
+        for path in self.disk.files(self.directory):
+            if path not in known:
+                self.disk.remove(path)
                 deleted += 1
         self.used_bytes = sum(known.values())
         return deleted
-
-
-def sync_directory(path: Path) -> None:
-    """Makes a rename in this directory durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -11,18 +11,28 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 from atoll_wire.errors import UserError
 from numpy.typing import NDArray
 
+from atoll_server.disk import DISK, Disk
+
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
          "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8}  # fmt: skip
 FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of trainable tensors
 MOST_HEADER_BYTES = 100_000_000  # the library's own limit
+
+
+class Sink(Protocol):
+    """Where a file is written to."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Appends all of it."""
 
 
 class TensorFileError(UserError):
@@ -65,22 +75,21 @@ class TensorFile:
         raise TensorFileError(f'{self.path}: tensor "{name}" is {dtype}; only F32, BF16 and F16 can be trained')
 
 
-def open_tensors(path: Path) -> TensorFile:
+def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
     """Maps a file after checking every offset in its header. TensorFileError when it is not sound."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(8)
+    with closing(disk.open(path)) as file:
+        size, head = file.size, file.read_at(0, 8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
             raise TensorFileError(f"{path} is not a safetensors file: its header says {length} bytes of {size}")
         try:
-            header: dict[str, Any] = json.loads(file.read(length))
+            header: dict[str, Any] = json.loads(file.read_at(8, length))
             metadata = header.pop("__metadata__", {})
             base = 8 + length
             entries = {name: _entry(item, base, size) for name, item in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TensorFileError(f"{path} is not a safetensors file: {error}") from error
-    data = np.memmap(path, dtype=np.uint8, mode="r") if size > base else np.empty(base, np.uint8)
+    data = disk.map(path) if size > base else np.empty(base, np.uint8)
     return TensorFile(path, entries, metadata, data)
 
 
@@ -97,7 +106,7 @@ def _entry(item: Mapping[str, Any], base: int, size: int) -> Entry:
 
 
 def write_header(
-    file: BinaryIO, tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+    file: Sink, tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
 ) -> int:
     """Writes the head of a file of (name, format dtype, shape); their data must follow in this order.
 
@@ -115,7 +124,7 @@ def write_header(
     return 8 + len(text) + offset
 
 
-def write_data(file: BinaryIO, array: NDArray[Any]) -> None:
+def write_data(file: Sink, array: NDArray[Any]) -> None:
     """Appends one tensor's data."""
     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 

@@ -131,7 +131,8 @@ class Uploads:
             raise Refused(Status.RESOURCE_EXHAUSTED, str(error)) from error
         fragment = self._layout.fragments[header.fragment]
         path = self._spool.path(self._generation, key, ".part")
-        upload = Upload(key, fragment, self._codec, header.frames, header.size_bytes, header.digest, path, now)
+        declared = (header.frames, header.size_bytes, header.digest)
+        upload = Upload(key, fragment, self._codec, *declared, path, now, self._spool.disk)
         self._growing[key], self._headers[key], self._ended[key] = upload, _declared(header), asyncio.Event()
         return upload
 
@@ -242,7 +243,7 @@ class Uploads:
             self._ended.pop(key).set()
         if upload is not None:
             self._spool.release(upload.size_bytes)
-            self._workers.submit(upload.discard)
+            asyncio.get_running_loop().run_in_executor(self._workers, upload.discard)
 
 
 def _declared(header: pb.PushHeader) -> pb.PushHeader:

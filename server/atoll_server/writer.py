@@ -1,20 +1,19 @@
 """The one thread that writes to the ledger, with group commit.
 
-Whatever is queued goes into one transaction, and each caller is told only after the commit has reached the disk. A
-commit that fails ends the process: after a failed fsync nothing that the disk says can be believed.
+Whatever is queued goes into one transaction, and each caller is told only after the commit has reached the disk.
+After a commit that failed nothing more is written and nobody is told anything: memory may be ahead of the disk, and
+after a failed fsync nothing that the disk says can be believed. Only a restart from the disk is safe.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import queue
 import sqlite3
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 
-import structlog
+from atoll_server import crash
 
 GROUP = 256  # operations in one transaction at most
 
@@ -22,53 +21,51 @@ Operation = Callable[[sqlite3.Connection], None]
 
 
 class LedgerWriter:
-    """The one thread that writes. `commit` returns when the operation is on disk."""
+    """`commit` returns when the operation is on disk. Made and used on one event loop."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self._queue: queue.SimpleQueue[tuple[Operation, asyncio.Future[None]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
-
-    def start(self) -> None:
-        """Begins to take operations."""
-        self._thread.start()
+    def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None]) -> None:
+        """fail: is told what could not be written; whoever runs the process ends it then."""
+        self._db, self._fail = db, fail
+        self._queued: deque[tuple[Operation, asyncio.Future[None]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._failed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def commit(self, operation: Operation) -> None:
         """Carries the operation out within the next group and waits until it is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put((operation, done))
+        self._queued.append((operation, done))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="ledger")
         await done
 
     async def stop(self) -> None:
         """Writes what is queued and closes the database."""
-        self._queue.put(None)
-        await asyncio.to_thread(self._thread.join)
+        if self._writing is not None:
+            await self._writing
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
+        self._thread.shutdown()
 
-    def _run(self) -> None:
-        with closing(self._db):
-            running = True
-            while running:
-                group = [self._queue.get()]
-                while len(group) < GROUP and not self._queue.empty():
-                    group.append(self._queue.get())
-                running = None not in group
-                entries = [entry for entry in group if entry is not None]
-                self._commit([operation for operation, _ in entries])
-                for _, done in entries:
-                    done.get_loop().call_soon_threadsafe(_resolve, done)
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queued and not self._failed:
+            group = [self._queued.popleft() for _ in range(min(GROUP, len(self._queued)))]
+            try:
+                await loop.run_in_executor(self._thread, self._commit, [operation for operation, _ in group])
+            except Exception as error:
+                self._failed = True
+                self._fail(error)
+                return  # with _writing set: nothing is ever taken up again
+            for _, done in group:
+                if not done.done():
+                    done.set_result(None)
+        self._writing = None
 
     def _commit(self, operations: Sequence[Operation]) -> None:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            for operation in operations:
-                operation(self._db)
-            self._db.execute("COMMIT")
-        except BaseException:
-            # Nothing was acknowledged, and memory may be ahead of the disk: only a restart from the disk is safe.
-            structlog.get_logger().critical("ledger write failed: the core stops, restart it", exc_info=True)
-            os._exit(70)
-
-
-def _resolve(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
+        self._db.execute("BEGIN IMMEDIATE")
+        crash.point("ledger.transaction begun")
+        for operation in operations:
+            operation(self._db)
+        crash.point("ledger.rows written")
+        self._db.execute("COMMIT")
+        crash.point("ledger.committed")

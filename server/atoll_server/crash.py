@@ -1,0 +1,48 @@
+"""Named places between durable steps, where a test may kill the process. Otherwise nothing happens there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+POINTS = (
+    "start.directory taken", "start.epoch raised", "start.state restored",
+    "join.row committed",
+    "initial.chunk written", "initial.synced", "initial.renamed", "initial.directory synced", "initial.committed",
+    "spool.frame written", "spool.synced", "spool.renamed", "spool.directory synced", "spool.removed",
+    "ledger.transaction begun", "ledger.rows written", "ledger.committed",
+    "contribution.committed", "refusal.committed",
+    "merge.computed", "merge.committed", "merge.published",
+    "snapshot.begun", "snapshot.fragment written", "snapshot.synced", "snapshot.renamed",
+    "snapshot.directory synced", "snapshot.committed", "snapshot.old forgotten", "snapshot.old removed",
+)  # fmt: skip
+
+_reached: Callable[[str], None] | None = None
+
+
+def point(name: str) -> None:
+    """This place was reached."""
+    if _reached is not None:
+        _reached(name)
+
+
+def watch(reached: Callable[[str], None] | None) -> None:
+    """Has every place told to `reached`; None ends that."""
+    global _reached  # noqa: PLW0603 - one process, one watcher
+    _reached = reached
+
+
+def kill_at(wanted: str) -> Callable[[str], None]:
+    """For `watch`: SIGKILL when a place is reached for the nth time. wanted: "spool.renamed:3", or without number."""
+    name, _, nth = wanted.partition(":")
+    assert name in POINTS, f"{name} is no crash point: {', '.join(POINTS)}"
+    left = int(nth or 1)
+
+    def reached(place: str) -> None:
+        nonlocal left
+        left -= place == name
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reached
