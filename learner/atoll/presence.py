@@ -46,11 +46,12 @@ class Presence:
         counters: Counters,
         on_ready: Callable[[Layout], None],
         stop: Callable[[Exception], None],
+        dial: Callable[[str], Link] = Link,
     ) -> None:
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._on_ready, self._entered, self._said_away = on_ready, False, False
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._links = [Link(address) for address in identity.addresses]
+        self._links = [dial(address) for address in identity.addresses]
         self.standing = Standing(self._links[0])
         self._joiner = Joiner(identity, model, self.standing, counters)
         self._sender = Sender(self.standing, handover, counters, stop, self._fetch)

@@ -21,6 +21,7 @@ from atoll_server import events as ev
 from atoll_server.disk import DISK, Disk
 from atoll_server.engine import Engine
 from atoll_server.goodput import Spent
+from atoll_server.initial import STAGING
 from atoll_server.keeper import Keeper
 from atoll_server.ledger import LearnerRow
 from atoll_server.metrics import Metrics
@@ -83,9 +84,11 @@ class Core:
 
     def _take_directory(self, directory: Path) -> None:
         try:
-            for name in ("spool", "snapshots"):
+            for name in ("spool", "snapshots", STAGING):
                 self.disk.make_directory(directory / name)
             self._unlock = self.disk.lock(directory / "lock")
+            for left in self.disk.files(directory / STAGING):
+                self.disk.remove(left)
         except BlockingIOError as error:
             raise SettingsError(
                 f"--dir {directory} is in use by another core: stop it, or give another directory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from atoll_server.refusal import Refused, Status
 from atoll_server.restore import INITIAL
 from atoll_server.tensorfile import FORMAT_NAME, TensorFile, TensorFileError, open_tensors
 
+STAGING = "staging"  # the directory of files on their way in
 COPY_BYTES = 1 << 20
 
 
@@ -23,15 +25,19 @@ COPY_BYTES = 1 << 20
 class Lease:
     """The right to send the first parameters. until: monotonic seconds; renewed while bytes arrive."""
 
+    learner: str
     nonce: int
     until: float
 
 
+_numbers = itertools.count(1)
+
+
 class Staging:
-    """The file as it arrives; methods run in a worker thread."""
+    """A file as it arrives, apart from any other that still does; methods run in a worker thread."""
 
     def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
-        self._disk, self._part = disk, directory / "initial.part"
+        self._disk, self._part = disk, directory / STAGING / f"{next(_numbers)}.part"
         self._size_bytes, self._expected = size_bytes, sha256
         self._digest = hashlib.sha256()
         self._received = 0
@@ -71,8 +77,9 @@ class Staging:
         crash.point("initial.directory synced")
 
     def close(self) -> None:
-        """Ends a staging that did not come to its end."""
+        """Ends a staging, whether or not it came to its end."""
         self._file.close()
+        self._disk.remove(self._part)
 
 
 def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> Staging:

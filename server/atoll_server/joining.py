@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import LayoutError, TensorSpec, first_difference, plan
+from atoll_wire.layout import Layout, LayoutError, TensorSpec, first_difference, plan
 
 from atoll_server import crash, initial, ledger
 from atoll_server import events as ev
@@ -45,17 +45,8 @@ class Joining:
             raise Refused(
                 Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {self._core.run_id}"
             )
-        reply_state = await self._first_parameters(request, tensors)
-        token = secrets.token_bytes(16)
-        entry = self._core.roster.join(
-            request.learner,
-            request.region,
-            request.nonce,
-            request.incarnation,
-            request.process_age_s,
-            token,
-            time.time(),
-        )
+        entry, state = await self._let_in(request, tensors)
+        token = entry.token
         entry.dirty, incarnation = False, entry.incarnation
         await self._core.writer.commit(partial(ledger.put_learner, row=self._core.row(entry)))
         crash.point("join.row committed")
@@ -63,30 +54,46 @@ class Joining:
             self._core.engine.uploads.fence(entry.name, incarnation)
             self._core.engine.dispatch(ev.Joined(entry.name, incarnation))
         assert self._core.layout is not None, "the first to join decides the layout"
-        log.info("joined", learner=entry.name, incarnation=incarnation, region=entry.region, state=reply_state)
+        log.info("joined", learner=entry.name, incarnation=incarnation, region=entry.region, state=state)
         return pb.JoinReply(
-            state=reply_state, run=self._core.run_id, generation=self._core.generation, epoch=self._core.epoch,
+            state=state, run=self._core.run_id, generation=self._core.generation, epoch=self._core.epoch,
             incarnation=incarnation, token=token, settings=self._core.settings_message(),
             fingerprint=self._core.layout.fingerprint, versions=self._core.versions(),
             run_tokens=self._core.roster.tokens(), retry_s=1.0,
         )  # fmt: skip
 
-    async def _first_parameters(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply.State:
-        """Checks a model against the run's; before there are parameters, settles who sends them."""
-        now = time.monotonic()
+    async def _let_in(
+        self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
+    ) -> tuple[Entry, pb.JoinReply.State]:
+        """Checks a model against the run's, and its name; before there are parameters, settles who sends them."""
+        core, now = self._core, time.monotonic()
         async with self._initialising:
-            free = self._core.engine is None and (self._lease is None or now > self._lease.until)
-            if self._core.engine is None and (free or (self._lease and self._lease.nonce == request.nonce)):
-                try:
-                    self._core.layout = plan(tensors, self._core.run.fragments)
-                except LayoutError as error:
-                    raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
-                self._core.frozen_digest = request.frozen_digest.hex()
-                if self._core.settings.init is not None:
-                    await self._from_file(self._core.settings.init)
-                else:
-                    self._lease = Lease(request.nonce, now + self._core.settings.limits.lease_s)
-                    return pb.JoinReply.STATE_INITIALISE
+            free = core.engine is None and (
+                self._lease is None or now > self._lease.until or self._lease.learner == request.learner
+            )
+            layout = self._planned(tensors) if free else self._same_model(request, tensors)
+            entry = core.roster.join(
+                request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
+                secrets.token_bytes(16), time.time(),
+            )  # fmt: skip
+            if free:
+                core.layout, core.frozen_digest = layout, request.frozen_digest.hex()
+                self._lease = Lease(request.learner, request.nonce, now + core.settings.limits.lease_s)
+                if core.settings.init is not None:
+                    await self._from_file(core.settings.init)
+            if core.engine is not None:
+                return entry, pb.JoinReply.STATE_READY
+            holds = self._lease is not None and self._lease.nonce == request.nonce
+            return entry, pb.JoinReply.STATE_INITIALISE if holds else pb.JoinReply.STATE_WAIT
+
+    def _planned(self, tensors: tuple[TensorSpec, ...]) -> Layout:
+        try:
+            return plan(tensors, self._core.run.fragments)
+        except LayoutError as error:
+            raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
+
+    def _same_model(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> Layout:
+        """The run's layout, if this model has it."""
         assert self._core.layout is not None, "a lease or an engine comes with a layout"
         difference = first_difference(self._core.layout.tensors, tensors)
         if difference is not None:
@@ -98,31 +105,31 @@ class Joining:
                 Status.FAILED_PRECONDITION,
                 f'learner "{request.learner[:80]}" has other values in its frozen parameters: load those of this run',
             )
-        return pb.JoinReply.STATE_READY if self._core.engine is not None else pb.JoinReply.STATE_WAIT
+        return self._core.layout
 
     # ------------------------------------------------------------------------------ first parameters
 
     async def stage(self, entry: Entry, header: pb.InitialiseHeader) -> Staging:
         """Begins to take the first parameters from the holder of the lease. Raises Refused."""
         if self._core.engine is not None:
-            raise Refused(Status.FAILED_PRECONDITION, "the run has its first parameters: join again and fetch them")
+            raise Refused(Status.UNAVAILABLE, "the run has its first parameters: join again and fetch them")
         if self._lease is None or self._lease.nonce != entry.nonce:
-            raise Refused(Status.FAILED_PRECONDITION, "another learner sends the first parameters: join again and wait")
+            raise Refused(Status.UNAVAILABLE, "another learner sends the first parameters: join again and wait")
         assert self._core.layout is not None, "a lease comes with a layout"
         directory, limits = self._core.settings.directory, self._core.settings.limits
         initial.check_room(directory, header.size_bytes, self._core.layout, limits.model_bytes, self._core.disk)
         return await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._core.disk)
 
-    def renew_lease(self) -> None:
+    def renew_lease(self, entry: Entry) -> None:
         """Bytes arrive: the holder is alive."""
-        if self._lease is not None:
+        if self._lease is not None and self._lease.nonce == entry.nonce:
             self._lease.until = time.monotonic() + self._core.settings.limits.lease_s
 
     async def accept(self, entry: Entry, staging: Staging) -> None:
         """Version 0, all at once: checked, durable, committed, then visible. Accepted exactly once."""
         async with self._initialising:
             if self._core.engine is not None or self._lease is None or self._lease.nonce != entry.nonce:
-                raise Refused(Status.FAILED_PRECONDITION, "the lease went to another learner: join again")
+                raise Refused(Status.UNAVAILABLE, "the lease went to another learner: join again")
             await self._accept(staging)
             entry.account.bytes_whole += self._core.engine.initial.data.nbytes if self._core.engine is not None else 0
 

@@ -22,6 +22,7 @@ class Member:
     """One learner as the core sees it. Times are monotonic seconds of the core."""
 
     incarnation: int
+    joined_at: float
     heard_at: float
     steps: int = 0
     stepped_at: float | None = None  # when the step counter was last seen to grow
@@ -58,8 +59,9 @@ class Member:
         return now - self.stepped_at <= self.silent_after_s()
 
     def expected(self, now: float) -> bool:
-        """Whether it may yet contribute: live, joining, or silent for a short time only."""
-        return not self.gone and now - self.heard_at <= max(EXPECTED_S, self.silent_after_s())
+        """Whether it may yet contribute: it steps, or joined or stopped a short time ago only."""
+        seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused else 0.0)
+        return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
     def patience_s(self) -> float:
         """How long a round waits for this learner's answer."""

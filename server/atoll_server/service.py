@@ -57,7 +57,7 @@ class OuterService(rpc.OuterServicer):
             staging = await self._joining.stage(entry, header)
             async for request in requests:
                 await asyncio.to_thread(staging.take, request.chunk)
-                self._joining.renew_lease()
+                self._joining.renew_lease(entry)
             await self._joining.accept(entry, staging)
             return pb.InitialiseReply()
         except Refused as refused:
@@ -65,7 +65,7 @@ class OuterService(rpc.OuterServicer):
             await _abort(context, refused)
         finally:
             if staging is not None:
-                staging.close()
+                await asyncio.to_thread(staging.close)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
         """Tells what happens until the learner or this core goes."""

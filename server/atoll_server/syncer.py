@@ -103,9 +103,9 @@ class Syncer:
     def _joined(self, event: ev.Joined, now: float) -> None:
         known = self.members.get(event.learner)
         if known is None or known.incarnation != event.incarnation:
-            self.members[event.learner] = Member(event.incarnation, heard_at=now)
+            self.members[event.learner] = Member(event.incarnation, joined_at=now, heard_at=now)
         else:
-            known.gone, known.heard_at = False, now
+            known.gone, known.joined_at, known.heard_at = False, now, now
 
     def _contributed(self, event: ev.Contributed, now: float) -> None:
         rounds, member = self.fragments[event.key.fragment], self.members[event.key.learner]

@@ -240,7 +240,7 @@ def test_first_parameters_are_accepted_exactly_once(running):
         hand = Hand(stub)
         header = pb.InitialiseHeader(session=hand.session, size_bytes=3, sha256=bytes(32))
         messages = [pb.InitialiseRequest(header=header), pb.InitialiseRequest(chunk=b"abc")]
-        with refused(running, grpc.StatusCode.FAILED_PRECONDITION, "has its first parameters"):
+        with refused(running, grpc.StatusCode.UNAVAILABLE, "has its first parameters"):
             stub.Initialise(iter(messages), timeout=20)
 
 

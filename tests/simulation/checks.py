@@ -1,0 +1,239 @@
+"""What must always hold (design of the system, numbered as there), checked from outside as everything happens.
+
+The observer sees what the core says before the network can lose it, what learners adopt, and what a restarted core
+finds on its disk. It trusts nobody's counters.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from atoll_server.core import Core
+from atoll_server.rounds import Phase
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+
+from tests.simulation.loop import Process, VirtualLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.island import Island
+
+LONGEST_ROUND_S = 120.0
+Name = tuple[str, int, int, int]  # learner, incarnation, fragment, seq
+
+
+class Violation(Exception):  # noqa: N818 - it is one
+    """Something that must always hold did not. number: of the invariant."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(f"invariant {number}: {text}")
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Told:
+    """A final fate, as it was told."""
+
+    fate: int
+    version: int
+    weight: float
+    staleness: int
+
+
+class Checks:
+    """One per seed. trace: one line for each thing that mattered, for reading and for comparing runs."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self.trace: list[str] = []
+        self.acknowledged: dict[Name, None] = {}
+        self.fates: dict[Name, Told] = {}
+        self.published: dict[tuple[int, int], int] = {}  # fragment, version -> checksum of its anchor
+        self.newest: dict[int, int] = {}  # fragment -> newest version said
+        self.incarnations: dict[tuple[str, int], int] = {}  # name, nonce
+        self.highest: dict[str, int] = {}  # name -> newest incarnation said
+        self.fenced_at: dict[tuple[str, int], float] = {}  # since when an incarnation is not the newest
+        self.epochs: list[int] = []
+        self.core: Core | None = None
+        self.opened: dict[int, tuple[int, float]] = {}
+        self.joined_run: set[str] = set()
+
+    def note(self, text: str) -> None:
+        """One more line of the trace."""
+        self.trace.append(f"{self._loop.now:9.4f} {text}")
+
+    # ------------------------------------------------------------------------------ what the core says
+
+    def said(self, _: Process, request: Any, reply: Any) -> None:
+        """The core answered or told something; it counts from this moment, whether or not it arrives."""
+        match reply:
+            case pb.JoinReply():
+                self._join(request, reply)
+            case pb.PushReply() if reply.WhichOneof("what") == "receipt":
+                self._receipt(reply.receipt, pushed=True)
+            case pb.Happening():
+                self._happening(reply)
+            case pb.FetchReply() if reply.WhichOneof("what") == "header":
+                self._header(request, reply.header)
+        self.always()
+
+    def _join(self, request: pb.JoinRequest, reply: pb.JoinReply) -> None:
+        self.joined_run.add(reply.run)
+        if len(self.joined_run) > 1:
+            raise Violation(5, f"two runs were begun: {self.joined_run}")
+        given = self.incarnations.setdefault((request.learner, request.nonce), reply.incarnation)
+        self.note(f"join {request.learner} incarnation {reply.incarnation} epoch {reply.epoch} {list(reply.versions)}")
+        if given != reply.incarnation:
+            raise Violation(6, f"one process of {request.learner} was given incarnations {given}, {reply.incarnation}")
+        others = [n for (name, nonce), n in self.incarnations.items() if name == request.learner]
+        if len(others) != len(set(others)):
+            raise Violation(6, f"two processes of {request.learner} have one incarnation: {others}")
+        highest = self.highest.get(request.learner, 0)
+        if reply.incarnation < highest:
+            raise Violation(6, f"{request.learner} incarnation {reply.incarnation} was let in after {highest}")
+        self.highest[request.learner] = reply.incarnation
+        for older in range(1, reply.incarnation):
+            self.fenced_at.setdefault((request.learner, older), self._loop.now)
+        for fragment, version in enumerate(reply.versions):
+            if version < self.newest.get(fragment, 0):
+                raise Violation(3, f"fragment {fragment} fell from version {self.newest[fragment]} to {version}")
+
+    def _receipt(self, receipt: pb.Receipt, *, pushed: bool = False, as_of: int | None = None) -> None:
+        name = (receipt.learner, receipt.incarnation, receipt.fragment, receipt.seq)
+        if pushed and name not in self.acknowledged:
+            self.acknowledged[name] = None
+            self.note(f"acknowledged {name}")
+        if receipt.fate == pb.FATE_PENDING:
+            decided = self.fates.get(name)
+            if decided is not None and (as_of is None or decided.version <= as_of):
+                raise Violation(2, f"{name} is pending again after its fate was told")
+            return
+        told = Told(receipt.fate, receipt.version, receipt.weight, receipt.staleness)
+        before = self.fates.setdefault(name, told)
+        if before is told:
+            self.note(f"{'merged' if told.fate == pb.FATE_MERGED else 'refused'} {name} in {told.version}")
+        if before != told:
+            raise Violation(2, f"{name} was told two fates: {before} and {told}")
+        if not 0 <= told.weight <= 1.0000001:
+            raise Violation(7, f"{name} has weight {told.weight}")
+
+    def _happening(self, happening: pb.Happening) -> None:
+        match happening.WhichOneof("what"):
+            case "published":
+                self._version(happening.published.fragment, happening.published.version)
+            case "current":
+                for fragment, version in enumerate(happening.current.versions):
+                    if version < self.newest.get(fragment, 0):
+                        raise Violation(3, f"fragment {fragment} fell to version {version}")
+                    self.newest[fragment] = max(version, self.newest.get(fragment, 0))
+            case "receipt":
+                self._receipt(happening.receipt)
+
+    def _version(self, fragment: int, version: int) -> None:
+        if version > self.newest.get(fragment, 0):
+            self.newest[fragment] = version
+            self.note(f"published {fragment}/{version}")
+
+    def _header(self, request: pb.FetchRequest, header: pb.FetchHeader) -> None:
+        place = (header.fragment, header.version)
+        before = self.published.setdefault(place, header.crc32c)
+        if before != header.crc32c:
+            raise Violation(3, f"fragment {place[0]} version {place[1]} is {header.crc32c:08x} now, was {before:08x}")
+        if not request.whole and header.version != request.version:
+            raise Violation(3, f"asked for update {request.version}, given {header.version}")
+        for receipt in header.receipts:
+            self._receipt(receipt, as_of=header.version)
+
+    # ------------------------------------------------------------------------------ what learners do
+
+    def adopted(self, island: Island, fragment: int, version: int, anchor: np.ndarray) -> None:
+        """A learner trains on from this anchor: whoever has the version has these very bytes."""
+        found = codec.vector_crc32c(anchor)
+        before = self.published.setdefault((fragment, version), found)
+        if before != found:
+            raise Violation(4, f"{island.process.name} adopted another {fragment}/{version} than was published")
+
+    # ------------------------------------------------------------------------------ what the core's disk holds
+
+    def restored(self, core: Core) -> None:
+        """A core came up: everything that was ever acknowledged or seen must be there, bit by bit."""
+        self.core = core
+        self.opened.clear()
+        self.note(f"core up, epoch {core.epoch}")
+        if self.epochs and core.epoch <= self.epochs[-1]:
+            raise Violation(6, f"epochs do not grow: {self.epochs} then {core.epoch}")
+        self.epochs.append(core.epoch)
+        if core.engine is None:
+            if self.acknowledged or self.newest or self.published:
+                raise Violation(1, "the run lost its parameters")
+            return
+        for state, fragment in zip(core.engine.states, core.engine.layout.fragments, strict=True):
+            if state.version < self.newest.get(fragment.index, 0):
+                raise Violation(3, f"fragment {fragment.index} came back at version {state.version}")
+            seen = self.published.setdefault((fragment.index, state.version), codec.vector_crc32c(state.theta_pub))
+            if seen != codec.vector_crc32c(state.theta_pub):
+                raise Violation(3, f"fragment {fragment.index} came back with other bytes at {state.version}")
+        self.in_ledger(core)
+
+    def in_ledger(self, core: Core) -> dict[Name, Told]:
+        """Compares the ledger with what was said; returns all final fates."""
+        db = core.writer._db
+        rows = db.execute(
+            "SELECT learner, incarnation, fragment, seq, fate, version, weight, staleness FROM contributions"
+        ).fetchall()
+        found = {tuple(row[:4]): row[4:] for row in rows}
+        for name in self.acknowledged:
+            if name not in found:
+                raise Violation(1, f"acknowledged {name} is gone")
+        for name, told in self.fates.items():
+            fate, version, weight, staleness = found.get(name, (None, None, None, None))
+            kind = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}.get(fate)
+            if (kind, version, weight, staleness) != (told.fate, told.version, told.weight, told.staleness):
+                raise Violation(2, f"{name} was told {told}, the ledger has {fate} {version} {weight} {staleness}")
+        self._each_merged_once(db, {name for name, row in found.items() if row[0] == "merged"})
+        kinds = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
+        return {name: Told(kinds[row[0]], *row[1:]) for name, row in found.items() if row[0] in kinds}
+
+    def _each_merged_once(self, db: Any, merged: set[Any]) -> None:
+        seen: set[Any] = set()
+        for fragment, version, text in db.execute("SELECT fragment, version, shares FROM merges").fetchall():
+            shares = json.loads(text)
+            if not 0.999999 < sum(share[3] for share in shares) < 1.000001:
+                raise Violation(7, f"weights of {fragment}/{version} sum to {sum(share[3] for share in shares)}")
+            for learner, incarnation, seq, _, _ in shares:
+                name = (learner, incarnation, fragment, seq)
+                if name in seen:
+                    raise Violation(1, f"{name} was merged twice")
+                seen.add(name)
+        if seen != merged:
+            raise Violation(2, f"fates and merges differ by {seen ^ merged}")
+
+    # ------------------------------------------------------------------------------ at every event
+
+    def always(self) -> None:
+        """What can be seen at any moment."""
+        core = self.core
+        if core is None or core.engine is None:
+            return
+        engine, limits = core.engine, core.settings.limits
+        bounds = (
+            ("happenings", len(core.happenings._kept), limits.happenings),
+            ("cached updates", engine.cache.size_bytes, limits.update_cache_bytes),
+            ("spool", engine.spool.used_bytes, limits.spool_bytes),
+            ("uploads", len(engine.uploads._growing), 2 * len(core.roster.entries) * len(engine.states)),
+        )
+        for what, have, most in bounds:
+            if have > most:
+                raise Violation(9, f"{what}: {have} of at most {most}")
+        for index, rounds in enumerate(engine.syncer.fragments):
+            if rounds.phase is Phase.IDLE:
+                self.opened.pop(index, None)
+                continue
+            cycle, since = self.opened.setdefault(index, (rounds.cycle, self._loop.now))
+            if cycle != rounds.cycle:
+                self.opened[index] = (rounds.cycle, self._loop.now)
+            elif self._loop.now - since > LONGEST_ROUND_S:
+                raise Violation(7, f"round {cycle} of fragment {index} is open for {LONGEST_ROUND_S} s")

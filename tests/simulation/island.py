@@ -1,0 +1,134 @@
+"""A learner's process in the simulation: the real agent, and a training loop of a few additions.
+
+The step boundary does what `atoll.Learner.step` does, on vectors instead of a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import safetensors.numpy
+from atoll.adoption import Track
+from atoll.handover import Handover, Taken
+from atoll.joining import FirstModel, Identity
+from atoll.presence import Presence
+from atoll.stats import Counters
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout, MergeKind, TensorSpec
+
+from tests.simulation.loop import Process
+from tests.simulation.network import Network, SimulatedLink
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+
+TENSORS = (
+    TensorSpec("embedding", (24, 16), "float32", MergeKind.AVERAGE),
+    TensorSpec("first", (20, 16), "float32", MergeKind.DIRECTION),
+    TensorSpec("second", (16, 30), "float32", MergeKind.DIRECTION),
+    TensorSpec("third", (33,), "float32", MergeKind.DIRECTION),
+    TensorSpec("fourth", (10, 50), "float32", MergeKind.DIRECTION),
+)
+BATCH = 8  # tokens of an inner step
+
+
+class Island:
+    """One process under a name. error: why its agent gave up, if it did."""
+
+    def __init__(self, network: Network, checks: Checks, name: str, life: int, step_s: float, seed: int) -> None:
+        self.process = Process(f"{name}#{life}")
+        self.name, self._network, self._checks, self._step_s = name, network, checks, step_s
+        self._random = np.random.default_rng(seed)
+        self._handover, self.counters = Handover(), Counters()
+        self.tracks: list[Track] = []
+        self._local: list[np.ndarray] = []
+        self.layout: Layout | None = None
+        self.presence: Presence | None = None
+        self.error: Exception | None = None
+        self.training = True
+        self.process.start(self._live(), name=self.process.name)
+
+    async def _live(self) -> None:
+        ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+        presence = Presence(
+            Identity(self.name, "somewhere", ["core"], 1e9), FirstModel(TENSORS, b"frozen", self._save),
+            self._handover, self.counters, ready.set_result, self._stop, self._dial,
+        )  # fmt: skip
+        self.presence = presence
+        agent = asyncio.create_task(presence.live())
+        agent.add_done_callback(self._ended)
+        self.layout = await ready
+        self._handover.clear()
+        for line in presence.standing.lines:
+            self.tracks.append(Track(line.version, line.anchor, line.anchor, line.version))
+            self._local.append(line.anchor.copy())
+            self._checks.adopted(self, line.fragment, line.version, line.anchor)
+        while True:
+            await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2))
+            self._step()
+
+    def _dial(self, address: str) -> SimulatedLink:
+        return SimulatedLink(self._network, self.process, address)
+
+    def _save(self, path: Path) -> None:
+        tensors = {t.name: self._random.standard_normal(t.shape).astype(np.float32) for t in TENSORS}
+        safetensors.numpy.save_file(tensors, path)
+
+    def _stop(self, error: Exception) -> None:
+        self.error = error
+        self.process.kill()
+
+    def _ended(self, agent: asyncio.Task[None]) -> None:
+        if not agent.cancelled() and isinstance(agent.exception(), Exception):
+            self._stop(agent.exception())
+
+    # ------------------------------------------------------------------------------ as Learner.step
+
+    def _step(self) -> None:
+        counters = self.counters
+        if self.training:
+            for local in self._local:
+                local += self._random.standard_normal(len(local), np.float32) * np.float32(0.01)
+            counters.steps += 1
+            counters.tokens += BATCH
+            counters.stepping_s += self._step_s
+            counters.step_time_s = self._step_s
+        if not self._handover.something:
+            return
+        released, prepared, due = self._handover.next()
+        for fragment in released:
+            self.tracks[fragment].refused()
+        if prepared is not None:
+            track = self.tracks[prepared.fragment]
+            adopted = track.adopt(
+                prepared.anchor, prepared.version, self._local[prepared.fragment], prepared.fate, counters.tokens,
+                counters.steps, keep=True,
+            )  # fmt: skip
+            self._local[prepared.fragment] = adopted.local
+            track.settle(None, adopted.work)
+            self._handover.adopted.append(pb.Adopted(fragment=prepared.fragment, version=prepared.version))
+            self._checks.adopted(self, prepared.fragment, prepared.version, prepared.anchor)
+        if due is not None:
+            self._answer(due.fragment, due.cycle)
+
+    def _answer(self, fragment: int, cycle: int) -> None:
+        track = self.tracks[fragment]
+        if track.flying is not None or track.steps_from == self.counters.steps:
+            reason = "in flight" if track.flying is not None else "nothing was trained"
+            self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
+            return
+        outstanding = track.take(self._local[fragment], self.counters.tokens, self.counters.steps)
+        self._handover.submitted()
+        assert self.presence is not None, "a round comes through it"
+        self.presence.submit(Taken(fragment, cycle, outstanding))
+
+    def idle(self) -> bool:
+        """Nothing is on its way, as far as it knows."""
+        return self.presence is not None and all(line.flight is None for line in self.presence.standing.lines)
+
+
+Start = Callable[[str], Island]

@@ -1,0 +1,142 @@
+"""An event loop on a virtual clock, and processes on it that can be killed at any await.
+
+Time passes only when nothing is left to do at this moment, so a minute of a run takes as long as its events take. Work
+for threads is done on the loop after a delay from the seed. The same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class Dead(BaseException):
+    """Raised into a process that was killed, wherever it next touches the world."""
+
+
+class Process:
+    """What dies together. Everything that it started carries it in its context."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.on_death: list[Callable[[], None]] = []
+        self.countdown: int | None = None  # touches of the disk and crash points until it is killed
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
+        """Runs work as a part of this process."""
+        context = contextvars.copy_context()
+        context.run(PROCESS.set, self)
+        return asyncio.get_running_loop().create_task(work, name=name, context=context)
+
+    def kill(self) -> None:
+        """SIGKILL: what is in its memory is gone, and nothing that it still runs can touch anything."""
+        if not self.alive:
+            return
+        self.alive = False
+        for task in list(self.tasks):
+            task.cancel()
+        for told in self.on_death:
+            told()
+
+    def touch(self) -> None:
+        """Something outside of its memory is touched. Raises Dead, at the latest when the countdown has ended."""
+        if self.countdown is not None:
+            self.countdown -= 1
+            if self.countdown <= 0:
+                self.countdown = None
+                self.kill()
+        if not self.alive:
+            raise Dead
+
+
+def here() -> Process | None:
+    """The process whose code runs."""
+    return PROCESS.get()
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """time() is what the simulation says. slow_s: a mean of what threads take; now and then much longer."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.rng, self.now, self.slow_s = rng, 0.0, 0.002
+        self._selector = self  # type: ignore[assignment]
+        self._clock_resolution = 1e-9
+        self.set_task_factory(_task)
+        self.set_exception_handler(self._unhandled)
+        self.unhandled: list[dict[str, Any]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """The selector of this loop: nothing comes from outside, so waiting is a jump of the clock."""
+        assert timeout is not None, "nothing is left that could ever happen"
+        self.now += timeout
+        return []
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        """As the base, but for timers of a process that has died meanwhile."""
+        process = here()
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+
+        def if_alive() -> None:
+            if process.alive:
+                callback(*args)
+
+        return super().call_at(when, if_alive, context=context)
+
+    def after(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
+        """A timer of the world: no process's death ends it."""
+        super().call_at(self.now + delay_s, callback, *args, context=contextvars.Context())
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Does it at once, but after a delay: threads are slow, not mad."""
+        done: asyncio.Future[Any] = self.create_future()
+        process, delay = here(), self.rng.expovariate(1 / self.slow_s)
+        if self.rng.random() < 0.005:
+            delay += self.rng.uniform(0.1, 1.0)  # a slow disk
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Dead:
+                return
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+                if not done.done():
+                    done.set_exception(error)
+                return
+            if not done.done() and (process is None or process.alive):
+                done.set_result(result)
+
+        self.call_later(delay, work)
+        return done
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), Dead):
+            self.unhandled.append(context)
+
+
+def _task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Any = None) -> asyncio.Task[Any]:
+    process = context.get(PROCESS) if context is not None else here()
+    task = asyncio.Task(work, loop=loop, context=context)
+    if process is not None:
+        process.tasks[task] = None
+        task.add_done_callback(lambda ended: process.tasks.pop(ended, None))
+        if not process.alive:
+            task.cancel()
+    return task

@@ -1,0 +1,405 @@
+"""gRPC between processes of the simulation: calls whose messages are late, lost with their stream, repeated, or changed.
+
+Messages of one stream keep their order, as over TCP; different calls do not. A call that a learner began may end at
+the core alone, at the learner alone, or at neither. The servicer and the learner's code are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from atoll_wire import outer_pb2 as pb
+
+from tests.simulation.loop import Process, VirtualLoop, here
+
+KEEPALIVE_S = 8.0  # a silent connection is given up after so long
+REPLAYED = {"Join", "Push", "Leave", "Report"}
+UNARY_REPLY = {"Join", "Leave", "Initialise", "Report"}
+Status = tuple[grpc.StatusCode, str]
+LOST: Status = (grpc.StatusCode.UNAVAILABLE, "the connection was lost")
+
+
+class Aborted(Exception):  # noqa: N818 - as grpc.aio.AbortError
+    """Raised by `context.abort`."""
+
+
+class Context:
+    """What a servicer sees of a call."""
+
+    def __init__(self) -> None:
+        self.status: Status = (grpc.StatusCode.OK, "")
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.status = (code, details)
+        raise Aborted
+
+
+@dataclass
+class Weather:
+    """How bad a network is. Chances are of each message."""
+
+    delay_s: float = 0.005
+    long_delay: float = 0.01
+    cut: float = 0.002
+    replay: float = 0.01  # of each call
+    change: float = 0.001
+
+
+class Network:
+    """All calls there are. core: the servicer and the process that serves now; None while there is none."""
+
+    def __init__(self, loop: VirtualLoop, said: Callable[[Process, Any, Any], None]) -> None:
+        """said: told (learner's process, first request, reply) whenever the core says something, before it travels."""
+        self.loop, self.rng, self.said, self.weather = loop, loop.rng, said, Weather()
+        self.core: tuple[Any, Process] | None = None
+        self.calls: dict[Call, None] = {}
+        self.partitioned: dict[Process, float] = {}  # since when
+        self.held: list[tuple[Process, Callable[[], None]]] = []
+        self.events = self.cuts = self.replays = self.changes = 0
+
+    def delay_s(self) -> float:
+        if self.rng.random() < self.weather.long_delay:
+            return self.rng.uniform(0.2, 3.0)
+        return self.rng.expovariate(1 / self.weather.delay_s)
+
+    def part(self, learner: Process) -> None:
+        """Cuts a learner off; what is sent is held, and connections break when that lasts too long."""
+        self.partitioned[learner] = self.loop.now
+
+    def heal(self, learner: Process) -> None:
+        since = self.partitioned.pop(learner)
+        held, self.held = self.held, []
+        for process, arrive in held:
+            if process is not learner:
+                self.held.append((process, arrive))
+            elif self.loop.now - since < KEEPALIVE_S:
+                arrive()
+        if self.loop.now - since >= KEEPALIVE_S:
+            for call in [each for each in self.calls if each.learner is learner]:
+                call._hung_up = True  # what was held is lost
+                call.cut(self.rng.uniform(0, 0.1))
+
+    def core_died(self) -> None:
+        """Connections are reset, or nobody says anything until they are given up."""
+        self.core = None
+        silent = self.rng.random() < 0.2
+        for call in list(self.calls):
+            call.end_of_core(self.rng.uniform(KEEPALIVE_S / 2, KEEPALIVE_S) if silent else self.rng.uniform(0.0, 0.2))
+
+
+class Pipe:
+    """Messages one way, in order. deliver: told each when it arrives, unless the learner's process is cut off."""
+
+    def __init__(self, network: Network, learner: Process, deliver: Callable[[Any], None]) -> None:
+        self._network, self._learner, self._deliver, self._last = network, learner, deliver, 0.0
+
+    def send(self, message: Any) -> None:
+        loop = self._network.loop
+        self._last = max(self._last + 1e-6, loop.now + self._network.delay_s())
+
+        def arrive() -> None:
+            if self._learner in self._network.partitioned:
+                self._network.held.append((self._learner, arrive))
+                return
+            self._network.events += 1
+            self._deliver(message)
+
+        loop.after(self._last - loop.now, arrive)
+
+
+class Box:
+    """A queue with an end."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Any] = deque()
+        self._news: asyncio.Future[None] | None = None
+
+    def put(self, message: Any) -> None:
+        self._kept.append(message)
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def get(self) -> Any:
+        while not self._kept:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        return self._kept.popleft()
+
+
+END = object()
+
+
+class Call:
+    """One RPC, as the learner's code holds it. All four kinds of grpc.aio's calls, as far as they are used."""
+
+    def __init__(self, network: Network, learner: Process, method: str, timeout_s: float | None) -> None:
+        self.network, self.learner, self.method = network, learner, method
+        self._inbox, self._server_inbox = Box(), Box()
+        self._status: asyncio.Future[Status] = network.loop.create_future()
+        self._up = Pipe(network, learner, self._arrived)
+        self._down = Pipe(network, learner, self._replied)
+        self._server: asyncio.Task[None] | None = None
+        self._sent: list[Any] = []
+        self._first: Any = None
+        self._broken = False  # what is sent from now on gets nowhere
+        self._hung_up = False  # the core knows that nobody listens
+        self._connected = network.core[1] if network.core is not None else None
+        network.calls[self] = None
+        if self._connected is None:
+            network.loop.after(network.delay_s(), self._finish, LOST)
+        if timeout_s is not None:
+            late = (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline exceeded")
+            network.loop.after(timeout_s, self._finish, late)
+
+    # ------------------------------------------------------------------------------ the learner's side
+
+    def send(self, message: Any) -> None:
+        """Sends; the stream may break on the way, and what a network changes must be found by checksums."""
+        network = self.network
+        if not self._broken and network.rng.random() < network.weather.cut:
+            network.cuts += 1
+            self.cut(network.delay_s())
+        if self._broken:
+            return
+        self._sent.append(message)
+        self._up.send(self._changed(message))
+
+    async def write(self, message: Any) -> None:
+        if self._status.done():
+            raise asyncio.InvalidStateError("RPC already finished.")
+        self.send(message)
+        await asyncio.sleep(0)
+
+    async def read(self) -> Any:
+        message = await self._inbox.get()
+        if message is END:
+            self._inbox.put(END)
+            self._raise_status()
+            return grpc.aio.EOF
+        return message
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        while (message := await self.read()) is not grpc.aio.EOF:
+            yield message
+
+    def __await__(self) -> Iterator[Any]:
+        return self._reply().__await__()
+
+    async def _reply(self) -> Any:
+        try:
+            reply = await self.read()
+        finally:
+            if not self._status.done():
+                self.cancel()
+        return reply
+
+    def done(self) -> bool:
+        return self._status.done()
+
+    def cancel(self) -> None:
+        """The learner lost interest; the core hears of it later, or never if the learner dies first."""
+        if not self._status.done():
+            self._finish((grpc.StatusCode.CANCELLED, "cancelled"))
+
+    async def code(self) -> grpc.StatusCode:
+        return (await self._status)[0]
+
+    async def details(self) -> str:
+        return (await self._status)[1]
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    trailing_metadata = initial_metadata
+
+    def _raise_status(self) -> None:
+        code, details = self._status.result()
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+    def _replied(self, message: Any) -> None:
+        if self.learner.alive and not self._status.done():
+            if isinstance(message, tuple):
+                self._finish(message)
+            else:
+                self._inbox.put(message)
+
+    def _finish(self, status: Status) -> None:
+        """The call ended for the learner."""
+        if self._status.done():
+            return
+        self._status.set_result(status)
+        self._inbox.put(END)
+        self.network.calls.pop(self, None)
+        if self.network.rng.random() < 0.8:
+            self._hang_up(self.network.delay_s())
+        else:
+            self._hang_up(KEEPALIVE_S * self.network.rng.random())
+
+    # ------------------------------------------------------------------------------ between
+
+    def cut(self, after_s: float) -> None:
+        """The connection breaks; either side finds out in its own time."""
+        self._broken = True
+        self.network.loop.after(after_s, self._finish, LOST)
+        self._hang_up(after_s * 2)
+
+    def _hang_up(self, after_s: float) -> None:
+        """The servicer's task is cancelled, as grpc does when a peer is gone."""
+
+        def cancel() -> None:
+            self._hung_up = True
+            if self._server is not None:
+                self._server.cancel()
+
+        self.network.loop.after(after_s, cancel)
+
+    def end_of_core(self, after_s: float) -> None:
+        """Its process died; the learner finds out in its own time."""
+        self.network.loop.after(after_s, self._finish, LOST)
+
+    def _changed(self, message: Any) -> Any:
+        """Now and then a bit flips in a payload."""
+        network = self.network
+        field = message.WhichOneof("what") if isinstance(message, pb.PushRequest | pb.FetchReply) else None
+        if field != "frame" or not message.frame.payload or network.rng.random() >= network.weather.change:
+            return message
+        network.changes += 1
+        other = type(message)()
+        other.CopyFrom(message)
+        content = bytearray(other.frame.payload)
+        content[network.rng.randrange(len(content))] ^= 1 << network.rng.randrange(8)
+        other.frame.payload = bytes(content)
+        return other
+
+    # ------------------------------------------------------------------------------ the core's side
+
+    def _arrived(self, message: Any) -> None:
+        core = self.network.core
+        if core is None or core[1] is not self._connected or self._hung_up:
+            return  # of another life of the core, or late: its connection is gone
+        if self._server is None:
+            self._first = message
+            self._server = core[1].start(self._serve(core[0]), name=self.method)
+        self._server_inbox.put(message)
+
+    async def _serve(self, service: Any) -> None:
+        context, method = Context(), getattr(service, self.method)
+        try:
+            if self.method in {"Join", "Leave"}:
+                self._reply_with(await method(await self._server_inbox.get(), context))
+            elif self.method in {"Initialise", "Report"}:
+                self._reply_with(await method(self._requests(), context))
+            else:
+                request = self._requests() if self.method == "Push" else await self._server_inbox.get()
+                async with aclosing(method(request, context)) as replies:
+                    async for reply in replies:
+                        self._reply_with(reply)
+                        await asyncio.sleep(0)
+        except Aborted:
+            pass
+        except Exception as error:  # noqa: BLE001 - as a server does: the caller is told, the process lives on
+            context.status = (grpc.StatusCode.UNKNOWN, repr(error))
+            self.network.loop.unhandled.append({"message": f"{self.method} raised", "exception": error})
+        if not self._broken:
+            self._down.send(context.status)
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        while (message := await self._server_inbox.get()) is not END:
+            yield message
+
+    def _reply_with(self, reply: Any) -> None:
+        process = here()
+        if process is not None and process.alive:
+            self.network.said(self.learner, self._first, reply)
+            if not self._broken and self.network.rng.random() < self.network.weather.cut:
+                self.network.cuts += 1
+                self.cut(self.network.delay_s())
+            if not self._broken:
+                self._down.send(self._changed(reply))
+
+    def end_of_requests(self) -> None:
+        if not self._broken:
+            self._up.send(END)
+
+    def replay_later(self) -> None:
+        """The same requests once more, in a call that nobody waits for."""
+        network = self.network
+        if self.method not in REPLAYED or network.rng.random() >= network.weather.replay:
+            return
+
+        def again() -> None:
+            if network.core is not None and self._sent:
+                network.replays += 1
+                ghost = Call(network, Process("a repeated call"), self.method, 30.0)
+                ghost.learner.alive = False
+                for message in self._sent:
+                    ghost._up.send(message)
+                ghost.end_of_requests()
+
+        network.loop.after(network.rng.uniform(0.05, 6.0), again)
+
+
+class Stub:
+    """`OuterStub` over the simulated network, for one learner's process."""
+
+    def __init__(self, network: Network, learner: Process) -> None:
+        self._network, self._learner = network, learner
+
+    def _call(self, method: str, *requests: Any, timeout: float | None = None, ends: bool = True) -> Call:
+        call = Call(self._network, self._learner, method, timeout)
+        for request in requests:
+            call.send(request)
+        if ends:
+            call.end_of_requests()
+        call.replay_later()
+        return call
+
+    def Join(self, request: Any, timeout: float | None = None) -> Call:
+        return self._call("Join", request, timeout=timeout)
+
+    def Leave(self, request: Any, timeout: float | None = None) -> Call:
+        return self._call("Leave", request, timeout=timeout)
+
+    def Follow(self, request: Any) -> Call:
+        return self._call("Follow", request)
+
+    def Fetch(self, request: Any) -> Call:
+        return self._call("Fetch", request)
+
+    def Push(self) -> Call:
+        return self._call("Push", ends=False)
+
+    def Report(self) -> Call:
+        return self._call("Report", ends=False)
+
+    async def Initialise(self, requests: AsyncIterator[Any]) -> Any:
+        call = self._call("Initialise", ends=False)
+        async for request in requests:
+            if call.done():
+                break
+            call.send(request)
+        call.end_of_requests()
+        return await call
+
+
+class SimulatedLink:
+    """`atoll.transport.Link` of the simulation."""
+
+    def __init__(self, network: Network, learner: Process, address: str) -> None:
+        self.address = address
+        self.control = self.data = Stub(network, learner)
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,375 @@
+"""One seed: a core, its learners, a network, a disk, and what goes wrong with them; then peace, and the last account."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import secrets
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import psutil
+import structlog
+from atoll_server import crash
+from atoll_server.core import Core
+from atoll_server.restore import restore
+from atoll_server.service import OuterService
+from atoll_server.settings import CoreSettings, Limits
+from atoll_wire import codec, layout
+
+from tests.simulation.checks import Checks, Violation
+from tests.simulation.database import Connection
+from tests.simulation.disk import Platter, SimulatedDisk
+from tests.simulation.island import Island
+from tests.simulation.loop import Process, VirtualLoop, here
+from tests.simulation.network import Network, Weather
+
+DIRECTORY = Path("/run")
+NAMES = ("a", "b", "c", "d")
+FRAGMENTS, INNER_STEPS = 4, 4
+STORM_S, PEACE_S = 14.0, 90.0
+
+
+class World:
+    """Made for one seed; `run` raises Violation. counts: what happened, by kind."""
+
+    def __init__(self, seed: int, loop: VirtualLoop) -> None:
+        self.rng, self.loop = loop.rng, loop
+        self.checks = Checks(loop)
+        self.network = Network(loop, self.checks.said)
+        self.platter = Platter(self.rng)
+        self.counts: Counter[str] = Counter()
+        self.record = self.rng.random() < 0.3
+        self.names = NAMES[: self.rng.choice((3, 3, 4))]
+        self.pace = {name: self.rng.uniform(0.03, 0.12) for name in self.names}
+        self.islands: dict[str, Island] = {}
+        self.zombies: list[Island] = []
+        self.lives: Counter[str] = Counter()
+        self.core_process: Process | None = None
+        self.core: Core | None = None
+        self.stormy = True
+        self.problem: BaseException | None = None
+
+    # ------------------------------------------------------------------------------ from start to end
+
+    async def run(self) -> None:
+        self.network.weather = Weather(
+            self.rng.uniform(0.001, 0.02), self.rng.choice((0.0, 0.01, 0.05)), self.rng.choice((0.0, 0.002, 0.01)),
+            self.rng.choice((0.0, 0.02, 0.1)), self.rng.choice((0.0, 0.0, 0.005)),
+        )  # fmt: skip
+        self.start_core()
+        for name in self.names:
+            self.loop.after(self.rng.uniform(0, 1.0), self.start_island, name)
+        for at, fault in self._faults():
+            self.loop.after(at, fault)
+        await self._watch(lambda: self.loop.now >= STORM_S)
+        await self._peace()
+
+    async def _watch(self, done) -> None:
+        """Lets time pass until it is so; looks at everything on the way."""
+        while not done():
+            await asyncio.sleep(0.25)
+            self.checks.always()
+            self._look()
+
+    def _look(self) -> None:
+        if self.problem is not None:
+            raise self.problem
+        for context in self.loop.unhandled:
+            error = context.get("exception")
+            raise error if isinstance(error, Violation) else Violation(0, f"{context['message']}: {error!r}") from error
+        for name, island in self.islands.items():
+            older = next((z for z in self.zombies if z.name == name and z.process.alive), None)
+            if island.error is not None and older is not None and "is connected now" in str(island.error):
+                self.islands[name] = older  # it was back before the new one could take its place
+            elif island.error is not None:
+                raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
+
+    async def _peace(self) -> None:
+        """Everything works again. All must come back, train, and come to rest with every account settled."""
+        self.stormy = False
+        self.network.weather = Weather(0.002, 0.0, 0.0, 0.0, 0.0)
+        self.platter.full = self.platter.broken = False
+        for process in list(self.network.partitioned):
+            self.network.heal(process)
+        for name in self.names:
+            if name not in self.islands or not self.islands[name].process.alive:
+                self.start_island(name)
+        if self.core_process is None or not self.core_process.alive:
+            self.start_core()
+        assert self.core_process is not None
+        self.core_process.countdown = None
+        self.checks.note("peace")
+        deadline = self.loop.now + PEACE_S
+        trained = {name: self.islands[name].counters.steps for name in self.names}
+
+        def useful() -> bool:
+            assert self.loop.now < deadline, self._stuck("did not train on")
+            return all(i.counters.connected and i.counters.steps > trained[n] + 12 for n, i in self.islands.items())
+
+        await self._guarded(useful)
+        for island in self.islands.values():
+            island.training = False
+
+        def at_rest() -> bool:
+            assert self.loop.now < deadline, self._stuck("did not come to rest")
+            engine = self.core.engine if self.core is not None else None
+            return (
+                engine is not None
+                and not engine.contributions.pending
+                and all(i.idle() for i in self.islands.values())
+                and all(i.tracks[f].version == s.version for i in self.islands.values() for f, s in enumerate(engine.states))
+            )
+
+        await self._guarded(at_rest)
+        await self._last_account()
+
+    async def _guarded(self, done) -> None:
+        try:
+            await self._watch(done)
+        except AssertionError as error:
+            raise Violation(8, str(error)) from error
+
+    def _stuck(self, what: str) -> str:
+        islands = ", ".join(
+            f"{i.process.name} steps {i.counters.steps} connected {i.counters.connected} idle {i.idle()} "
+            f"versions {[t.version for t in i.tracks]}"
+            for i in self.islands.values()
+        )
+        engine = self.core.engine if self.core is not None else None
+        core = None if engine is None else (engine.versions(), list(map(str, engine.contributions.pending)))
+        return f"{what}: {islands}; core {core}"
+
+    async def _last_account(self) -> None:
+        """Every acknowledged contribution has its one fate, and the disk alone gives the same state again."""
+        core = self.core
+        assert core is not None and core.engine is not None, "at rest"
+        fates = self.checks.in_ledger(core)
+        for name in self.checks.acknowledged:
+            if name not in fates:
+                raise Violation(2, f"{name} has no fate at the end")
+        counts = core.engine.contributions.counts
+        if counts["accepted"] != counts["merged"] + counts["refused"]:
+            raise Violation(2, f"the core's own sums do not add up: {counts}")
+        before = [state.checksums() for state in core.engine.states]
+        for island in self.islands.values():
+            for fragment, track in enumerate(island.tracks):
+                if codec.vector_crc32c(track.anchor) != before[fragment][1]:
+                    raise Violation(4, f"{island.process.name} ends with another anchor of fragment {fragment}")
+        self.kill_core(power=True)
+        self.start_core()
+        await self._guarded(lambda: self.core is not None and self.core.engine is not None)
+        assert self.core is not None and self.core.engine is not None
+        if [state.checksums() for state in self.core.engine.states] != before:
+            raise Violation(10, "the state after a restart differs")
+        if self.record:
+            again = restore(self.core.writer._db, DIRECTORY, self.core.disk, from_start=True)
+            if [state.checksums() for state in again.states] != before:
+                raise Violation(10, "a replay from the start gives another state")
+            self.counts["replayed from the start"] += 1
+
+    # ------------------------------------------------------------------------------ processes
+
+    def start_core(self) -> None:
+        """A new core process on the same disk."""
+        process = Process(f"core#{self.lives['core']}")
+        self.lives["core"] += 1
+        self.core_process = process
+        process.on_death.append(lambda: self._core_died(process))
+        process.start(self._core(process), name=process.name)
+
+    async def _core(self, process: Process) -> None:
+        settings = CoreSettings.of(
+            listen="127.0.0.1:1", directory=DIRECTORY, snapshot_every_s=self.rng.choice((1.0, 3.0, 60.0)), record=self.record,
+            limits=Limits(happenings=self.rng.choice((8, 64, 4096)), update_cache_versions=self.rng.choice((1, 4, 16))),
+        )  # fmt: skip
+        given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.rng.choice((1, 4))}
+        core = Core(settings, given, SimulatedDisk(self.platter, process, Connection))
+        try:
+            await core.start()
+            self.core = core
+            self.checks.restored(core)
+            self.network.core = (OuterService(core), process)
+            await core.failed
+        except Violation as violation:
+            self.problem = violation
+        except Exception as error:  # noqa: BLE001 - whatever ends a core is looked at
+            if process.alive and not (self.platter.full or self.platter.broken):
+                self.problem = Violation(8, f"the core ended: {error!r}")
+                self.problem.__cause__ = error
+            self.checks.note(f"core ended: {error!r}")
+            self.counts["cores that ended by themselves"] += 1
+            process.kill()
+
+    def kill_core(self, *, power: bool) -> None:
+        """kill -9; with the power gone too, what was not synced may be lost."""
+        process = self.core_process
+        if process is not None and process.alive:
+            process.kill()
+        if power:
+            self.platter.crash()
+            self.counts["power failures"] += 1
+
+    def _core_died(self, process: Process) -> None:
+        self.counts["core crashes"] += 1
+        self.checks.note(f"{process.name} dies")
+        self.checks.core = self.core = None
+        self.network.core_died()
+        if self.stormy:
+            if self.rng.random() < 0.6:
+                self.loop.after(0.0, self._power)  # not now: this may be the middle of a write
+            self.loop.after(self.rng.uniform(0.05, 3.0), self._core_again)
+
+    def _power(self) -> None:
+        self.platter.crash()
+        self.counts["power failures"] += 1
+
+    def _core_again(self) -> None:
+        if self.core_process is not None and not self.core_process.alive:
+            self.start_core()
+
+    def start_island(self, name: str) -> None:
+        """A new process of a learner."""
+        if name in self.islands and self.islands[name].process.alive:
+            return
+        life = self.lives[name]
+        self.lives[name] += 1
+        island = Island(self.network, self.checks, name, life, self.pace[name], self.rng.getrandbits(32))
+        island.process.on_death.append(lambda: self._island_died(island))
+        self.islands[name] = island
+
+    def _island_died(self, island: Island) -> None:
+        self.checks.note(f"{island.process.name} dies")
+        for call in [call for call in self.network.calls if call.learner is island.process]:
+            call.cut(self.rng.uniform(0.0, 4.0))
+        self.network.partitioned.pop(island.process, None)
+
+    # ------------------------------------------------------------------------------ what goes wrong
+
+    def _faults(self) -> Iterator[tuple[float, object]]:
+        for _ in range(self.rng.choice((0, 1, 1, 2))):
+            yield self.rng.uniform(0.1, STORM_S), self._crash_core
+        for _ in range(self.rng.choice((0, 1, 2))):
+            yield self.rng.uniform(1.0, STORM_S), self._crash_island
+        for _ in range(self.rng.choice((0, 1, 2))):
+            yield self.rng.uniform(1.0, STORM_S), self._partition
+        if self.rng.random() < 0.2:
+            yield self.rng.uniform(2.0, STORM_S), self._replace
+        if self.rng.random() < 0.1:
+            yield self.rng.uniform(2.0, STORM_S), self._sick_disk
+
+    def _crash_core(self) -> None:
+        process = self.core_process
+        if process is not None and process.alive:
+            if self.rng.random() < 0.7:
+                process.countdown = self.rng.randrange(1, 250)
+            else:
+                process.kill()
+
+    def _crash_island(self) -> None:
+        name = self.rng.choice(self.names)
+        island = self.islands.get(name)
+        if island is not None and island.process.alive:
+            self.counts["learner crashes"] += 1
+            island.process.kill()
+            self.loop.after(self.rng.uniform(0.05, 5.0), self.start_island, name)
+
+    def _partition(self) -> None:
+        island = self.islands.get(self.rng.choice(self.names))
+        if island is None or not island.process.alive or island.process in self.network.partitioned:
+            return
+        self.counts["partitions"] += 1
+        self.checks.note(f"{island.process.name} is cut off")
+        self.network.part(island.process)
+
+        def heal() -> None:
+            if island.process in self.network.partitioned:
+                self.checks.note(f"{island.process.name} is back")
+                self.network.heal(island.process)
+
+        self.loop.after(self.rng.choice((0.5, 2.0, 6.0, 11.0)), heal)
+
+    def _replace(self) -> None:
+        """A learner is cut off and started elsewhere under its name, and then comes back."""
+        name = self.rng.choice(self.names)
+        old = self.islands.get(name)
+        if old is None or not old.process.alive or old.process in self.network.partitioned:
+            return
+        self.counts["zombies"] += 1
+        self.checks.note(f"{old.process.name} is cut off and replaced")
+        self.network.part(old.process)
+        self.zombies.append(old)
+        del self.islands[name]
+        for call in [call for call in self.network.calls if call.learner is old.process]:
+            call._hang_up(self.rng.uniform(0.0, 2.0))
+        self.loop.after(self.rng.uniform(0.5, 3.0), self.start_island, name)
+        self.loop.after(
+            self.rng.uniform(1.0, 9.0),
+            lambda: old.process in self.network.partitioned and self.network.heal(old.process),
+        )
+
+    def _sick_disk(self) -> None:
+        what = self.rng.choice(("full", "broken"))
+        self.counts[f"disk {what}"] += 1
+        setattr(self.platter, what, True)
+        self.loop.after(self.rng.uniform(0.2, 3.0), setattr, self.platter, what, False)
+
+
+class _Birth:
+    def create_time(self) -> float:
+        return time.time() - 1.0
+
+
+@contextmanager
+def determinism(loop: VirtualLoop) -> Iterator[None]:
+    """Clocks and chance are the simulation's; frames are small, so that uploads have several."""
+    rng, real = random.Random(loop.rng.random()), random.Random
+
+    def seeded(seed: object = None) -> random.Random:
+        return real(rng.random() if seed is None else seed)
+
+    with ExitStack() as stack:
+        for target, name, value in (
+            (time, "monotonic", loop.time), (time, "time", lambda: 1.7e9 + loop.now), (random, "Random", seeded),
+            (secrets, "token_bytes", rng.randbytes), (secrets, "randbits", rng.getrandbits),
+            (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))), (psutil, "Process", _Birth),
+            (layout, "FRAME_PARAMETERS", 256),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(target, name, value))
+        crash.watch(lambda _: (process := here()) and process.touch())
+        stack.callback(crash.watch, None)
+        yield
+
+
+def simulate(seed: int) -> World:
+    """Runs one seed to its end. Raises Violation; the world is then its `world`."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    loop = VirtualLoop(random.Random(seed))
+    with determinism(loop):
+        asyncio.set_event_loop(loop)
+        gc.disable()
+        world = World(seed, loop)
+        try:
+            loop.run_until_complete(world.run())
+        except Violation as violation:
+            violation.world = world  # type: ignore[attr-defined]
+            raise
+        finally:
+            for process in [world.core_process, *(i.process for i in world.islands.values()), *(z.process for z in world.zombies)]:
+                if process is not None:
+                    process.on_death.clear()
+                    process.kill()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+            asyncio.set_event_loop(None)
+            gc.enable()
+    return world
