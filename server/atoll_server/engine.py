@@ -28,6 +28,7 @@ from atoll_server.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.disk import Disk
 from atoll_server.events import Key
 from atoll_server.ledger import ContributionRow, FateRow, MergeRow
+from atoll_server.members import Member
 from atoll_server.merge import FragmentState, OuterRule
 from atoll_server.metrics import Metrics
 from atoll_server.publications import HappeningLog, Publication, UpdateCache
@@ -85,7 +86,8 @@ class Engine:
 
     def take_up(self, db: sqlite3.Connection, updates: dict[int, list[merge.Update]]) -> None:
         """Brings rounds, pending contributions and counters to where the ledger left them; before anybody connects."""
-        for entry in self.roster.entries.values():
+        entries = self.roster.entries.values()
+        for entry in entries:
             entry.account.forget_contributions()
         waiting: list[tuple[Key, Pending]] = []
         known: dict[Path, int] = {}
@@ -109,12 +111,9 @@ class Engine:
                 rows = ledger.contributions(db, self.generation, "AND fragment=? AND version=?", values)
                 self.cache.add(fragment, Publication(update, tuple(receipt_of(fate) for _, fate in rows)))
         cycles = ledger.last_cycles(db, self.generation, len(self.layout.fragments))
-        self.syncer.restore(self.versions(), cycles, waiting)
         now = time.monotonic()
-        for entry in self.roster.entries.values():
-            self.syncer.on(ev.Joined(entry.name, entry.incarnation), now)
-            if entry.account.left_at is not None:
-                self.syncer.on(ev.Gone(entry.name), now)
+        members = {e.name: Member(e.incarnation, now, now, gone=e.account.left_at is not None) for e in entries}
+        self.syncer.restore(self.versions(), cycles, waiting, members)
         log.info("state taken up", outer_steps=sum(self.versions()), pending=len(waiting), files_without_row=deleted)
 
     def start(self) -> None:

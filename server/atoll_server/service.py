@@ -63,6 +63,10 @@ class OuterService(rpc.OuterServicer):
         except Refused as refused:
             log.warning("first parameters refused", detail=refused.detail)
             await _abort(context, refused)
+        except OSError as error:
+            text = f"the first parameters cannot be written ({error.strerror}): make room on the core's disk"
+            log.error("first parameters refused", detail=text)
+            await _abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:
             if staging is not None:
                 await asyncio.to_thread(staging.close)

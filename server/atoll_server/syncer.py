@@ -16,7 +16,7 @@ Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -59,8 +59,18 @@ class Syncer:
 
     # ------------------------------------------------------------------------------ restoring
 
-    def restore(self, versions: Sequence[int], cycles: Sequence[int], pending: Iterable[tuple[Key, Pending]]) -> None:
-        """Takes up from a ledger. Pending contributions become answers that were rolled over."""
+    def restore(
+        self,
+        versions: Sequence[int],
+        cycles: Sequence[int],
+        pending: Iterable[tuple[Key, Pending]],
+        members: Mapping[str, Member],
+    ) -> None:
+        """Takes up from a ledger. Pending contributions become answers that were rolled over.
+
+        Asks for nothing yet: the first event after this does.
+        """
+        self.members.update(members)
         for rounds, version, cycle in zip(self.fragments, versions, cycles, strict=True):
             rounds.version, rounds.cycle = version, cycle
         for key, waiting in pending:

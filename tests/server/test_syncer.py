@@ -6,6 +6,7 @@ import pytest
 from atoll_server import events as ev
 from atoll_server import merge
 from atoll_server.events import Key
+from atoll_server.members import Member
 from atoll_server.settings import Quorum, RunSettings
 from atoll_server.syncer import Pending, Phase, Syncer
 from hypothesis import given, settings
@@ -245,13 +246,32 @@ def test_when_everybody_left_what_is_pending_is_merged_at_once():
 def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
     syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
     key = Key("a", 1, 0, 1)
-    syncer.restore([7], [9], [(key, Pending(9, 7, 100, 4))])
+    syncer.restore([7], [9], [(key, Pending(9, 7, 100, 4))], {})
     assert not syncer.on(ev.Joined("a", 1), 50.0)
     assert not syncer.on(ev.Ticked(), 55.0)
     (opened, closed) = syncer.on(ev.Ticked(), 61.0)
     assert isinstance(opened, ev.OpenRound)
     assert isinstance(closed, ev.Merge)
     assert (closed.version, closed.cycle) == (8, 10)
+
+
+def test_after_a_restart_what_is_pending_of_learners_that_left_is_merged_at_the_first_event():
+    syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
+    syncer.restore([7], [9], [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))], {"a": Member(1, 50.0, 50.0, gone=True)})
+    (_, closed) = syncer.on(ev.Ticked(), 50.0)
+    assert isinstance(closed, ev.Merge)
+
+
+def test_a_learner_that_reports_but_trains_no_more_does_not_hold_what_is_pending():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    world.contribute("a", fragment=1)
+    merged = []
+    for _ in range(40):
+        world.now += 0.5
+        merged += [merge.fragment for merge in merges(world.tell(ev.Heard("a", world.steps["a"], False)))]
+        merged += [merge.fragment for merge in merges(world.tell(ev.Heard("b", world.steps["b"], False)))]
+    assert 1 in merged
 
 
 def test_a_paused_learner_counts_as_live_while_it_reports():

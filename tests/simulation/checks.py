@@ -25,7 +25,7 @@ LONGEST_ROUND_S = 120.0
 Name = tuple[str, int, int, int]  # learner, incarnation, fragment, seq
 
 
-class Violation(Exception):  # noqa: N818 - it is one
+class Violation(Exception):
     """Something that must always hold did not. number: of the invariant."""
 
     def __init__(self, number: int, text: str) -> None:

@@ -6,7 +6,6 @@ The step boundary does what `atoll.Learner.step` does, on vectors instead of a m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,7 @@ class Island:
         self.layout: Layout | None = None
         self.presence: Presence | None = None
         self.error: Exception | None = None
-        self.training = True
+        self.training, self.leaving, self.paused_until = True, False, 0.0
         self.process.start(self._live(), name=self.process.name)
 
     async def _live(self) -> None:
@@ -68,7 +67,7 @@ class Island:
             self._local.append(line.anchor.copy())
             self._checks.adopted(self, line.fragment, line.version, line.anchor)
         while True:
-            await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2))
+            await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2) if self.training else 0.5)
             self._step()
 
     def _dial(self, address: str) -> SimulatedLink:
@@ -90,9 +89,10 @@ class Island:
 
     def _step(self) -> None:
         counters = self.counters
-        if self.training:
+        counters.paused = asyncio.get_running_loop().time() < self.paused_until
+        if self.training and not counters.paused:
             for local in self._local:
-                local += self._random.standard_normal(len(local), np.float32) * np.float32(0.01)
+                local[:] += self._random.standard_normal(len(local), np.float32) * np.float32(0.01)
             counters.steps += 1
             counters.tokens += BATCH
             counters.stepping_s += self._step_s
@@ -126,9 +126,13 @@ class Island:
         assert self.presence is not None, "a round comes through it"
         self.presence.submit(Taken(fragment, cycle, outstanding))
 
+    async def leave(self) -> None:
+        """Says good-bye, and ends."""
+        self.leaving = True
+        if self.presence is not None:
+            await self.presence.say_goodbye()
+        self.process.kill()
+
     def idle(self) -> bool:
         """Nothing is on its way, as far as it knows."""
         return self.presence is not None and all(line.flight is None for line in self.presence.standing.lines)
-
-
-Start = Callable[[str], Island]

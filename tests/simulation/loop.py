@@ -88,7 +88,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         pass
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         """As the base, but for timers of a process that has died meanwhile."""
         process = here()
         if process is None:
@@ -116,7 +118,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 result = func(*args)
             except Dead:
                 return
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            except BaseException as error:
                 if not done.done():
                     done.set_exception(error)
                 return

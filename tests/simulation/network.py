@@ -1,4 +1,4 @@
-"""gRPC between processes of the simulation: calls whose messages are late, lost with their stream, repeated, or changed.
+"""gRPC between simulated processes: calls whose messages are late, lost with their stream, repeated, or changed.
 
 Messages of one stream keep their order, as over TCP; different calls do not. A call that a learner began may end at
 the core alone, at the learner alone, or at neither. The servicer and the learner's code are the real ones.
@@ -7,7 +7,6 @@ the core alone, at the learner alone, or at neither. The servicer and the learne
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -20,14 +19,14 @@ from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.loop import Process, VirtualLoop, here
 
-KEEPALIVE_S = 8.0  # a silent connection is given up after so long
+KEEPALIVE_S = 4.0  # a silent connection is given up after so long
 REPLAYED = {"Join", "Push", "Leave", "Report"}
 UNARY_REPLY = {"Join", "Leave", "Initialise", "Report"}
 Status = tuple[grpc.StatusCode, str]
 LOST: Status = (grpc.StatusCode.UNAVAILABLE, "the connection was lost")
 
 
-class Aborted(Exception):  # noqa: N818 - as grpc.aio.AbortError
+class Aborted(Exception):
     """Raised by `context.abort`."""
 
 
@@ -82,9 +81,9 @@ class Network:
                 self.held.append((process, arrive))
             elif self.loop.now - since < KEEPALIVE_S:
                 arrive()
-        if self.loop.now - since >= KEEPALIVE_S:
-            for call in [each for each in self.calls if each.learner is learner]:
-                call._hung_up = True  # what was held is lost
+        for call in [each for each in self.calls if each.learner is learner]:
+            if call.hung_up or self.loop.now - since >= KEEPALIVE_S:
+                call.hung_up = True  # what was held is lost
                 call.cut(self.rng.uniform(0, 0.1))
 
     def core_died(self) -> None:
@@ -150,7 +149,7 @@ class Call:
         self._sent: list[Any] = []
         self._first: Any = None
         self._broken = False  # what is sent from now on gets nowhere
-        self._hung_up = False  # the core knows that nobody listens
+        self.hung_up = False  # the core knows that nobody listens
         self._connected = network.core[1] if network.core is not None else None
         network.calls[self] = None
         if self._connected is None:
@@ -176,7 +175,6 @@ class Call:
         if self._status.done():
             raise asyncio.InvalidStateError("RPC already finished.")
         self.send(message)
-        await asyncio.sleep(0)
 
     async def read(self) -> Any:
         message = await self._inbox.get()
@@ -243,9 +241,9 @@ class Call:
         self._inbox.put(END)
         self.network.calls.pop(self, None)
         if self.network.rng.random() < 0.8:
-            self._hang_up(self.network.delay_s())
+            self.hang_up(self.network.delay_s())
         else:
-            self._hang_up(KEEPALIVE_S * self.network.rng.random())
+            self.hang_up(KEEPALIVE_S * self.network.rng.random())
 
     # ------------------------------------------------------------------------------ between
 
@@ -253,13 +251,13 @@ class Call:
         """The connection breaks; either side finds out in its own time."""
         self._broken = True
         self.network.loop.after(after_s, self._finish, LOST)
-        self._hang_up(after_s * 2)
+        self.hang_up(after_s * 2)
 
-    def _hang_up(self, after_s: float) -> None:
+    def hang_up(self, after_s: float) -> None:
         """The servicer's task is cancelled, as grpc does when a peer is gone."""
 
         def cancel() -> None:
-            self._hung_up = True
+            self.hung_up = True
             if self._server is not None:
                 self._server.cancel()
 
@@ -287,8 +285,10 @@ class Call:
 
     def _arrived(self, message: Any) -> None:
         core = self.network.core
-        if core is None or core[1] is not self._connected or self._hung_up:
+        if core is None or core[1] is not self._connected or self.hung_up:
             return  # of another life of the core, or late: its connection is gone
+        if self._server is None and message is END:
+            return  # its request was lost: the call never began
         if self._server is None:
             self._first = message
             self._server = core[1].start(self._serve(core[0]), name=self.method)
@@ -306,10 +306,9 @@ class Call:
                 async with aclosing(method(request, context)) as replies:
                     async for reply in replies:
                         self._reply_with(reply)
-                        await asyncio.sleep(0)
         except Aborted:
             pass
-        except Exception as error:  # noqa: BLE001 - as a server does: the caller is told, the process lives on
+        except Exception as error:
             context.status = (grpc.StatusCode.UNKNOWN, repr(error))
             self.network.loop.unhandled.append({"message": f"{self.method} raised", "exception": error})
         if not self._broken:

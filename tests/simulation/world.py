@@ -1,40 +1,31 @@
-"""One seed: a core, its learners, a network, a disk, and what goes wrong with them; then peace, and the last account."""
+"""A core, its learners, a network and a disk: first a storm, then peace, and the last account."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
-import random
-import secrets
-import time
-import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
-import psutil
-import structlog
-from atoll_server import crash
 from atoll_server.core import Core
 from atoll_server.restore import restore
 from atoll_server.service import OuterService
 from atoll_server.settings import CoreSettings, Limits
-from atoll_wire import codec, layout
+from atoll_server.status import status
+from atoll_wire import codec
 
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.island import Island
-from tests.simulation.loop import Process, VirtualLoop, here
+from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, Weather
+from tests.simulation.storm import STORM_S, Storm
 
 DIRECTORY = Path("/run")
 NAMES = ("a", "b", "c", "d")
-FRAGMENTS, INNER_STEPS = 4, 4
-STORM_S, PEACE_S = 14.0, 90.0
+FRAGMENTS, INNER_STEPS = 4, 8
+PEACE_S = 90.0
 
 
 class World:
@@ -48,12 +39,13 @@ class World:
         self.counts: Counter[str] = Counter()
         self.record = self.rng.random() < 0.3
         self.names = NAMES[: self.rng.choice((3, 3, 4))]
-        self.pace = {name: self.rng.uniform(0.03, 0.12) for name in self.names}
+        self.pace = {name: self.rng.uniform(0.06, 0.2) for name in self.names}
         self.islands: dict[str, Island] = {}
         self.zombies: list[Island] = []
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
+        self.told_to_stop = asyncio.Event()
         self.stormy = True
         self.problem: BaseException | None = None
 
@@ -66,17 +58,18 @@ class World:
         )  # fmt: skip
         self.start_core()
         for name in self.names:
-            self.loop.after(self.rng.uniform(0, 1.0), self.start_island, name)
-        for at, fault in self._faults():
-            self.loop.after(at, fault)
+            self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
+        Storm(self).begin()
         await self._watch(lambda: self.loop.now >= STORM_S)
         await self._peace()
 
-    async def _watch(self, done) -> None:
+    async def _watch(self, done: Callable[[], bool]) -> None:
         """Lets time pass until it is so; looks at everything on the way."""
         while not done():
             await asyncio.sleep(0.25)
             self.checks.always()
+            if self.core is not None and self.core.engine is not None:
+                status(self.core)
             self._look()
 
     def _look(self) -> None:
@@ -99,6 +92,10 @@ class World:
         self.platter.full = self.platter.broken = False
         for process in list(self.network.partitioned):
             self.network.heal(process)
+        self.told_to_stop.clear()
+        for island in (*self.zombies, *self.islands.values()):
+            if island in self.zombies or island.leaving:
+                island.process.kill()
         for name in self.names:
             if name not in self.islands or not self.islands[name].process.alive:
                 self.start_island(name)
@@ -112,7 +109,7 @@ class World:
 
         def useful() -> bool:
             assert self.loop.now < deadline, self._stuck("did not train on")
-            return all(i.counters.connected and i.counters.steps > trained[n] + 12 for n, i in self.islands.items())
+            return all(i.counters.connected and i.counters.steps > trained[n] + 4 for n, i in self.islands.items())
 
         await self._guarded(useful)
         for island in self.islands.values():
@@ -125,13 +122,15 @@ class World:
                 engine is not None
                 and not engine.contributions.pending
                 and all(i.idle() for i in self.islands.values())
-                and all(i.tracks[f].version == s.version for i in self.islands.values() for f, s in enumerate(engine.states))
+                and all(
+                    i.tracks[f].version == s.version for i in self.islands.values() for f, s in enumerate(engine.states)
+                )
             )
 
         await self._guarded(at_rest)
         await self._last_account()
 
-    async def _guarded(self, done) -> None:
+    async def _guarded(self, done: Callable[[], bool]) -> None:
         try:
             await self._watch(done)
         except AssertionError as error:
@@ -150,7 +149,8 @@ class World:
     async def _last_account(self) -> None:
         """Every acknowledged contribution has its one fate, and the disk alone gives the same state again."""
         core = self.core
-        assert core is not None and core.engine is not None, "at rest"
+        assert core is not None
+        assert core.engine is not None, "at rest"
         fates = self.checks.in_ledger(core)
         for name in self.checks.acknowledged:
             if name not in fates:
@@ -166,7 +166,8 @@ class World:
         self.kill_core(power=True)
         self.start_core()
         await self._guarded(lambda: self.core is not None and self.core.engine is not None)
-        assert self.core is not None and self.core.engine is not None
+        assert self.core is not None
+        assert self.core.engine is not None
         if [state.checksums() for state in self.core.engine.states] != before:
             raise Violation(10, "the state after a restart differs")
         if self.record:
@@ -176,6 +177,20 @@ class World:
             self.counts["replayed from the start"] += 1
 
     # ------------------------------------------------------------------------------ processes
+
+    def sums(self) -> dict[str, int]:
+        """What was seen in numbers, beside `counts`."""
+        network = self.network
+        return {
+            "events": network.events, "streams cut": network.cuts, "calls repeated": network.replays,
+            "payloads changed": network.changes, "writes lost": self.platter.lost_writes, "syncs": self.platter.syncs,
+            "contributions": len(self.checks.acknowledged), "versions": sum(self.checks.newest.values()),
+        }  # fmt: skip
+
+    def processes(self) -> list[Process]:
+        """Whatever may still run."""
+        islands = [island.process for island in (*self.islands.values(), *self.zombies)]
+        return islands if self.core_process is None else [self.core_process, *islands]
 
     def start_core(self) -> None:
         """A new core process on the same disk."""
@@ -187,7 +202,8 @@ class World:
 
     async def _core(self, process: Process) -> None:
         settings = CoreSettings.of(
-            listen="127.0.0.1:1", directory=DIRECTORY, snapshot_every_s=self.rng.choice((1.0, 3.0, 60.0)), record=self.record,
+            listen="127.0.0.1:1", directory=DIRECTORY, snapshot_every_s=self.rng.choice((1.0, 3.0, 60.0)),
+            record=self.record,
             limits=Limits(happenings=self.rng.choice((8, 64, 4096)), update_cache_versions=self.rng.choice((1, 4, 16))),
         )  # fmt: skip
         given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.rng.choice((1, 4))}
@@ -197,16 +213,30 @@ class World:
             self.core = core
             self.checks.restored(core)
             self.network.core = (OuterService(core), process)
-            await core.failed
+            await asyncio.wait(
+                {core.failed, asyncio.create_task(self.told_to_stop.wait())}, return_when="FIRST_COMPLETED"
+            )
+            if core.failed.done():
+                core.failed.result()
+            await self._end_cleanly(core)
+            process.kill()
         except Violation as violation:
             self.problem = violation
-        except Exception as error:  # noqa: BLE001 - whatever ends a core is looked at
+        except Exception as error:
             if process.alive and not (self.platter.full or self.platter.broken):
                 self.problem = Violation(8, f"the core ended: {error!r}")
                 self.problem.__cause__ = error
             self.checks.note(f"core ended: {error!r}")
             self.counts["cores that ended by themselves"] += 1
             process.kill()
+
+    async def _end_cleanly(self, core: Core) -> None:
+        """As `server.serve` does at SIGTERM."""
+        self.told_to_stop.clear()
+        core.happenings.close()
+        self.network.core = None
+        await core.stop()
+        self.counts["clean ends"] += 1
 
     def kill_core(self, *, power: bool) -> None:
         """kill -9; with the power gone too, what was not synced may be lost."""
@@ -222,10 +252,9 @@ class World:
         self.checks.note(f"{process.name} dies")
         self.checks.core = self.core = None
         self.network.core_died()
-        if self.stormy:
-            if self.rng.random() < 0.6:
-                self.loop.after(0.0, self._power)  # not now: this may be the middle of a write
-            self.loop.after(self.rng.uniform(0.05, 3.0), self._core_again)
+        if self.stormy and self.rng.random() < 0.6:
+            self.loop.after(0.0, self._power)  # not now: this may be the middle of a write
+        self.loop.after(self.rng.uniform(0.05, 1.5), self._core_again)
 
     def _power(self) -> None:
         self.platter.crash()
@@ -250,126 +279,3 @@ class World:
         for call in [call for call in self.network.calls if call.learner is island.process]:
             call.cut(self.rng.uniform(0.0, 4.0))
         self.network.partitioned.pop(island.process, None)
-
-    # ------------------------------------------------------------------------------ what goes wrong
-
-    def _faults(self) -> Iterator[tuple[float, object]]:
-        for _ in range(self.rng.choice((0, 1, 1, 2))):
-            yield self.rng.uniform(0.1, STORM_S), self._crash_core
-        for _ in range(self.rng.choice((0, 1, 2))):
-            yield self.rng.uniform(1.0, STORM_S), self._crash_island
-        for _ in range(self.rng.choice((0, 1, 2))):
-            yield self.rng.uniform(1.0, STORM_S), self._partition
-        if self.rng.random() < 0.2:
-            yield self.rng.uniform(2.0, STORM_S), self._replace
-        if self.rng.random() < 0.1:
-            yield self.rng.uniform(2.0, STORM_S), self._sick_disk
-
-    def _crash_core(self) -> None:
-        process = self.core_process
-        if process is not None and process.alive:
-            if self.rng.random() < 0.7:
-                process.countdown = self.rng.randrange(1, 250)
-            else:
-                process.kill()
-
-    def _crash_island(self) -> None:
-        name = self.rng.choice(self.names)
-        island = self.islands.get(name)
-        if island is not None and island.process.alive:
-            self.counts["learner crashes"] += 1
-            island.process.kill()
-            self.loop.after(self.rng.uniform(0.05, 5.0), self.start_island, name)
-
-    def _partition(self) -> None:
-        island = self.islands.get(self.rng.choice(self.names))
-        if island is None or not island.process.alive or island.process in self.network.partitioned:
-            return
-        self.counts["partitions"] += 1
-        self.checks.note(f"{island.process.name} is cut off")
-        self.network.part(island.process)
-
-        def heal() -> None:
-            if island.process in self.network.partitioned:
-                self.checks.note(f"{island.process.name} is back")
-                self.network.heal(island.process)
-
-        self.loop.after(self.rng.choice((0.5, 2.0, 6.0, 11.0)), heal)
-
-    def _replace(self) -> None:
-        """A learner is cut off and started elsewhere under its name, and then comes back."""
-        name = self.rng.choice(self.names)
-        old = self.islands.get(name)
-        if old is None or not old.process.alive or old.process in self.network.partitioned:
-            return
-        self.counts["zombies"] += 1
-        self.checks.note(f"{old.process.name} is cut off and replaced")
-        self.network.part(old.process)
-        self.zombies.append(old)
-        del self.islands[name]
-        for call in [call for call in self.network.calls if call.learner is old.process]:
-            call._hang_up(self.rng.uniform(0.0, 2.0))
-        self.loop.after(self.rng.uniform(0.5, 3.0), self.start_island, name)
-        self.loop.after(
-            self.rng.uniform(1.0, 9.0),
-            lambda: old.process in self.network.partitioned and self.network.heal(old.process),
-        )
-
-    def _sick_disk(self) -> None:
-        what = self.rng.choice(("full", "broken"))
-        self.counts[f"disk {what}"] += 1
-        setattr(self.platter, what, True)
-        self.loop.after(self.rng.uniform(0.2, 3.0), setattr, self.platter, what, False)
-
-
-class _Birth:
-    def create_time(self) -> float:
-        return time.time() - 1.0
-
-
-@contextmanager
-def determinism(loop: VirtualLoop) -> Iterator[None]:
-    """Clocks and chance are the simulation's; frames are small, so that uploads have several."""
-    rng, real = random.Random(loop.rng.random()), random.Random
-
-    def seeded(seed: object = None) -> random.Random:
-        return real(rng.random() if seed is None else seed)
-
-    with ExitStack() as stack:
-        for target, name, value in (
-            (time, "monotonic", loop.time), (time, "time", lambda: 1.7e9 + loop.now), (random, "Random", seeded),
-            (secrets, "token_bytes", rng.randbytes), (secrets, "randbits", rng.getrandbits),
-            (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))), (psutil, "Process", _Birth),
-            (layout, "FRAME_PARAMETERS", 256),
-        ):  # fmt: skip
-            stack.enter_context(mock.patch.object(target, name, value))
-        crash.watch(lambda _: (process := here()) and process.touch())
-        stack.callback(crash.watch, None)
-        yield
-
-
-def simulate(seed: int) -> World:
-    """Runs one seed to its end. Raises Violation; the world is then its `world`."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    loop = VirtualLoop(random.Random(seed))
-    with determinism(loop):
-        asyncio.set_event_loop(loop)
-        gc.disable()
-        world = World(seed, loop)
-        try:
-            loop.run_until_complete(world.run())
-        except Violation as violation:
-            violation.world = world  # type: ignore[attr-defined]
-            raise
-        finally:
-            for process in [world.core_process, *(i.process for i in world.islands.values()), *(z.process for z in world.zombies)]:
-                if process is not None:
-                    process.on_death.clear()
-                    process.kill()
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
-            loop.close()
-            asyncio.set_event_loop(None)
-            gc.enable()
-    return world

@@ -1,0 +1,105 @@
+"""`make simulate`: many seeds on all cores, with what they met; a seed that fails is printed so that it can be read."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.simulation.checks import Violation
+from tests.simulation.seed import simulate
+
+KEPT = Path(__file__).with_name("seeds.txt")  # seeds that failed once: they run for ever
+BATCH = 25
+LINES = 60  # of a failing seed's trace
+
+
+@dataclass
+class Found:
+    """What some seeds met. violations: seed -> what happened, with the end of its trace."""
+
+    seeds: int = 0
+    events: Counter[int] = field(default_factory=Counter)  # in hundreds
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: dict[int, str] = field(default_factory=dict)
+
+    def add(self, other: Found) -> None:
+        self.seeds += other.seeds
+        self.events += other.events
+        self.counts += other.counts
+        self.violations |= other.violations
+
+
+def kept_seeds() -> list[int]:
+    """Seeds that found a defect once."""
+    return [int(line.split("#")[0]) for line in KEPT.read_text().splitlines() if line.split("#")[0].strip()]
+
+
+def run(seeds: list[int]) -> Found:
+    """Some seeds, one after the other."""
+    found = Found(seeds=len(seeds))
+    for seed in seeds:
+        try:
+            world = simulate(seed)
+        except Violation as violation:
+            world = violation.world  # type: ignore[attr-defined]
+            found.violations[seed] = "\n".join([str(violation), *world.checks.trace[-LINES:]])
+        found.events[world.network.events // 100] += 1
+        found.counts.update(world.counts)
+        found.counts.update(world.sums())
+    gc.collect()
+    return found
+
+
+def many(first: int, count: int) -> Iterator[Found]:
+    """Seeds on all cores; partial results as they come."""
+    batches = [list(range(at, min(at + BATCH, first + count))) for at in range(first, first + count, BATCH)]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(run, batches)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--from", type=int, default=0, dest="first")
+    parser.add_argument("--json", type=Path, help="write {seeds, events, crashes, partitions, violations} there")
+    arguments = parser.parse_args()
+    began, total = time.monotonic(), run(kept_seeds())
+    print(f"{total.seeds} kept seeds, {len(total.violations)} violations", flush=True)
+    for found in many(arguments.first, arguments.seeds):
+        total.add(found)
+        for seed, text in found.violations.items():
+            print(f"\nseed {seed}: {text}\n", flush=True)
+        seconds = time.monotonic() - began
+        print(f"\r{total.seeds} seeds, {total.counts['events']} events, {len(total.violations)} violations, "
+              f"{seconds:.0f} s", end="", file=sys.stderr, flush=True)  # fmt: skip
+    print(file=sys.stderr)
+    _show(total, time.monotonic() - began)
+    if arguments.json is not None:
+        crashes = total.counts["core crashes"] + total.counts["learner crashes"]
+        counted = {"seeds": total.seeds, "events": total.counts["events"], "crashes": crashes,
+                   "partitions": total.counts["partitions"], "violations": len(total.violations)}  # fmt: skip
+        arguments.json.write_text(json.dumps(counted | {"seconds": time.monotonic() - began}) + "\n")
+    return 1 if total.violations else 0
+
+
+def _show(total: Found, seconds: float) -> None:
+    print(f"{total.seeds} seeds in {seconds:.0f} s, {len(total.violations)} violations {sorted(total.violations)}")
+    for what, count in sorted(total.counts.items()):
+        print(f"  {what:32} {count:9} {count / total.seeds:9.2f} a seed")
+    print("  events of a seed:")
+    for hundreds in sorted(total.events):
+        share = total.events[hundreds] / total.seeds
+        print(f"    {100 * hundreds:5} to {100 * hundreds + 99:5}  {'#' * round(100 * share)} {total.events[hundreds]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""One seed from beginning to end, with every clock and every choice its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import secrets
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import psutil
+import structlog
+from atoll_server import crash, members
+from atoll_wire import layout
+
+from tests.simulation.checks import Violation
+from tests.simulation.loop import VirtualLoop, here
+from tests.simulation.world import World
+
+
+class _Birth:
+    def create_time(self) -> float:
+        return time.time() - 1.0
+
+
+@contextmanager
+def determinism(loop: VirtualLoop) -> Iterator[None]:
+    """Clocks and chance are the simulation's; frames are small, so that uploads have several."""
+    rng, real = random.Random(loop.rng.random()), random.Random
+
+    def seeded(seed: object = None) -> random.Random:
+        return real(rng.random() if seed is None else seed)
+
+    with ExitStack() as stack:
+        for target, name, value in (
+            (time, "monotonic", loop.time), (time, "time", lambda: 1.7e9 + loop.now), (random, "Random", seeded),
+            (secrets, "token_bytes", rng.randbytes), (secrets, "randbits", rng.getrandbits),
+            (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))), (psutil, "Process", _Birth),
+            (layout, "FRAME_PARAMETERS", 256), (members, "EXPECTED_S", 3.0), (members, "UNSEEN_ANSWER_S", 4.0),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(target, name, value))
+        crash.watch(lambda _: (process := here()) and process.touch())
+        stack.callback(crash.watch, None)
+        yield
+
+
+def simulate(seed: int) -> World:
+    """Runs one seed to its end. Raises Violation; the world is then its `world`."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    loop = VirtualLoop(random.Random(seed))
+    with determinism(loop):
+        asyncio.set_event_loop(loop)
+        gc.disable()
+        world = World(seed, loop)
+        try:
+            loop.run_until_complete(world.run())
+        except Violation as violation:
+            violation.world = world  # type: ignore[attr-defined]
+            raise
+        finally:
+            for process in world.processes():
+                process.on_death.clear()
+                process.kill()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+            asyncio.set_event_loop(None)
+            gc.enable()
+    return world

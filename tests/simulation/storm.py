@@ -1,0 +1,112 @@
+"""What goes wrong in a seed, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+STORM_S = 3.5
+
+
+class Storm:
+    """The faults of one world, drawn from its seed."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._rng = world, world.rng
+
+    def begin(self) -> None:
+        """Sets a time for each."""
+        for at, fault in self._faults():
+            self._world.loop.after(at, fault)
+
+    def _faults(self) -> Iterator[tuple[float, Callable[[], None]]]:
+        for _ in range(self._rng.choice((0, 1, 1, 2))):
+            yield self._rng.uniform(0.1, STORM_S), self._crash_core
+        for _ in range(self._rng.choice((0, 1, 2))):
+            yield self._rng.uniform(0.5, STORM_S), self._crash_island
+        for _ in range(self._rng.choice((0, 1, 1, 2))):
+            yield self._rng.uniform(0.5, STORM_S), self._partition
+        for chance, fault in (
+            (0.2, self._replace),
+            (0.2, self._world.told_to_stop.set),
+            (0.3, self._leave),
+            (0.3, self._pause),
+        ):
+            if self._rng.random() < chance:
+                yield self._rng.uniform(1.0, STORM_S), fault
+        if self._rng.random() < 0.1:
+            yield self._rng.uniform(1.0, STORM_S), self._sick_disk
+
+    def _crash_core(self) -> None:
+        process = self._world.core_process
+        if process is not None and process.alive:
+            if self._rng.random() < 0.7:
+                process.countdown = self._rng.randrange(1, 120)
+            else:
+                process.kill()
+
+    def _crash_island(self) -> None:
+        name = self._rng.choice(self._world.names)
+        island = self._world.islands.get(name)
+        if island is not None and island.process.alive:
+            self._world.counts["learner crashes"] += 1
+            island.process.kill()
+            self._world.loop.after(self._rng.uniform(0.05, 2.0), self._world.start_island, name)
+
+    def _leave(self) -> None:
+        """A learner ends as it should, and is started again later."""
+        name = self._rng.choice(self._world.names)
+        island = self._world.islands.get(name)
+        if island is not None and island.process.alive:
+            self._world.counts["good-byes"] += 1
+            island.process.start(island.leave())
+            self._world.loop.after(self._rng.uniform(0.5, 3.0), self._world.start_island, name)
+
+    def _pause(self) -> None:
+        island = self._world.islands.get(self._rng.choice(self._world.names))
+        if island is not None:
+            self._world.counts["pauses"] += 1
+            island.paused_until = self._world.loop.now + self._rng.uniform(0.3, 3.0)
+
+    def _partition(self) -> None:
+        island = self._world.islands.get(self._rng.choice(self._world.names))
+        if island is None or not island.process.alive or island.process in self._world.network.partitioned:
+            return
+        self._world.counts["partitions"] += 1
+        self._world.checks.note(f"{island.process.name} is cut off")
+        self._world.network.part(island.process)
+
+        def heal() -> None:
+            if island.process in self._world.network.partitioned:
+                self._world.checks.note(f"{island.process.name} is back")
+                self._world.network.heal(island.process)
+
+        self._world.loop.after(self._rng.choice((0.3, 1.0, 3.0, 9.0)), heal)
+
+    def _replace(self) -> None:
+        """A learner is cut off and started elsewhere under its name, and then comes back."""
+        name = self._rng.choice(self._world.names)
+        old = self._world.islands.get(name)
+        if old is None or not old.process.alive or old.process in self._world.network.partitioned:
+            return
+        self._world.counts["zombies"] += 1
+        self._world.checks.note(f"{old.process.name} is cut off and replaced")
+        self._world.network.part(old.process)
+        self._world.zombies.append(old)
+        del self._world.islands[name]
+        for call in [call for call in self._world.network.calls if call.learner is old.process]:
+            call.hang_up(self._rng.uniform(0.0, 2.0))
+        self._world.loop.after(self._rng.uniform(0.5, 3.0), self._world.start_island, name)
+        self._world.loop.after(
+            self._rng.uniform(1.0, 9.0),
+            lambda: old.process in self._world.network.partitioned and self._world.network.heal(old.process),
+        )
+
+    def _sick_disk(self) -> None:
+        what = self._rng.choice(("full", "broken"))
+        self._world.counts[f"disk {what}"] += 1
+        setattr(self._world.platter, what, True)
+        self._world.loop.after(self._rng.uniform(0.2, 3.0), setattr, self._world.platter, what, False)
