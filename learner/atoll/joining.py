@@ -55,8 +55,12 @@ class Joiner:
 
     async def join(self) -> pb.JoinReply:
         """Returns once the run has parameters; AioRpcError when the core is away or refuses."""
+        proof = b""
         while True:
-            reply: pb.JoinReply = await self._standing.link.control.Join(self._request(), timeout=JOIN_S)
+            reply: pb.JoinReply = await self._standing.link.control.Join(self._request(proof), timeout=JOIN_S)
+            if reply.state == pb.JoinReply.STATE_CONFIRM:
+                proof = reply.token
+                continue
             if reply.state == pb.JoinReply.STATE_READY:
                 return reply
             if reply.state == pb.JoinReply.STATE_INITIALISE:
@@ -72,11 +76,11 @@ class Joiner:
             generation=reply.generation, token=reply.token,
         )  # fmt: skip
 
-    def _request(self) -> pb.JoinRequest:
+    def _request(self, proof: bytes) -> pb.JoinRequest:
         return pb.JoinRequest(
             protocol=PROTOCOL, run=self._standing.session.run, learner=self._identity.name,
             region=self._identity.region, nonce=self._nonce, tensors=[tensor_message(t) for t in self._model.tensors],
-            frozen_digest=self._model.frozen_digest, incarnation=self._standing.session.incarnation,
+            frozen_digest=self._model.frozen_digest, incarnation=self._standing.session.incarnation, proof=proof,
             process_age_s=time.time() - psutil.Process().create_time(),
         )  # fmt: skip
 

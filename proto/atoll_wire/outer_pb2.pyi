@@ -53,7 +53,7 @@ class Tensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., kind: _Optional[_Union[MergeKind, str]] = ..., tied_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation")
+    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation", "proof")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class JoinRequest(_message.Message):
     FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROCESS_AGE_S_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run: str
     learner: str
@@ -72,7 +73,8 @@ class JoinRequest(_message.Message):
     frozen_digest: bytes
     process_age_s: float
     incarnation: int
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class RunSettings(_message.Message):
     __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness")
@@ -96,10 +98,12 @@ class JoinReply(_message.Message):
         STATE_READY: _ClassVar[JoinReply.State]
         STATE_INITIALISE: _ClassVar[JoinReply.State]
         STATE_WAIT: _ClassVar[JoinReply.State]
+        STATE_CONFIRM: _ClassVar[JoinReply.State]
     STATE_UNSPECIFIED: JoinReply.State
     STATE_READY: JoinReply.State
     STATE_INITIALISE: JoinReply.State
     STATE_WAIT: JoinReply.State
+    STATE_CONFIRM: JoinReply.State
     STATE_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]

@@ -143,13 +143,21 @@ class Core:
         self.engine = engine
 
     async def stop(self) -> None:
-        """A clean end: merges that run are finished, a snapshot is taken, learners are told."""
+        """A clean end: merges that run are finished, and a snapshot is taken. Raises what cannot be carried through."""
+        closing = asyncio.create_task(self._close())
+        await asyncio.wait({closing, self.failed}, return_when=asyncio.FIRST_COMPLETED)
+        if not closing.done():
+            closing.cancel()
+            self.failed.result()
+        closing.result()
+
+    async def _close(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self.engine is not None and self.keeper is not None:
             await self.engine.stop()
             if self.keeper.stale():
-                await self.keeper.take()
+                await self._snapshot()
         await self._write_accounts()
         await self.writer.stop()
         self._unlock()

@@ -46,6 +46,8 @@ class Joining:
                 Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {self._core.run_id}"
             )
         entry, state = await self._let_in(request, tensors)
+        if state == pb.JoinReply.STATE_CONFIRM:
+            return pb.JoinReply(state=state, run=self._core.run_id, token=entry.challenge[1])
         token = entry.token
         entry.dirty, incarnation = False, entry.incarnation
         await self._core.writer.commit(partial(ledger.put_learner, row=self._core.row(entry)))
@@ -74,8 +76,10 @@ class Joining:
             layout = self._planned(tensors) if free else self._same_model(request, tensors)
             entry = core.roster.join(
                 request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
-                secrets.token_bytes(16), time.time(),
+                request.proof, secrets.token_bytes(16), time.time(),
             )  # fmt: skip
+            if entry.nonce != request.nonce:
+                return entry, pb.JoinReply.STATE_CONFIRM
             if free:
                 core.layout, core.frozen_digest = layout, request.frozen_digest.hex()
                 self._lease = Lease(request.learner, request.nonce, now + core.settings.limits.lease_s)

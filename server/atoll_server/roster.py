@@ -23,6 +23,7 @@ class Entry:
     nonces: list[int]
     account: Account
     token: bytes = b""  # empty until it joined this core process
+    challenge: tuple[int, bytes] = (0, b"")  # nonce of a process that may take the name over, and what proves it lives
     streams: int = 0  # open Follow and Report calls: it is connected
     loss: float = float("nan")
     dirty: bool = False  # the account changed since it was written down
@@ -41,10 +42,20 @@ class Roster:
         self._limit = limit
 
     def join(
-        self, name: str, region: str, nonce: int, incarnation: int, age_s: float, token: bytes, wall: float
+        self,
+        name: str,
+        region: str,
+        nonce: int,
+        incarnation: int,
+        age_s: float,
+        proof: bytes,
+        token: bytes,
+        wall: float,
     ) -> Entry:
         """Lets a process speak for a name: a retry gets the same incarnation, a restart the next one.
 
+        A process takes a name over only with the proof that it was given at its first attempt: a Join of a dead
+        process that comes late cannot. Until then the entry is returned as it was, with the challenge.
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
         """
         if not LEARNER_NAME.fullmatch(name):
@@ -66,6 +77,9 @@ class Roster:
                     f'a learner named "{name}" is connected now: give each island a name of its own, '
                     "or stop the other one first",
                 )
+            if entry.challenge != (nonce, proof):
+                entry.challenge = (nonce, token)
+                return entry
             entry.nonces = [*entry.nonces[1 - REMEMBERED :], nonce]
             entry.incarnation += 1
             entry.account.joined(wall, age_s, returning=True)

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sqlite3
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -59,24 +59,26 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     log.info("serving", address=f"{host}:{port}", run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
     announce(f"{host}:{port}")
     try:
+        await _serve_until(told, core, server, health)
+    except (OSError, sqlite3.Error) as error:
+        raise CoreFailed(
+            f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
+        ) from error
+    log.info("stopped", run=core.run_id)
+
+
+async def _serve_until(
+    told: asyncio.Event, core: Core, server: grpc.aio.Server, health: health_aio.HealthServicer
+) -> None:
+    try:
         await told.wait()
         if core.failed.done():
-            _raise(core.failed.exception())
+            core.failed.result()
     finally:
         await health.enter_graceful_shutdown()
         core.happenings.close()
         await server.stop(0 if core.failed.done() else GRACE_S)
     await core.stop()
-    log.info("stopped", run=core.run_id)
-
-
-def _raise(error: BaseException | None) -> NoReturn:
-    if isinstance(error, OSError | sqlite3.Error):
-        raise CoreFailed(
-            f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
-        ) from error
-    assert error is not None, "only what failed is raised"
-    raise error
 
 
 def _bind(server: grpc.aio.Server, address: str) -> int:

@@ -219,10 +219,18 @@ def _join(change) -> pb.JoinRequest:
     return made
 
 
+def taken_over(stub, again: pb.JoinRequest) -> pb.JoinReply:
+    """Another process takes the name of one that is not connected: it proves that it lives."""
+    challenge = stub.Join(again, timeout=20)
+    assert challenge.state == pb.JoinReply.STATE_CONFIRM
+    again.proof = challenge.token
+    return stub.Join(again, timeout=20)
+
+
 def test_an_older_incarnation_is_fenced_off(running):
     with running.outer() as stub:
         old = Hand(stub, "fenced")
-        newer = stub.Join(request("fenced", nonce=5), timeout=20)
+        newer = taken_over(stub, request("fenced", nonce=5))
         assert newer.incarnation == old.session.incarnation + 1
         with refused(running, grpc.StatusCode.FAILED_PRECONDITION, "started again elsewhere"):
             old.push()

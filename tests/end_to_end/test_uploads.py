@@ -16,6 +16,7 @@ from atoll_wire.layout import plan
 from torch import nn
 from torch.optim import SGD
 
+from tests.end_to_end.test_refusals import taken_over
 from tests.end_to_end.world import Core, Trainee, core, eventually
 
 
@@ -141,9 +142,7 @@ def test_a_new_incarnation_is_not_held_up_by_the_unfinished_upload_of_a_dead_one
         first = Push(stub, header, frames[0])
         next(first.call)
         first.cut()
-        request = pb.JoinRequest()
-        request.CopyFrom(_join_of(header, stub))
-        reply = stub.Join(request, timeout=20)
+        reply = taken_over(stub, _join_of(header))
         header.header.session.incarnation, header.header.session.token = reply.incarnation, reply.token
         second = Push(stub, header, *frames)
         assert list(next(second.call).have.frames) == []
@@ -161,14 +160,14 @@ def test_a_dead_incarnations_stream_cannot_bring_its_upload_to_an_end(running):
         header, frames = prepared(stub, "zombie")
         zombie = Push(stub, header, frames[0])
         next(zombie.call)
-        stub.Join(_join_of(header, stub), timeout=20)
+        taken_over(stub, _join_of(header))
         zombie.send(*frames[1:])
         with pytest.raises(grpc.RpcError, match="fenced off"):
             next(zombie.call)
     assert accepted(running) == before
 
 
-def _join_of(header: pb.PushRequest, stub) -> pb.JoinRequest:
+def _join_of(header: pb.PushRequest) -> pb.JoinRequest:
     model = Large()
     mine = Parameters(model, SGD(model.parameters(), 0.1))
     return pb.JoinRequest(

@@ -8,7 +8,10 @@ from atoll_server.roster import Roster
 
 
 def join(roster: Roster, name: str = "a", nonce: int = 1, incarnation: int = 0, token: bytes = b"t", wall: float = 0.0):
-    return roster.join(name, "eu", nonce, incarnation, 0.5, token, wall)
+    entry = roster.join(name, "eu", nonce, incarnation, 0.5, b"", token, wall)
+    if entry.nonce != nonce:
+        entry = roster.join(name, "eu", nonce, incarnation, 0.5, entry.challenge[1], token, wall)
+    return entry
 
 
 def test_a_retry_keeps_the_incarnation_and_a_restart_gets_the_next():
@@ -49,6 +52,17 @@ def test_a_late_first_join_of_a_dead_process_cannot_fence_the_living_one():
         with pytest.raises(Refused, match="fenced off"):
             join(one, nonce=1, incarnation=0)
         assert (one.entries["a"].incarnation, one.entries["a"].nonce) == (2, 2)
+
+
+def test_a_name_is_taken_over_only_by_a_process_that_answers():
+    roster = Roster(10)
+    join(roster, nonce=1, token=b"first")
+    late = roster.join("a", "eu", 2, 0, 0.5, b"", b"challenge", 0.0)
+    assert (late.incarnation, late.nonce, late.token) == (1, 1, b"first")
+    for proof in (b"", b"guessed"):
+        assert roster.join("a", "eu", 2, 0, 0.5, proof, b"another", 0.0).incarnation == 1
+    assert roster.join("a", "eu", 3, 0, 0.5, b"another", b"third", 0.0).incarnation == 1, "another's proof"
+    assert roster.join("a", "eu", 3, 0, 0.5, b"third", b"fourth", 0.0).incarnation == 2
 
 
 def test_remembered_processes_are_bounded():
