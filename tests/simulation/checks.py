@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from atoll_server.core import Core
 from atoll_server.rounds import Phase
+from atoll_server.syncer import Syncer
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 
@@ -46,8 +47,9 @@ class Told:
 class Checks:
     """One per seed. trace: one line for each thing that mattered, for reading and for comparing runs."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: VirtualLoop, max_staleness: int) -> None:
+        self._loop, self.max_staleness = loop, max_staleness
+        self.trained: dict[tuple[str, int], int] = {}  # name, incarnation -> tokens of that process
         self.trace: list[str] = []
         self.acknowledged: dict[Name, None] = {}
         self.fates: dict[Name, Told] = {}
@@ -70,7 +72,7 @@ class Checks:
     def said(self, _: Process, request: Any, reply: Any) -> None:
         """The core answered or told something; it counts from this moment, whether or not it arrives."""
         match reply:
-            case pb.JoinReply():
+            case pb.JoinReply() if reply.state != pb.JoinReply.STATE_CONFIRM:
                 self._join(request, reply)
             case pb.PushReply() if reply.WhichOneof("what") == "receipt":
                 self._receipt(reply.receipt, pushed=True)
@@ -117,6 +119,8 @@ class Checks:
             self.note(f"{'merged' if told.fate == pb.FATE_MERGED else 'refused'} {name} in {told.version}")
         if before != told:
             raise Violation(2, f"{name} was told two fates: {before} and {told}")
+        if told.fate == pb.FATE_MERGED and told.staleness > self.max_staleness:
+            raise Violation(7, f"{name} was merged at staleness {told.staleness}")
         if not 0 <= told.weight <= 1.0000001:
             raise Violation(7, f"{name} has weight {told.weight}")
 
@@ -210,6 +214,31 @@ class Checks:
                 seen.add(name)
         if seen != merged:
             raise Violation(2, f"fates and merges differ by {seen ^ merged}")
+
+    def work_counted_once(self, core: Core) -> None:
+        """No process has more tokens merged into a fragment than it trained."""
+        merged = core.writer._db.execute(
+            "SELECT learner, incarnation, fragment, SUM(tokens) FROM contributions WHERE fate='merged' "
+            "GROUP BY learner, incarnation, fragment"
+        )
+        for learner, incarnation, fragment, tokens in merged.fetchall():
+            trained = self.trained.get((learner, incarnation), 0)
+            if tokens > trained:
+                raise Violation(1, f"{learner}/{incarnation} trained {trained} tokens, {tokens} count in {fragment}")
+
+    def closing(self, syncer: Syncer, fragment: int, now: float) -> None:
+        """A round that closes without a live learner waited for the quorum and the grace of Eq. 3, or long enough."""
+        rounds, live = syncer.fragments[fragment], syncer.live(now)
+        missing = live - set(rounds.declined) - {key.learner for key in rounds.pending}
+        patience = max((syncer.members[name].patience_s() for name in missing), default=0.0)
+        if not missing or now >= rounds.opened_at + patience:
+            return
+        fresh = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle == rounds.cycle}
+        steps = [syncer.members[name].step_time_s for name in live]
+        slack = syncer.settings.overlap_steps * min(step for step in steps if step is not None)
+        grace = syncer.settings.grace_ratio * max(0.0, slack - (syncer.quorum_s or 0.0) - (syncer.sync_s or 0.0))
+        if rounds.quorum_at is None or now < rounds.quorum_at + grace - 1e-9 or len(fresh) < 1:
+            raise Violation(7, f"round of fragment {fragment} closed early, without {sorted(missing)}")
 
     # ------------------------------------------------------------------------------ at every event
 

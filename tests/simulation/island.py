@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors.numpy
@@ -19,11 +18,9 @@ from atoll.stats import Counters
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout, MergeKind, TensorSpec
 
+from tests.simulation.checks import Checks, Violation
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
-
-if TYPE_CHECKING:
-    from tests.simulation.checks import Checks
 
 TENSORS = (
     TensorSpec("embedding", (24, 16), "float32", MergeKind.AVERAGE),
@@ -45,6 +42,8 @@ class Island:
         self._handover, self.counters = Handover(), Counters()
         self.tracks: list[Track] = []
         self._local: list[np.ndarray] = []
+        self._moved: list[np.ndarray] = []  # of each fragment, float64: what training added
+        self._told: list[np.ndarray] = []  # ... what was merged of it, and given up
         self.layout: Layout | None = None
         self.presence: Presence | None = None
         self.error: Exception | None = None
@@ -65,6 +64,8 @@ class Island:
         for line in presence.standing.lines:
             self.tracks.append(Track(line.version, line.anchor, line.anchor, line.version))
             self._local.append(line.anchor.copy())
+            self._moved.append(np.zeros(len(line.anchor)))
+            self._told.append(np.zeros(len(line.anchor)))
             self._checks.adopted(self, line.fragment, line.version, line.anchor)
         while True:
             await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2) if self.training else 0.5)
@@ -91,19 +92,27 @@ class Island:
         counters = self.counters
         counters.paused = asyncio.get_running_loop().time() < self.paused_until
         if self.training and not counters.paused:
-            for local in self._local:
-                local[:] += self._random.standard_normal(len(local), np.float32) * np.float32(0.01)
+            for fragment in range(len(self._local)):
+                change = self._random.standard_normal(len(self._local[fragment]), np.float32) * np.float32(0.01)
+                self._local[fragment] += change
+                self._moved[fragment] -= change
             counters.steps += 1
             counters.tokens += BATCH
             counters.stepping_s += self._step_s
             counters.step_time_s = self._step_s
+            assert self.presence is not None, "it trains"
+            self._checks.trained[self.name, self.presence.standing.session.incarnation] = counters.tokens
         if not self._handover.something:
             return
         released, prepared, due = self._handover.next()
         for fragment in released:
             self.tracks[fragment].refused()
         if prepared is not None:
-            track = self.tracks[prepared.fragment]
+            track, fate = self.tracks[prepared.fragment], prepared.fate
+            if fate.drop:  # whatever was not merged is given up
+                self._told[prepared.fragment] += track.origin - self._local[prepared.fragment]
+            elif fate.q is not None:
+                self._told[prepared.fragment] += fate.q
             adopted = track.adopt(
                 prepared.anchor, prepared.version, self._local[prepared.fragment], prepared.fate, counters.tokens,
                 counters.steps, keep=True,
@@ -132,6 +141,13 @@ class Island:
         if self.presence is not None:
             await self.presence.say_goodbye()
         self.process.kill()
+
+    def check_conservation(self) -> None:
+        """What training moved = what was merged or given up of it + what is outstanding."""
+        for fragment, track in enumerate(self.tracks):
+            left = self._moved[fragment] - self._told[fragment] - (track.anchor - self._local[fragment])
+            if np.abs(left).max() > 1e-3:
+                raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
 
     def idle(self) -> bool:
         """Nothing is on its way, as far as it knows."""

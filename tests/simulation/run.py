@@ -20,6 +20,7 @@ from tests.simulation.seed import simulate
 KEPT = Path(__file__).with_name("seeds.txt")  # seeds that failed once: they run for ever
 BATCH = 25
 LINES = 60  # of a failing seed's trace
+MOST = 5  # failing seeds that are printed
 
 
 @dataclass
@@ -72,11 +73,12 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--json", type=Path, help="write {seeds, events, crashes, partitions, violations} there")
     arguments = parser.parse_args()
-    began, total = time.monotonic(), run(kept_seeds())
+    began, total, shown = time.monotonic(), run(kept_seeds()), 0
     print(f"{total.seeds} kept seeds, {len(total.violations)} violations", flush=True)
     for found in many(arguments.first, arguments.seeds):
         total.add(found)
-        for seed, text in found.violations.items():
+        for seed, text in list(found.violations.items())[: max(0, MOST - shown)]:
+            shown += 1
             print(f"\nseed {seed}: {text}\n", flush=True)
         seconds = time.monotonic() - began
         print(f"\r{total.seeds} seeds, {total.counts['events']} events, {len(total.violations)} violations, "

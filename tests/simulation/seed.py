@@ -16,6 +16,7 @@ from unittest import mock
 import psutil
 import structlog
 from atoll_server import crash, members
+from atoll_server.syncer import Syncer
 from atoll_wire import layout
 
 from tests.simulation.checks import Violation
@@ -53,10 +54,17 @@ def simulate(seed: int) -> World:
     """Runs one seed to its end. Raises Violation; the world is then its `world`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     loop = VirtualLoop(random.Random(seed))
-    with determinism(loop):
+    with determinism(loop), ExitStack() as stack:
         asyncio.set_event_loop(loop)
         gc.disable()
         world = World(seed, loop)
+        close = Syncer._close
+
+        def closing(syncer: Syncer, fragment: int, reason: str, now: float) -> object:
+            world.checks.closing(syncer, fragment, now)
+            return close(syncer, fragment, reason, now)
+
+        stack.enter_context(mock.patch.object(Syncer, "_close", closing))
         try:
             loop.run_until_complete(world.run())
         except Violation as violation:

@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, seed: int, loop: VirtualLoop) -> None:
         self.rng, self.loop = loop.rng, loop
-        self.checks = Checks(loop)
+        self.checks = Checks(loop, max_staleness=self.rng.choice((1, 4)))
         self.network = Network(loop, self.checks.said)
         self.platter = Platter(self.rng)
         self.counts: Counter[str] = Counter()
@@ -158,7 +158,10 @@ class World:
         counts = core.engine.contributions.counts
         if counts["accepted"] != counts["merged"] + counts["refused"]:
             raise Violation(2, f"the core's own sums do not add up: {counts}")
+        self.checks.work_counted_once(core)
         before = [state.checksums() for state in core.engine.states]
+        for island in self.islands.values():
+            island.check_conservation()
         for island in self.islands.values():
             for fragment, track in enumerate(island.tracks):
                 if codec.vector_crc32c(track.anchor) != before[fragment][1]:
@@ -206,7 +209,7 @@ class World:
             record=self.record,
             limits=Limits(happenings=self.rng.choice((8, 64, 4096)), update_cache_versions=self.rng.choice((1, 4, 16))),
         )  # fmt: skip
-        given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.rng.choice((1, 4))}
+        given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness}
         core = Core(settings, given, SimulatedDisk(self.platter, process, Connection))
         try:
             await core.start()
