@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not gpu and not docker and not root and not browser
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-docker test-root test-browser lint format proto bench wheel clean
+.PHONY: help demo test test-slow test-gpu test-docker test-root test-browser lint format proto simulate simulate-defects bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -49,6 +49,12 @@ format: $(READY) ## let ruff mend what it can
 
 proto: $(READY) ## generate code from outer.proto
 	@$(PROTOC) --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/atoll_wire/outer.proto
+
+simulate: $(READY) ## deterministic simulation: SEEDS=1000 FROM=0 ARGS="--json PATH"
+	@PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.run --seeds $(or $(SEEDS),1000) --from $(or $(FROM),0) $(ARGS)
+
+simulate-defects: $(READY) ## every deliberate defect must be found by the simulation within 2,000 seeds
+	@$(BIN)/python -m tests.simulation.defects --from $(or $(FROM),0) $(ARGS)
 
 bench: $(READY) ## codec and merge beside this machine's memory bandwidth
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.simulation.island import Island
 
 LONGEST_ROUND_S = 120.0
+SLOW_DISK_S = 2.5  # what was whole when its process was fenced off may take so long to become durable
 Name = tuple[str, int, int, int]  # learner, incarnation, fragment, seq
 
 
@@ -108,6 +109,9 @@ class Checks:
         if pushed and name not in self.acknowledged:
             self.acknowledged[name] = None
             self.note(f"acknowledged {name}")
+            fenced = self.fenced_at.get(name[:2])
+            if fenced is not None and self._loop.now > fenced + SLOW_DISK_S:
+                raise Violation(6, f"{name} was acknowledged {self._loop.now - fenced:.1f} s after it was fenced off")
         if receipt.fate == pb.FATE_PENDING:
             decided = self.fates.get(name)
             if decided is not None and (as_of is None or decided.version <= as_of):

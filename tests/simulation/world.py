@@ -13,6 +13,7 @@ from atoll_server.service import OuterService
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.status import status
 from atoll_wire import codec
+from atoll_wire.errors import UserError
 
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.database import Connection
@@ -174,7 +175,10 @@ class World:
         if [state.checksums() for state in self.core.engine.states] != before:
             raise Violation(10, "the state after a restart differs")
         if self.record:
-            again = restore(self.core.writer._db, DIRECTORY, self.core.disk, from_start=True)
+            try:
+                again = restore(self.core.writer._db, DIRECTORY, self.core.disk, from_start=True)
+            except UserError as error:
+                raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
             if [state.checksums() for state in again.states] != before:
                 raise Violation(10, "a replay from the start gives another state")
             self.counts["replayed from the start"] += 1

@@ -1,0 +1,512 @@
+"""Deliberate defects of the product, each of which the simulation must find: `make simulate-defects`.
+
+A defect is a context in which the real code is wrong in one way. A simulation that cannot see it proves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from atoll import adoption, fetching, sending
+from atoll_server import (
+    engine,
+    initial,
+    joining,
+    keeper,
+    ledger,
+    publications,
+    restore,
+    roster,
+    syncer,
+    uploads,
+    writer,
+)
+from atoll_server.events import Key
+from atoll_wire import outer_pb2 as pb
+
+from tests.simulation import disk
+from tests.simulation.checks import Violation
+from tests.simulation.seed import simulate
+
+MOST_SEEDS = 2000
+Defect = Callable[[], Iterator[None]]
+DEFECTS: dict[str, Defect] = {}
+
+
+def defect(function: Defect) -> Defect:
+    """Adds one to the list; its docstring says what is wrong."""
+    DEFECTS[function.__name__] = function
+    return function
+
+
+patch = mock.patch.object
+
+# ------------------------------------------------------------------------------------------------- who may speak
+
+
+@defect
+def fencing_off() -> Iterator[None]:
+    """A session of an older incarnation is taken for the newest."""
+
+    def check(self: roster.Roster, name: str, incarnation: int, token: bytes) -> roster.Entry:
+        return self.entries[name]
+
+    with patch(roster.Roster, "check", check), patch(uploads.Uploads, "fence", lambda *_: None):
+        yield
+
+
+@defect
+def a_name_is_taken_over_without_an_answer() -> Iterator[None]:
+    """The first Join of another process takes a name over, however late it comes."""
+    join = roster.Roster.join
+
+    def at_once(self: roster.Roster, name: str, *values: Any) -> roster.Entry:
+        entry = join(self, name, *values)
+        if entry.nonce != values[1]:
+            entry = join(self, name, *values[:4], entry.challenge[1], *values[5:])
+        return entry
+
+    with patch(roster.Roster, "join", at_once):
+        yield
+
+
+@defect
+def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
+    """A learner that was started again goes on as the one that died."""
+    join = roster.Roster.join
+
+    def same(self: roster.Roster, name: str, region: str, nonce: int, *values: Any) -> roster.Entry:
+        entry = self.entries.get(name)
+        if entry is not None and not entry.streams:
+            entry.nonces = [nonce]
+        return join(self, name, region, nonce, *values)
+
+    with patch(roster.Roster, "join", same):
+        yield
+
+
+@defect
+def the_epoch_does_not_grow() -> Iterator[None]:
+    """A core that comes back calls itself the same core."""
+    put = ledger.put_meta
+
+    def frozen(db: Any, key: str, value: Any) -> None:
+        put(db, key, 1 if key == "epoch" else value)
+
+    with patch(ledger, "put_meta", frozen):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- first parameters
+
+
+@defect
+def first_parameters_accepted_twice() -> Iterator[None]:
+    """Whoever asks is given the lease, and what it sends replaces what the run has."""
+    accept, let_in = joining.Joining.accept, joining.Joining._let_in
+
+    async def again(self: joining.Joining, entry: Any, staging: Any) -> None:
+        self._core.engine, kept = None, self._core.engine
+        self._lease = initial.Lease(entry.name, entry.nonce, 1e9)
+        try:
+            await accept(self, entry, staging)
+        finally:
+            self._core.engine = self._core.engine or kept
+
+    async def lease_for_all(self: joining.Joining, request: Any, tensors: Any) -> Any:
+        entry, state = await let_in(self, request, tensors)
+        early = request.incarnation == 0 and state != pb.JoinReply.STATE_CONFIRM and not sum(self._core.versions())
+        return entry, pb.JoinReply.STATE_INITIALISE if early and self._core.engine is None else state
+
+    async def stage(self: joining.Joining, entry: Any, header: Any) -> Any:
+        return initial.Staging(self._core.settings.directory, header.size_bytes, header.sha256, self._core.disk)
+
+    with (
+        patch(joining.Joining, "accept", again),
+        patch(joining.Joining, "_let_in", lease_for_all),
+        patch(joining.Joining, "stage", stage),
+    ):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- durability
+
+
+@defect
+def acknowledged_before_it_is_durable() -> Iterator[None]:
+    """A commit is reported before it was made."""
+    commit = writer.LedgerWriter.commit
+
+    async def early(self: writer.LedgerWriter, operation: Any) -> None:
+        asyncio.get_running_loop().create_task(commit(self, operation))
+
+    with patch(writer.LedgerWriter, "commit", early):
+        yield
+
+
+@defect
+def published_before_it_is_durable() -> Iterator[None]:
+    """A merge is told to learners while its commit is on its way."""
+    merge = engine.Engine._merge
+
+    async def early(self: engine.Engine, effect: Any) -> None:
+        kept = self.writer
+
+        class Later:
+            async def commit(self, operation: Any) -> None:
+                asyncio.get_running_loop().create_task(_later())
+
+                async def nothing() -> None: ...
+
+                await nothing()
+                self.operation = operation
+
+        later = Later()
+
+        async def _later() -> None:
+            await asyncio.sleep(0.05)
+            await kept.commit(later.operation)
+
+        self.writer = later  # type: ignore[assignment]
+        try:
+            await merge(self, effect)
+        finally:
+            self.writer = kept
+
+    with patch(engine.Engine, "_merge", early):
+        yield
+
+
+@defect
+def payloads_are_not_synced() -> Iterator[None]:
+    """What was written is taken for durable."""
+    with patch(disk._Handle, "sync", lambda self: None):
+        yield
+
+
+@defect
+def names_are_not_synced() -> Iterator[None]:
+    """A rename is taken for durable."""
+    with patch(disk.SimulatedDisk, "sync_directory", lambda self, path: None):
+        yield
+
+
+@defect
+def the_ledger_is_not_synced_at_each_commit() -> Iterator[None]:
+    """synchronous=NORMAL: a database that is sound after a power failure, but older than what was said."""
+    open_ledger = ledger.open_ledger
+
+    def lax(*values: Any) -> Any:
+        db = open_ledger(*values)
+        db.execute("PRAGMA synchronous=NORMAL")
+        return db
+
+    with patch(ledger, "open_ledger", lax):
+        yield
+
+
+@defect
+def payloads_go_with_the_first_snapshot() -> Iterator[None]:
+    """Payloads are deleted when they are merged, though no snapshot covers them."""
+
+    def covered(self: keeper.Keeper, db: Any, found: list[tuple[Key, int]]) -> None:
+        for row, _ in ledger.contributions(db, self._engine.generation, "AND fate='merged'"):
+            found.append((row.key, row.size_bytes))
+
+    with patch(keeper.Keeper, "_covered", covered):
+        yield
+
+
+@defect
+def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
+    """A start keeps only the files of what was merged."""
+    sweep = engine.Spool.sweep
+
+    def all_but_pending(self: engine.Spool, known: dict[Any, int]) -> int:
+        return sweep(self, dict(list(known.items())[1:]))
+
+    with patch(engine.Spool, "sweep", all_but_pending):
+        yield
+
+
+@defect
+def a_start_forgets_the_last_merges() -> Iterator[None]:
+    """Restoring takes the snapshot and leaves the ledger's merges after it out."""
+    with patch(restore.ledger, "merges", lambda *_, **__: iter(())):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- exactly once
+
+
+@defect
+def receipts_forgotten_at_a_restart() -> Iterator[None]:
+    """A core that comes back does not know what it had acknowledged."""
+    take_up = engine.Engine.take_up
+
+    def forgetful(self: engine.Engine, *values: Any) -> None:
+        take_up(self, *values)
+        self.uploads._newest.clear()
+
+    with patch(engine.Engine, "take_up", forgetful):
+        yield
+
+
+@defect
+def merged_twice_on_a_retry() -> Iterator[None]:
+    """A repeated upload is a new contribution, under the next number that is free."""
+    offer = uploads.Uploads.offer
+
+    def again(self: uploads.Uploads, header: pb.PushHeader, *values: Any) -> Any:
+        newest = self._newest.get((header.session.learner, header.fragment))
+        if newest is not None and newest.digest == header.digest:
+            header.seq = newest.receipt.seq + 1
+        return offer(self, header, *values)
+
+    with patch(uploads.Uploads, "offer", again):
+        yield
+
+
+@defect
+def receipts_dropped() -> Iterator[None]:
+    """Updates do not say whose work is in them."""
+    publish = engine.Publication
+
+    with patch(engine, "Publication", lambda update, receipts: publish(update, ())):
+        yield
+
+
+@defect
+def refusals_are_told_to_nobody() -> Iterator[None]:
+    """What is refused gets no receipt on the stream, and none when its learner asks."""
+
+    def decide(self: uploads.Uploads, receipt: pb.Receipt) -> None:
+        if receipt.fate != pb.FATE_REFUSED:
+            decided(self, receipt)
+
+    decided, append, publish = uploads.Uploads.decide, publications.HappeningLog.append, engine.Publication
+
+    def quiet(self: publications.HappeningLog, happening: pb.Happening) -> None:
+        if happening.WhichOneof("what") != "receipt":
+            append(self, happening)
+
+    with (
+        patch(uploads.Uploads, "decide", decide),
+        patch(publications.HappeningLog, "append", quiet),
+        patch(engine, "Publication", lambda update, told: publish(update, tuple(r for r in told if r.weight))),
+    ):
+        yield
+
+
+@defect
+def a_dead_incarnations_acknowledged_work_is_dropped() -> Iterator[None]:
+    """When a learner is started again, what it had been promised is forgotten."""
+    joined = syncer.Syncer._joined
+
+    def drop(self: syncer.Syncer, event: Any, now: float) -> None:
+        joined(self, event, now)
+        for rounds in self.fragments:
+            for key in [k for k in rounds.pending if k.learner == event.learner and k.incarnation < event.incarnation]:
+                del rounds.pending[key]
+
+    with patch(syncer.Syncer, "_joined", drop):
+        yield
+
+
+@defect
+def a_late_contribution_is_lost() -> Iterator[None]:
+    """What comes after its round closed waits for no other."""
+    contributed = syncer.Syncer._contributed
+
+    def lose(self: syncer.Syncer, event: Any, now: float) -> None:
+        if self.fragments[event.key.fragment].cycle == event.cycle:
+            contributed(self, event, now)
+
+    with patch(syncer.Syncer, "_contributed", lose):
+        yield
+
+
+@defect
+def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
+    """After a reconnection the learner sends its work again under a new number."""
+    failed = sending.Sender._failed
+
+    async def replace(self: sending.Sender, line: Any, flight: Any, error: Any, attempt: int) -> None:
+        await failed(self, line, flight, error, attempt)
+        if line.flight is flight:
+            line.seq += 1
+            flight.seq = line.seq
+
+    with patch(sending.Sender, "_failed", replace):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- arithmetic
+
+
+@defect
+def anchors_drift_by_one_ulp() -> Iterator[None]:
+    """A learner adds an update a little wrong, and takes its own sum for the published one."""
+    right = fetching._anchor
+
+    def wrong(base: Any, *values: Any) -> Any:
+        anchor, checksum = right(base, *values)
+        if anchor is not None and base is not None:
+            anchor[0] = np.nextafter(anchor[0], np.float32(np.inf))
+        return anchor, checksum
+
+    with patch(fetching, "_anchor", wrong):
+        yield
+
+
+@defect
+def merged_work_stays_outstanding() -> Iterator[None]:
+    """A learner sends again what was merged already."""
+    adopt = adoption.Track.adopt
+
+    def keep(self: adoption.Track, anchor: Any, version: int, local: Any, fate: Any, *values: Any, **more: Any) -> Any:
+        adopted = adopt(self, anchor, version, local, fate, *values, **more)
+        if fate.q is not None:
+            work = adopted.work + fate.q
+            return adoption.Adopted(anchor - work, work, adopted.abandoned_tokens)
+        return adopted
+
+    with patch(adoption.Track, "adopt", keep):
+        yield
+
+
+@defect
+def momentum_is_lost_at_a_restart() -> Iterator[None]:
+    """A snapshot gives parameters back, but not where they were going."""
+    load = restore.load_snapshot
+
+    def still(*values: Any) -> Any:
+        states = load(*values)
+        for state in states:
+            state.momentum[:] = 0
+        return states
+
+    with patch(restore, "load_snapshot", still):
+        yield
+
+
+@defect
+def merged_in_another_order_at_a_replay() -> Iterator[None]:
+    """Sums depend on the order in which contributions came."""
+    merge_again = restore.merge.merge
+
+    def shuffled(fragment: Any, state: Any, contributions: Any, weights: Any, *values: Any) -> Any:
+        return merge_again(fragment, state, contributions, [w * np.float64(1.0 + 1e-6) for w in weights], *values)
+
+    with patch(restore, "merge", mock.Mock(wraps=restore.merge, merge=shuffled, start=restore.merge.start)):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- rounds
+
+
+@defect
+def grace_ignored() -> Iterator[None]:
+    """A round closes as soon as the quorum is there."""
+    with patch(syncer.Syncer, "grace_s", lambda *_: 0.0):
+        yield
+
+
+@defect
+def staleness_ignored() -> Iterator[None]:
+    """A contribution is merged however old it is, and at the door nobody asks."""
+    close, check = syncer.Syncer._close, uploads.Uploads._check
+
+    def any_age(self: syncer.Syncer, *values: Any) -> Any:
+        kept, self.settings = self.settings, self.settings.model_copy(update={"max_staleness": 1000})
+        try:
+            return close(self, *values)
+        finally:
+            self.settings = kept
+
+    with (
+        patch(syncer.Syncer, "_close", any_age),
+        patch(uploads.Uploads, "_check", lambda self, h, k, v, most: check(self, h, k, v, 1000)),
+    ):
+        yield
+
+
+@defect
+def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
+    """Rounds that could close at a start are taken for closed, and nobody merges them (found by seed 1076)."""
+    restore_rounds = syncer.Syncer.restore
+
+    def swallow(self: syncer.Syncer, versions: Any, cycles: Any, pending: Any, members: Any) -> None:
+        restore_rounds(self, versions, cycles, pending, members)
+        self._close_what_can(0.0)
+
+    with patch(syncer.Syncer, "restore", swallow):
+        yield
+
+
+@defect
+def silent_learners_hold_what_is_pending() -> Iterator[None]:
+    """A learner that reports but trains no more is waited for (found in the first hundred seeds)."""
+    with patch(syncer.Member, "expected", lambda self, now: not self.gone and now - self.heard_at <= 3.0):
+        yield
+
+
+@defect
+def followers_that_were_away_are_not_told_the_state() -> Iterator[None]:
+    """A follower whose position is unknown is sent only what happens from then on."""
+    follow = publications.HappeningLog.follow
+
+    async def blind(self: publications.HappeningLog, learner: str, epoch: int, sequence: int) -> Any:
+        async for happening in follow(self, learner, self._epoch, self._sequence):
+            if happening.WhichOneof("what") != "current":
+                yield happening
+
+    with patch(publications.HappeningLog, "follow", blind):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- finding them
+
+
+def find(name: str, first: int = 0, count: int = MOST_SEEDS) -> tuple[int, str] | None:
+    """The first seed that finds a defect, and what it saw; None when none does."""
+    with contextmanager(DEFECTS[name])():
+        for seed in range(first, first + count):
+            try:
+                simulate(seed)
+            except Violation as violation:
+                return seed, str(violation)
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=MOST_SEEDS, help="at most, for each defect")
+    parser.add_argument("--from", type=int, default=0, dest="first")
+    arguments = parser.parse_args()
+    began, missed = time.monotonic(), []
+    with ProcessPoolExecutor() as pool:
+        results = pool.map(partial(find, first=arguments.first, count=arguments.seeds), DEFECTS)
+        for name, found in zip(DEFECTS, results, strict=True):
+            if found is None:
+                missed.append(name)
+                print(f"MISSED  {name} in {arguments.seeds} seeds", flush=True)
+            else:
+                seeds = found[0] - arguments.first + 1
+                print(f"{seeds:6} seeds  {name}: {found[1][:110]}", flush=True)
+    print(f"{len(DEFECTS) - len(missed)} of {len(DEFECTS)} found in {time.monotonic() - began:.0f} s")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
