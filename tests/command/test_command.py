@@ -67,7 +67,7 @@ def test_a_learner_that_waits_for_its_core_ends_when_it_is_asked_to(number):
     command = [*ATOLL, "learner", "--name", "a", "--server", "127.0.0.1:1", "--connect-timeout-s", "100"]
     learner = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what a script runs behind
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - a script's jobs ignore it
     )  # fmt: skip
     try:
         assert learner.stdout is not None

@@ -27,7 +27,7 @@ class Storm:
             yield self._rng.uniform(0.1, STORM_S), self._crash_core
         for _ in range(self._rng.choice((0, 1, 2))):
             yield self._rng.uniform(0.5, STORM_S), self._crash_island
-        for _ in range(self._rng.choice((0, 1, 1, 2))):
+        for _ in range(self._rng.choice((1, 1, 1, 2))):
             yield self._rng.uniform(0.5, STORM_S), self._partition
         for chance, fault in (
             (0.2, self._replace),
