@@ -47,14 +47,14 @@ def test_after_kill_9_at_a_random_moment_the_state_is_a_replay_of_the_ledger(tmp
         status = running.status()
     assert status.epoch == 4
     assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
-    _each_merged_once(running.directory / "ledger.sqlite")
+    each_merged_once(running.directory / "ledger.sqlite")
     untrained = np.log(32)  # of the task's 32 symbols; who joined late began below it
     assert all(np.mean(t.losses[-10:]) < 0.8 * untrained for t in trainees)
     merged = sum(t.learner.stats().merged for t in trainees)
     assert abs(status.contributions.merged - merged) <= 2 * len(trainees)  # the last ones are merged after good-bye
 
 
-def _each_merged_once(path) -> None:
+def each_merged_once(path) -> None:
     """Every merged contribution stands in exactly one merge, and every merge's shares are merged contributions."""
     import json
 

@@ -1,0 +1,111 @@
+"""A real core killed at every named place between its durable steps, under real learners, and started again."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+
+import pytest
+from atoll_server import crash
+from atoll_server.offline import read_run
+from atoll_wire import outer_pb2 as pb
+
+from tests.end_to_end.test_kill import each_merged_once
+from tests.end_to_end.test_refusals import Hand
+from tests.end_to_end.world import Core, Trainee, core, eventually, train
+
+OPTIONS = ("--record", "--snapshot-every-s", "0.3", "--keep-snapshots", "2", "--max-staleness", "1")
+EVERY_DAY = {  # the others run with `make test-slow`
+    "spool.renamed", "ledger.rows written", "contribution.committed", "merge.committed", "snapshot.committed",
+    "initial.renamed", "start.epoch raised",
+}  # fmt: skip
+AT_START = [point for point in crash.POINTS if point.startswith("start.")]
+AT_FIRST = [point for point in crash.POINTS if point.startswith("initial.")]
+
+
+def crashes(running: Core, point: str, nth: int, monkeypatch) -> None:
+    """The next start of the core dies at the nth time that it comes to this place."""
+    running.kill()
+    monkeypatch.setenv("ATOLL_CRASH_AT", f"{point}:{nth}")
+
+
+def came_back_as_it_was(running: Core, directory) -> None:
+    """What the dead core left gives the same state from its newest snapshot and from the very beginning."""
+    shutil.copytree(running.directory, directory)
+    came_back, replayed = read_run(directory), read_run(directory, from_start=True)
+    for mine, other in zip(came_back.states, replayed.states, strict=True):
+        assert mine.version == other.version
+        assert mine.checksums() == other.checksums()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.slow)
+        for p in crash.POINTS
+        if p != "refusal.committed"
+    ],
+)
+def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by_bit(tmp_path, monkeypatch, point):
+    stop, rng = threading.Event(), random.Random(point)
+    nth = 1 if point in AT_START + AT_FIRST else rng.randrange(1, 4)
+    print("point", point, nth)
+    with core(tmp_path, *OPTIONS) as running:
+        trainees = [Trainee(running.address, name, lambda _: stop.is_set(), pace_s=0.004) for name in ("a", "b")]
+        if point not in AT_FIRST:
+            for trainee in trainees:
+                trainee.start()
+            eventually(lambda: all(len(t.losses) > 20 for t in trainees))
+        crashes(running, point, nth, monkeypatch)
+        if point in AT_START:
+            with pytest.raises(Exception, match="the core ended with status -9"):
+                running.start()
+        else:
+            running.start()
+            for trainee in trainees:
+                if not trainee.is_alive():
+                    trainee.start()
+            assert running.child.process.wait(30) == -9
+        monkeypatch.delenv("ATOLL_CRASH_AT")
+        if point not in AT_FIRST:
+            came_back_as_it_was(running, tmp_path / "dead")
+        running.start()
+        before = [len(t.losses) for t in trainees]
+        eventually(lambda: all(len(t.losses) > b + 10 for t, b in zip(trainees, before, strict=True)))
+        eventually(lambda: all(t.learner.stats().connected for t in trainees))
+        stop.set()
+        for trainee in trainees:
+            trainee.done()
+        eventually(lambda: running.status().contributions.pending == 0)
+        counts = running.status().contributions
+        versions = [f.version for f in running.status().fragments]
+    assert counts.accepted == counts.merged + counts.refused
+    each_merged_once(running.directory / "ledger.sqlite")
+    final = read_run(running.directory, from_start=True)
+    assert [state.version for state in final.states] == versions
+    told = sum(t.learner.stats().merged for t in trainees)
+    assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # the last ones are merged after good-bye
+
+
+@pytest.mark.slow
+def test_a_refusal_that_is_durable_when_the_core_is_killed_stays_one(tmp_path, monkeypatch):
+    """A round that only refuses is rare: a stale contribution is acknowledged, and then the limit is lowered."""
+    with core(tmp_path, *OPTIONS) as running:
+        train(running.address, "a", steps=60)
+        eventually(lambda: running.status().contributions.pending == 0)
+
+        def stale(header, _frames) -> None:
+            header.base_version -= 1
+
+        with running.outer() as stub:
+            assert Hand(stub).push(stale).fate == pb.FATE_PENDING
+        crashes(running, "refusal.committed", 1, monkeypatch)
+        running._options = [*running._options, "--max-staleness", "0"]
+        running.start()
+        assert running.child.process.wait(30) == -9
+        monkeypatch.delenv("ATOLL_CRASH_AT")
+        came_back_as_it_was(running, tmp_path / "dead")
+        running.start()
+        counts = running.status().contributions
+    assert (counts.refused, counts.pending, counts.accepted) == (1, 0, counts.merged + 1)
