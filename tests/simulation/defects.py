@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -59,7 +60,7 @@ def fencing_off() -> Iterator[None]:
     """A session of an older incarnation is taken for the newest."""
 
     def check(self: roster.Roster, name: str, incarnation: int, token: bytes) -> roster.Entry:
-        return self.entries[name]
+        return dataclasses.replace(self.entries[name], incarnation=incarnation)
 
     with patch(roster.Roster, "check", check), patch(uploads.Uploads, "fence", lambda *_: None):
         yield

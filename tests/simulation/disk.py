@@ -113,6 +113,15 @@ class Platter:
         self.syncs += 1
         self.unsynced = [change for change in self.unsynced if change[0] != directory]
 
+    def rot(self, directory: str) -> bool:
+        """A bit of the newest whole file there flips; whether there was one."""
+        files = sorted(name for name in self.names if parent(name) == directory and not name.endswith(".part"))
+        if not files or not self.names[files[-1]].data:
+            return False
+        data = self.names[files[-1]].data
+        data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+        return True
+
     def crash(self) -> None:
         """The power goes. Of what was not synced nothing, all, or any part is kept."""
         keep = self.rng.choice((0.0, 0.0, 0.5, 1.0))

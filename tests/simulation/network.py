@@ -61,6 +61,7 @@ class Network:
         self.core: tuple[Any, Process] | None = None
         self.calls: dict[Call, None] = {}
         self.partitioned: dict[Process, float] = {}  # since when
+        self.late_s: dict[Process, float] = {}  # what this learner sends takes so much longer
         self.held: list[tuple[Process, Callable[[], None]]] = []
         self.events = self.cuts = self.replays = self.changes = 0
 
@@ -102,7 +103,8 @@ class Pipe:
 
     def send(self, message: Any) -> None:
         loop = self._network.loop
-        self._last = max(self._last + 1e-6, loop.now + self._network.delay_s())
+        delay_s = self._network.delay_s() + self._network.late_s.get(self._learner, 0.0)
+        self._last = max(self._last + 1e-6, loop.now + delay_s)
 
         def arrive() -> None:
             if self._learner in self._network.partitioned:

@@ -30,11 +30,8 @@ class Storm:
         for _ in range(self._rng.choice((1, 1, 1, 2))):
             yield self._rng.uniform(0.5, STORM_S), self._partition
         for chance, fault in (
-            (0.2, self._replace),
-            (0.2, self._world.told_to_stop.set),
-            (0.3, self._leave),
-            (0.3, self._pause),
-        ):
+            (0.2, self._replace), (0.2, self._world.told_to_stop.set), (0.3, self._leave), (0.3, self._pause), (0.2, self._stillborn)
+        ):  # fmt: skip
             if self._rng.random() < chance:
                 yield self._rng.uniform(1.0, STORM_S), fault
         if self._rng.random() < 0.1:
@@ -55,6 +52,24 @@ class Storm:
             self._world.counts["learner crashes"] += 1
             island.process.kill()
             self._world.loop.after(self._rng.uniform(0.05, 2.0), self._world.start_island, name)
+
+    def _stillborn(self) -> None:
+        """A learner dies and is started; that process dies too, while its Join is still on its way; and again."""
+        name = self._rng.choice(self._world.names)
+        old = self._world.islands.get(name)
+        if old is None or not old.process.alive:
+            return
+        self._world.counts["learner crashes"] += 2
+        old.process.kill()
+
+        def born() -> None:
+            self._world.start_island(name)
+            process = self._world.islands[name].process
+            self._world.network.late_s[process] = self._rng.uniform(0.2, 2.0)
+            self._world.loop.after(self._rng.uniform(0.01, 0.1), process.kill)
+            self._world.loop.after(self._rng.uniform(0.12, 0.3), self._world.start_island, name)
+
+        self._world.loop.after(self._rng.uniform(0.0, 1.0), born)
 
     def _leave(self) -> None:
         """A learner ends as it should, and is started again later."""

@@ -265,6 +265,8 @@ class World:
 
     def _power(self) -> None:
         self.platter.crash()
+        if self.rng.random() < 0.15 and self.platter.rot(f"{DIRECTORY}/snapshots"):
+            self.counts["snapshots damaged"] += 1
         self.counts["power failures"] += 1
 
     def _core_again(self) -> None:
