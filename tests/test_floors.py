@@ -28,7 +28,7 @@ FLOORS = {
         ["snapshot", "publications", "uploads", "contributions"],
         ["restore", "checkpoint"],
         ["engine", "initial"],
-        ["keeper"],
+        ["keeper", "resumption"],
         ["core"],
         ["joining", "status"],
         ["service", "operators"],

@@ -31,6 +31,7 @@ log = structlog.get_logger()
 
 REPORT_S, LONGEST_REPORT_S = 0.25, 1.0
 PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
+MOST_TOLD = 128  # rounds declined, or adoptions, in one report
 HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
 DUPLICATE_ATTEMPTS = 7  # over ten seconds: a core may not know yet that this name's last process is dead
 
@@ -221,12 +222,11 @@ class Presence:
         await call
 
     def _progress(self) -> pb.Progress:
-        """All counters, and what was adopted and declined since the last message."""
+        """All counters, and what was adopted and declined since the last message, as much as one takes."""
         progress = self._counters.progress()
-        while self._handover.declined:
-            progress.declined.append(self._handover.declined.popleft())
-        while self._handover.adopted:
-            progress.adopted.append(self._handover.adopted.popleft())
+        declined, adopted = self._handover.declined, self._handover.adopted
+        progress.declined.extend(declined.popleft() for _ in range(min(MOST_TOLD, len(declined))))
+        progress.adopted.extend(adopted.popleft() for _ in range(min(MOST_TOLD, len(adopted))))
         return progress
 
     # ------------------------------------------------------------------------------ told by the agent

@@ -23,19 +23,22 @@ from atoll_server.engine import Engine
 from atoll_server.goodput import Spent
 from atoll_server.initial import STAGING
 from atoll_server.keeper import Keeper
-from atoll_server.ledger import LearnerRow
+from atoll_server.ledger import LearnerRow, SnapshotRow
 from atoll_server.metrics import Metrics
 from atoll_server.publications import HappeningLog
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import LEDGER, Restored, restore
+from atoll_server.resumption import take_up
 from atoll_server.roster import Entry, Roster
 from atoll_server.settings import CoreSettings, RunSettings, SettingsError
+from atoll_server.snapshot import snapshot_path
 from atoll_server.writer import LedgerWriter
 
 log = structlog.get_logger()
 
 PROTOCOL = 1
 HOUSEKEEPING_S = 1.0
+MOST_REPORTED = 512  # declined rounds and adoptions in one report
 
 
 class Core:
@@ -75,11 +78,13 @@ class Core:
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, directory, self.disk)
             self.frozen_digest = meta["frozen_digest"]
+            await asyncio.to_thread(self._drop_snapshots, db, restored.snapshots)
             self.begin(restored, db)
         crash.point("start.state restored")
         if self.engine is not None:
             self.engine.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
+        self._housekeeping.add_done_callback(self._house_kept)
         self.metrics.restore_seconds.set(time.monotonic() - self.started_at)
 
     def _take_directory(self, directory: Path) -> None:
@@ -127,6 +132,16 @@ class Core:
         crash.point("start.epoch raised")
         return meta
 
+    def _drop_snapshots(self, db: sqlite3.Connection, sound: list[SnapshotRow]) -> None:
+        """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use."""
+        for row in ledger.snapshots(db, self.generation):
+            if row not in sound:
+                ledger.drop_snapshot(db, row.id)
+        kept = {snapshot_path(self.settings.directory, row.id) for row in sound}
+        for path in self.disk.files(self.settings.directory / "snapshots"):
+            if path not in kept:
+                self.disk.remove(path)
+
     def begin(self, restored: Restored, db: sqlite3.Connection | None) -> None:
         self.layout = restored.layout
         engine = Engine(
@@ -134,12 +149,12 @@ class Core:
             self.metrics, self.fail, self.disk,
         )  # fmt: skip
         if db is not None:
-            engine.take_up(db, restored.updates)
+            take_up(engine, db, restored)
         else:
             engine.spool.prepare(self.generation, len(restored.layout.fragments))
             for entry in self.roster.entries.values():
                 engine.dispatch(ev.Joined(entry.name, entry.incarnation))
-        self.keeper = Keeper(engine, ledger.snapshots(db, self.generation) if db is not None else [])
+        self.keeper = Keeper(engine, restored.snapshots)
         self.engine = engine
 
     async def stop(self) -> None:
@@ -175,6 +190,10 @@ class Core:
                 self.engine.uploads.expire(time.monotonic())
                 if self.keeper.due():
                     self.engine.spawn(self._snapshot())
+
+    def _house_kept(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
 
     async def _snapshot(self) -> None:
         assert self.keeper is not None, "a run without parameters has nothing to keep"
@@ -224,6 +243,12 @@ class Core:
         most = self.settings.limits.tokens
         if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
             raise Refused(Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps')
+        if len(seen.declined) + len(seen.adopted) > MOST_REPORTED:
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} rounds and adoptions at a '
+                f"time: at most {MOST_REPORTED} are taken",
+            )
         spent = Spent(
             steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
             joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
@@ -245,9 +270,10 @@ class Core:
             if adopted.fragment < fragments:
                 self.engine.dispatch(ev.Adopted(entry.name, adopted.fragment, adopted.version))
 
-    async def leave(self, entry: Entry, last: pb.Progress) -> None:
+    async def leave(self, entry: Entry, last: pb.Progress | None) -> None:
         """A clean good-bye: durable, so that it is not taken for lost after a restart."""
-        self.progress(entry, last)
+        if last is not None:
+            self.progress(entry, last)
         entry.account.left_at = time.time()
         entry.token = b""
         await self.writer.commit(partial(ledger.put_learner, row=self.row(entry)))

@@ -7,18 +7,15 @@ results come back as events. Every effect is durable before it is visible.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, assert_never
 
 import numpy as np
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
 from numpy.typing import NDArray
 
@@ -26,15 +23,13 @@ from atoll_server import crash, ledger, merge
 from atoll_server import events as ev
 from atoll_server.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.disk import Disk
-from atoll_server.events import Key
 from atoll_server.ledger import ContributionRow, FateRow, MergeRow
-from atoll_server.members import Member
 from atoll_server.merge import FragmentState, OuterRule
 from atoll_server.metrics import Metrics
 from atoll_server.publications import HappeningLog, Publication, UpdateCache
 from atoll_server.restore import Restored
 from atoll_server.roster import Entry, Roster
-from atoll_server.rounds import Pending, Phase
+from atoll_server.rounds import Phase
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.spool import Spool, Stored
 from atoll_server.syncer import Syncer
@@ -45,7 +40,7 @@ log = structlog.get_logger()
 
 
 class Engine:
-    """A run that has parameters. Made by `begin`; told by the service and by time."""
+    """A run that has parameters. Told by the service and by time."""
 
     def __init__(
         self,
@@ -66,7 +61,7 @@ class Engine:
         self.initial = restored.initial
         self.states: list[FragmentState] = restored.states
         self.roster, self.happenings, self.metrics = roster, happenings, metrics
-        self.writer, self.fail, self.disk = writer, fail, disk
+        self.writer, self._fail, self.disk, self.failed = writer, fail, disk, False
         self.spool = Spool(settings.directory / "spool", settings.limits.spool_bytes, disk)
         self.cache = UpdateCache(settings.limits.update_cache_bytes, settings.limits.update_cache_versions)
         self.syncer = Syncer(run, len(self.layout.fragments), merge.weight)
@@ -82,40 +77,6 @@ class Engine:
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
 
-    # ------------------------------------------------------------------------------ taking up
-
-    def take_up(self, db: sqlite3.Connection, updates: dict[int, list[merge.Update]]) -> None:
-        """Brings rounds, pending contributions and counters to where the ledger left them; before anybody connects."""
-        entries = self.roster.entries.values()
-        for entry in entries:
-            entry.account.forget_contributions()
-        waiting: list[tuple[Key, Pending]] = []
-        known: dict[Path, int] = {}
-        for row, fate in ledger.contributions(db, self.generation):
-            key, path = row.key, self.spool.path(self.generation, row.key)
-            self.contributions.accept(row)
-            self.uploads.note(row.digest, receipt_of(fate))
-            if fate.fate != "pending":
-                self.contributions.end(row, fate)
-            else:
-                stored = self.spool.open(self.generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64))
-                self.contributions.hold(row, stored)
-                waiting.append((key, Pending(row.cycle, row.base_version, row.tokens, row.steps)))
-            if fate.fate != "refused" and self.disk.exists(path):
-                known[path] = row.size_bytes
-        deleted = self.spool.sweep(known)
-        self.spool.prepare(self.generation, len(self.layout.fragments))
-        for fragment, made_again in updates.items():
-            for update in made_again:
-                values = (fragment, update.version)
-                rows = ledger.contributions(db, self.generation, "AND fragment=? AND version=?", values)
-                self.cache.add(fragment, Publication(update, tuple(receipt_of(fate) for _, fate in rows)))
-        cycles = ledger.last_cycles(db, self.generation, len(self.layout.fragments))
-        now = time.monotonic()
-        members = {e.name: Member(e.incarnation, now, now, gone=e.account.left_at is not None) for e in entries}
-        self.syncer.restore(self.versions(), cycles, waiting, members)
-        log.info("state taken up", outer_steps=sum(self.versions()), pending=len(waiting), files_without_row=deleted)
-
     def start(self) -> None:
         """Lets time pass."""
         self.dispatch(ev.Ticked())
@@ -125,7 +86,7 @@ class Engine:
         self._stopping = True
         if self._wake is not None:
             self._wake.cancel()
-        if self._tasks:
+        while self._tasks:  # a merge that ends may let another round close
             await asyncio.gather(*self._tasks)
         self.workers.shutdown()
         self.mergers.shutdown()
@@ -174,6 +135,11 @@ class Engine:
         if error is not None:
             self.fail(error)
 
+    def fail(self, error: BaseException) -> None:
+        """Acknowledged work cannot be carried through, and the state may be half changed: no more is written."""
+        self.failed = True
+        self._fail(error)
+
     # ------------------------------------------------------------------------------ contributions
 
     async def _keep(self, row: ContributionRow, stored: Stored) -> None:
@@ -211,7 +177,11 @@ class Engine:
                 new, update, _ = merge.merge(fragment, old, stored, weights, rule, scratch)
                 return new, update, new.checksums()
 
-            new, update, checksums = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
+            try:
+                new, update, checksums = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
+            except Exception as error:
+                self.fail(error)  # before anybody else is given this fragment's lock
+                raise
             crash.point("merge.computed")
             assert new.version == effect.version, "the syncer and the state agree on the version"
             fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]

@@ -159,7 +159,7 @@ class Joining:
         crash.point("initial.committed")
         self._core.run = self._core.run.changed(fragments=len(layout.fragments))
         file = open_tensors(directory / INITIAL, self._core.disk)
-        self._core.begin(Restored(layout, file, states, {}), None)
+        self._core.begin(Restored(layout, file, states, {}, []), None)
         self._lease = None
         log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))
 

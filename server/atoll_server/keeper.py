@@ -25,6 +25,7 @@ class Keeper:
         self._engine = engine
         self.rows = rows
         self._taking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[SnapshotRow]] = set()
         self._taken_at = time.monotonic()
 
     def due(self) -> bool:
@@ -37,7 +38,13 @@ class Keeper:
         return not self.rows or list(self.rows[-1].versions) != self._engine.versions()
 
     async def take(self) -> SnapshotRow:
-        """Writes a snapshot, commits it, then drops what it makes superfluous."""
+        """Writes a snapshot, commits it, then drops what it makes superfluous; also when the caller goes away."""
+        task = asyncio.create_task(self._take())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _take(self) -> SnapshotRow:
         engine = self._engine
         async with self._taking:
             self._taken_at = time.monotonic()
@@ -46,6 +53,8 @@ class Keeper:
             await asyncio.to_thread(writer.begin)
             for index, lock in enumerate(engine.locks):
                 async with lock:
+                    if engine.failed:
+                        raise OSError("the core has failed: its state is not written down any more")
                     await asyncio.to_thread(writer.add, engine.states[index])
             await asyncio.to_thread(writer.finish)
             row = SnapshotRow(number, tuple(writer.versions), tuple(writer.checksums), time.time(), writer.size_bytes)
@@ -65,10 +74,10 @@ class Keeper:
             crash.point("snapshot.old forgotten")
             await asyncio.to_thread(engine.disk.remove, snapshot_path(engine.settings.directory, old.id))
             crash.point("snapshot.old removed")
-        if not engine.settings.record and len(self.rows) >= 2:
+        if len(self.rows) >= 2:
             covered: list[tuple[Key, int]] = []
             await engine.writer.commit(partial(self._covered, found=covered))
-            await asyncio.to_thread(self._delete, covered)
+            await asyncio.to_thread(self._let_go, covered)
 
     def _covered(self, db: sqlite3.Connection, found: list[tuple[Key, int]]) -> None:
         """Payloads merged at or before the second newest snapshot, and after the third; runs in the ledger's thread."""
@@ -80,6 +89,10 @@ class Keeper:
             rows = ledger.contributions(db, engine.generation, condition, values)
             found += [(row.key, row.size_bytes) for row, _ in rows]
 
-    def _delete(self, covered: list[tuple[Key, int]]) -> None:
+    def _let_go(self, covered: list[tuple[Key, int]]) -> None:
+        """What is recorded stays, but takes no room from what is to come."""
         for key, size_bytes in covered:
-            self._engine.spool.delete(self._engine.generation, key, size_bytes)
+            if self._engine.settings.record:
+                self._engine.spool.release(size_bytes)
+            else:
+                self._engine.spool.delete(self._engine.generation, key, size_bytes)

@@ -33,7 +33,7 @@ CREATE TABLE contributions (
     digest TEXT NOT NULL, norms_sq TEXT NOT NULL, checksum INTEGER NOT NULL,
     fate TEXT NOT NULL, version INTEGER, weight REAL, staleness INTEGER, reason TEXT, dropped INTEGER,
     PRIMARY KEY (generation, learner, incarnation, fragment, seq)) STRICT;
-CREATE INDEX contributions_by_fate ON contributions (fate);
+CREATE INDEX contributions_by_version ON contributions (generation, fragment, version);
 CREATE TABLE merges (
     generation INTEGER NOT NULL, fragment INTEGER NOT NULL, version INTEGER NOT NULL, cycle INTEGER NOT NULL,
     shares TEXT NOT NULL, rule TEXT NOT NULL, theta INTEGER NOT NULL, theta_pub INTEGER NOT NULL,

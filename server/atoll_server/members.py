@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+LEAST_STEP_S = 0.0005  # nobody trains faster, and rounds would follow whoever said so
 SMOOTHING = 0.2  # of exponential averages; a half-life of three observations
 LIVE_STEPS = 4.0  # a learner is live while its last inner step is at most so many of its own steps ago
 LIVE_REPORTS = 5.0  # ... or so many of its own report intervals
@@ -41,7 +42,8 @@ class Member:
         grown = steps - self.steps
         if grown > 0:
             if self.stepped_at is not None and not self.paused and now > self.stepped_at:
-                self.step_time_s = smoothed(self.step_time_s, (now - self.stepped_at) / grown)
+                step_s = max(LEAST_STEP_S, (now - self.stepped_at) / grown)
+                self.step_time_s = smoothed(self.step_time_s, step_s)
             self.stepped_at = now
             self.steps = steps
         self.paused = paused

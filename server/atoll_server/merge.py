@@ -20,8 +20,12 @@ import numpy as np
 from atoll_wire import codec
 from atoll_wire.codec import Codec
 from atoll_wire.kernels import kernel
-from atoll_wire.layout import Fragment, MergeKind
+from atoll_wire.layout import Fragment, FrameSpan, MergeKind, Segment
 from numpy.typing import NDArray
+
+LARGEST_NORM = 1e12  # of a piece of a contribution: beyond it a sum could leave what float32 holds
+SMALLEST_NORM = 1e-30  # below it a piece has no direction
+CANCELLED = 1e-6  # a sum of directions shorter than this is rounding noise: they cancel
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
@@ -110,7 +114,8 @@ def merge(
     weights: normalised, one per contribution; scratch: float32 (fragment.length,), its content is lost.
     Returns the new state, the published update, and the old theta_pub: unused, but readers may still hold it.
     theta and momentum are changed in place, and only after every contribution was read: a FrameError leaves the
-    state untouched. theta_pub is a new array (the scratch).
+    state untouched. Norms up to LARGEST_NORM cannot make a sum that is not finite. theta_pub is a new
+    array (the scratch).
     """
     learners = [contribution.learner for contribution in contributions]
     assert learners == sorted(learners), "contributions are merged in sorted learner order"
@@ -123,7 +128,7 @@ def merge(
     for index, piece in enumerate(fragment.pieces):
         if piece.kind is MergeKind.DIRECTION:
             norm = math.sqrt(combined_sq[index])
-            scales[index] = radii[index] / norm if norm > 0 else 0.0  # phi(0) = 0
+            scales[index] = radii[index] / norm if norm > CANCELLED else 0.0  # phi(0) = 0
     return _step(fragment, state, scales, rule, scratch)
 
 
@@ -133,7 +138,7 @@ def _factors(fragment: Fragment, contribution: Contribution, normalised: float) 
     for index, piece in enumerate(fragment.pieces):
         if piece.kind is MergeKind.DIRECTION:
             norm = math.sqrt(contribution.norms_sq[index])
-            factors[index] = normalised / norm if norm > 0 else 0.0
+            factors[index] = normalised / norm if norm > SMALLEST_NORM else 0.0
     return factors.astype(np.float32)
 
 
@@ -205,3 +210,7 @@ def warm_up() -> None:
     one = np.float32(1)
     _nesterov(ones, one, one, one, ones.copy(), ones.copy(), ones.copy())
     _squares(ones, np.array([1]))
+    span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
+    for kind in codec.Codec:  # contents that were just made are writable, those that came are not
+        content = np.frombuffer(codec.quantise_frame(ones, span, kind), np.uint8)
+        codec.content_add(content, span, kind, np.ones(1, np.float32), ones)

@@ -43,7 +43,12 @@ class OperatorService(rpc.OperatorServicer):
         if self._core.keeper is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
             raise AssertionError("abort raises")
-        return _checkpoint(await self._core.keeper.take())
+        try:
+            return _checkpoint(await self._core.keeper.take())
+        except OSError as error:
+            text = f"the snapshot cannot be written ({error}): make room on the core's disk"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            raise AssertionError("abort raises") from error
 
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from atoll_server import ledger, merge
 from atoll_server.disk import DISK, Disk
 from atoll_server.events import Key
-from atoll_server.ledger import LedgerError, MergeRow
+from atoll_server.ledger import LedgerError, MergeRow, SnapshotRow
 from atoll_server.merge import FragmentState, OuterRule, Update
 from atoll_server.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.spool import Spool, Stored
@@ -32,12 +32,13 @@ LEDGER = "ledger.sqlite"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A run's state as the directory gives it, and the updates that were made again on the way."""
+    """A run's state as the directory gives it, the updates that were made again on the way, and sound snapshots."""
 
     layout: Layout
     initial: TensorFile
     states: list[FragmentState]
     updates: dict[int, list[Update]]
+    snapshots: list[SnapshotRow]
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
@@ -80,7 +81,8 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
     meta = ledger.get_meta(db)
     generation, layout = meta["generation"], stored_layout(meta)
     initial = open_tensors(directory / INITIAL, disk)
-    states = None if from_start else _newest_snapshot(db, directory, generation, layout, disk)
+    snapshots = ledger.snapshots(db, generation)
+    states = None if from_start else _newest_sound(snapshots, directory, layout, disk)
     if states is None:
         states = initial_states(layout, initial)
     spool = Spool(directory / "spool", limit_bytes=0, disk=disk)
@@ -91,18 +93,20 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
             state, update = _merge_again(db, spool, generation, fragment, state, row)
             updates.setdefault(fragment.index, []).append(update)
         states[fragment.index] = state
-    return Restored(layout, initial, states, updates)
+    return Restored(layout, initial, states, updates, snapshots)
 
 
-def _newest_snapshot(
-    db: sqlite3.Connection, directory: Path, generation: int, layout: Layout, disk: Disk
+def _newest_sound(
+    snapshots: list[SnapshotRow], directory: Path, layout: Layout, disk: Disk
 ) -> list[FragmentState] | None:
-    for row in reversed(ledger.snapshots(db, generation)):
+    """The state of the newest snapshot that can be read; takes those off the list that cannot."""
+    while snapshots:
         try:
-            return load_snapshot(snapshot_path(directory, row.id), layout, row, disk)
+            return load_snapshot(snapshot_path(directory, snapshots[-1].id), layout, snapshots[-1], disk)
         except SnapshotError as error:
             # An older one and a longer replay give the same state; say so, since the disk should be looked at.
             structlog.get_logger().error("snapshot cannot be used, trying the one before", error=str(error))
+            snapshots.pop()
     return None
 
 

@@ -10,6 +10,8 @@ from atoll_server.refusal import Refused, Status
 from atoll_server.settings import LEARNER_NAME
 
 LARGEST_REGION = 64
+MOST_REGIONS = 256  # that a run can ever have: each is a series of metrics
+MOST_TOKENS = (1 << 63) - 1  # what a message can say
 REMEMBERED = 64  # processes of a name that are known to be fenced off
 
 
@@ -39,6 +41,7 @@ class Roster:
 
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, Entry] = {}
+        self._regions: set[str] = set()
         self._limit = limit
 
     def join(
@@ -65,6 +68,8 @@ class Roster:
             )
         if len(region) > LARGEST_REGION or not region.isprintable():
             raise Refused(Status.INVALID_ARGUMENT, "region must be at most 64 printable characters")
+        if len(self._regions | {region}) > MOST_REGIONS:
+            raise Refused(Status.RESOURCE_EXHAUSTED, f"this run has seen {MOST_REGIONS} regions: use one of them")
         entry = self.entries.get(name)
         if entry is None:
             return self._add(name, region, nonce, token, wall)
@@ -84,6 +89,7 @@ class Roster:
             entry.incarnation += 1
             entry.account.joined(wall, age_s, returning=True)
         entry.token, entry.region, entry.dirty = token, region, True
+        self._regions.add(region)
         entry.account.left_at = None
         return entry
 
@@ -97,6 +103,7 @@ class Roster:
         account.joined(wall, 0.0, returning=False)
         entry = Entry(name, region, 1, [nonce], account, token, dirty=True)
         self.entries[name] = entry
+        self._regions.add(region)
         return entry
 
     def check(self, name: str, incarnation: int, token: bytes) -> Entry:
@@ -112,10 +119,12 @@ class Roster:
 
     def tokens(self) -> int:
         """Trained by everybody so far, as reported."""
-        return sum(entry.account.total("tokens") for entry in self.entries.values())
+        total: int = sum(entry.account.total("tokens") for entry in self.entries.values())
+        return min(MOST_TOKENS, total)
 
     def restore(self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any]) -> None:
         """Takes a name up from the ledger; its process has to join again."""
+        self._regions.add(region)
         self.entries[name] = Entry(name, region, incarnation, nonces, Account.from_data(account))
 
 

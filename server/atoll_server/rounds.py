@@ -36,6 +36,7 @@ class FragmentRounds:
     opened_at: float = 0.0
     quorum_at: float | None = None
     closed_at: float | None = None
+    adopters: set[str] = field(default_factory=set)  # whose work is in the newest version, and who are still to adopt
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[Key, Pending] = field(default_factory=dict)
 

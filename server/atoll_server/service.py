@@ -50,7 +50,7 @@ class OuterService(rpc.OuterServicer):
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
         """Takes the first parameters from the learner that holds the lease."""
-        staging = None
+        staging, accepting = None, None
         try:
             header = (await _first(requests, "an Initialise stream")).header
             entry = self._core.session(header.session)
@@ -58,7 +58,8 @@ class OuterService(rpc.OuterServicer):
             async for request in requests:
                 await asyncio.to_thread(staging.take, request.chunk)
                 self._joining.renew_lease(entry)
-            await self._joining.accept(entry, staging)
+            accepting = asyncio.create_task(self._joining.accept(entry, staging))
+            await asyncio.shield(accepting)  # once it has begun, the learner's going away does not stop it half-way
             return pb.InitialiseReply()
         except Refused as refused:
             log.warning("first parameters refused", detail=refused.detail)
@@ -68,6 +69,8 @@ class OuterService(rpc.OuterServicer):
             log.error("first parameters refused", detail=text)
             await _abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:
+            if accepting is not None:
+                await asyncio.wait({accepting})
             if staging is not None:
                 await asyncio.to_thread(staging.close)
 
@@ -95,8 +98,8 @@ class OuterService(rpc.OuterServicer):
             header = (await _first(requests, "a Push stream")).header
             entry, engine = self._core.session(header.session), self._engine()
             self._fragment(engine, header.fragment)
-            version = engine.states[header.fragment].version
-            answer = engine.uploads.offer(header, version, engine.run.max_staleness, time.monotonic())
+            version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
+            answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
                 while not answer.whole():
@@ -106,8 +109,8 @@ class OuterService(rpc.OuterServicer):
                         break
                     if entry.incarnation != header.session.incarnation:
                         raise fenced(entry.name)
-                    await engine.uploads.take(answer, request.frame, time.monotonic())
-                    engine.dispatch(ev.Uploading(entry.name, header.fragment))
+                    if await engine.uploads.take(answer, request.frame, time.monotonic()):
+                        engine.dispatch(ev.Uploading(entry.name, header.fragment))
                 answer = await engine.uploads.complete(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
@@ -182,7 +185,8 @@ class OuterService(rpc.OuterServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Says good-bye to a learner."""
         try:
-            await self._core.leave(self._core.session(request.session), request.last)
+            entry, last = self._core.session(request.session), request.last if request.HasField("last") else None
+            await asyncio.shield(asyncio.create_task(self._core.leave(entry, last)))
             return pb.LeaveReply()
         except Refused as refused:
             await _abort(context, refused)

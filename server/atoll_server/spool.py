@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Container
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,8 @@ class Stored:
         """One frame's payload, checked again: what the disk gives back is not taken on trust."""
         if self._file is None:
             self._file = self.disk.open(self.path)
+        if frame not in self.places:
+            raise SpoolError(f"{self.path}: frame {frame} is not there: the disk lost acknowledged data")
         offset, length, crc = self.places[frame]
         data = self._file.read_at(offset, length)
         if codec.crc32c(data) != crc:
@@ -84,8 +87,8 @@ class Upload:
     _discarded: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, index: int, crc: int, payload: bytes) -> None:
-        """Checks a frame and writes it; runs in a worker thread.
+    def take(self, index: int, crc: int, payload: bytes) -> bool:
+        """Checks a frame and writes it, unless it is here; whether it was new. Runs in a worker thread.
 
         Raises FrameError for what can never be accepted, ChecksumError for what should be sent again.
         """
@@ -94,7 +97,7 @@ class Upload:
         squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
         with self._lock:
             if index in self.have or self._discarded:
-                return
+                return False
             if self.received_bytes + len(payload) > self.size_bytes:
                 raise codec.FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
             if self._file is None:
@@ -104,6 +107,7 @@ class Upload:
             self.have[index] = (len(payload), crc)
             self.squares[index] = squares
             self.received_bytes += len(payload)
+            return True
 
     def whole(self) -> bool:
         """Whether every frame is here."""
@@ -199,12 +203,9 @@ class Spool:
             self.release(size_bytes)
             crash.point("spool.removed")
 
-    def sweep(self, known: dict[Path, int]) -> int:
-        """At start: deletes files without a row, counts the room of the others. Returns how many were deleted."""
-        deleted = 0
-        for path in self.disk.files(self.directory):
-            if path not in known:
-                self.disk.remove(path)
-                deleted += 1
-        self.used_bytes = sum(known.values())
-        return deleted
+    def sweep(self, needed: Container[Path]) -> int:
+        """At start: deletes every other file. Returns how many they were."""
+        superfluous = [path for path in self.disk.files(self.directory) if path not in needed]
+        for path in superfluous:
+            self.disk.remove(path)
+        return len(superfluous)

@@ -100,8 +100,10 @@ class Syncer:
                 rounds.version, rounds.phase = event.version, Phase.IDLE
             case ev.Adopted():
                 rounds = self.fragments[event.fragment]
-                if rounds.closed_at is not None and event.version == rounds.version:
-                    self.sync_s = smoothed(self.sync_s, now - rounds.closed_at)
+                newest = rounds.closed_at is not None and event.version == rounds.version
+                if newest and event.learner in rounds.adopters:
+                    rounds.adopters.discard(event.learner)
+                    self.sync_s = smoothed(self.sync_s, now - (rounds.closed_at or now))
             case ev.Gone():
                 self.members[event.learner].gone = True
             case ev.Ticked():
@@ -190,7 +192,7 @@ class Syncer:
         if not taken:
             rounds.phase = Phase.IDLE
             return ev.Lapse(fragment, rounds.cycle, tuple(refusals), reason)
-        rounds.phase = Phase.MERGING
+        rounds.phase, rounds.adopters = Phase.MERGING, {key.learner for key, _, _ in taken}
         total = math.fsum(weight for _, weight, _ in taken)
         shares = tuple(ev.Share(key, weight / total, staleness) for key, weight, staleness in taken)
         return ev.Merge(fragment, rounds.version + 1, rounds.cycle, shares, tuple(refusals), reason)

@@ -87,14 +87,16 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
             metadata = header.pop("__metadata__", {})
             base = 8 + length
             entries = {name: _entry(item, base, size) for name, item in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise TensorFileError(f"{path} is not a safetensors file: {error}") from error
     data = disk.map(path) if size > base else np.empty(base, np.uint8)
     return TensorFile(path, entries, metadata, data)
 
 
 def _entry(item: Mapping[str, Any], base: int, size: int) -> Entry:
-    shape, (start, stop) = tuple(int(n) for n in item["shape"]), item["data_offsets"]
+    shape, (start, stop) = tuple(item["shape"]), item["data_offsets"]
+    if not all(type(number) is int for number in (*shape, start, stop)):
+        raise ValueError(f"shape {shape} and place {start}:{stop} are not all whole numbers")
     count = math.prod(shape)
     if (
         min(shape, default=0) < 0

@@ -7,6 +7,7 @@ whole, and all of them are given the same receipt.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ from atoll_wire.layout import Layout
 
 from atoll_server.events import Key
 from atoll_server.ledger import ContributionRow
-from atoll_server.merge import norms_sq
+from atoll_server.merge import LARGEST_NORM, norms_sq
 from atoll_server.refusal import Refused, Status
 from atoll_server.settings import Limits
-from atoll_server.spool import ChecksumError, Spool, SpoolFull, Stored, Upload
+from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Stored, Upload
 
 MOST_TOKENS, MOST_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
-MOST_NUMBER = 1 << 62  # of seq and cycle: what the ledger can hold
+MOST_NUMBER = 1 << 62  # of seq: what the ledger can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,13 @@ class Uploads:
         self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
         self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
 
-    def offer(self, header: pb.PushHeader, version: int, max_staleness: int, now: float) -> Upload | pb.Receipt:
-        """Admits a contribution, or answers with the receipt that its key has already. Raises Refused."""
+    def offer(
+        self, header: pb.PushHeader, version: int, cycle: int, max_staleness: int, now: float
+    ) -> Upload | pb.Receipt:
+        """Admits a contribution, or answers with the receipt that its key has already. Raises Refused.
+
+        version, cycle: of its fragment now.
+        """
         key = Key(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         growing = self._growing.get(key)
         if growing is not None:
@@ -82,10 +88,13 @@ class Uploads:
             if newest.digest != header.digest:
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
             return newest.receipt
+        waits_for = [k.seq for k in self._finishing if (k.learner, k.incarnation, k.fragment) == _line(key)]
         if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
-            raise Refused(
-                Status.INVALID_ARGUMENT, f"contribution {key} must wait: {newest.receipt.seq} is still pending"
-            )
+            waits_for.append(newest.receipt.seq)
+        if waits_for:
+            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {waits_for[0]} is still pending")
+        if header.cycle > cycle:
+            header.cycle = 0  # it answers a round that a restart of this core forgot: no round's answer
         self._check(header, key, version, max_staleness)
         return self._admit(header, key, now)
 
@@ -108,8 +117,8 @@ class Uploads:
                 f"contribution {key} declares {header.tokens} tokens, {header.steps} steps and a digest of "
                 f"{len(header.digest)} bytes: at least one token, one step and 32 bytes are needed",
             )
-        if max(header.seq, header.cycle) > MOST_NUMBER:
-            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} has a seq or cycle above {MOST_NUMBER}")
+        if header.seq > MOST_NUMBER:
+            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} has a seq above {MOST_NUMBER}")
         if header.base_version > version:
             raise Refused(
                 Status.INVALID_ARGUMENT,
@@ -142,17 +151,15 @@ class Uploads:
 
     def _give_up(self, keys: Iterable[Key]) -> None:
         for key in list(keys):
-            if key not in self._finishing:
-                self._drop(key)
+            self._drop(key)
 
-    async def take(self, upload: Upload, frame: pb.Frame, now: float) -> None:
-        """Checks and writes one frame. Raises Refused; what can never be accepted ends the upload."""
+    async def take(self, upload: Upload, frame: pb.Frame, now: float) -> bool:
+        """Checks and writes one frame; whether it was a new one. Raises Refused; garbage ends the upload."""
         if frame.index >= upload.frames:
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: there are {upload.frames}")
-        upload.touched_at = now
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
+            new = await loop.run_in_executor(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
         except ChecksumError as error:
             raise Refused(Status.DATA_LOSS, str(error)) from error
         except OSError as error:
@@ -163,6 +170,9 @@ class Uploads:
         except FrameError as error:
             self._drop(upload.key)
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
+        if new:
+            upload.touched_at = now
+        return new
 
     async def ended(self, upload: Upload) -> None:
         """Waits, for a stream that has sent its part, until others have brought the rest or it was given up."""
@@ -185,36 +195,44 @@ class Uploads:
         return await asyncio.shield(task)
 
     async def _finish(self, upload: Upload) -> pb.Receipt:
-        loop, key = asyncio.get_running_loop(), upload.key
-        header = self._headers[key]
+        key = upload.key
         try:
-            await loop.run_in_executor(self._workers, upload.finish)
-        except OSError as error:
+            row, stored = await self._make_durable(upload)
+            await self._keep(row, stored)
+        except (OSError, SpoolError) as error:
             self._fail(error)
             raise Refused(Status.UNAVAILABLE, "the core's disk failed: it stops; try again later") from error
         except FrameError as error:
-            self._drop(key)
             del self._finishing[key]
+            self._drop(key)
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
+        receipt = pb.Receipt(
+            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
+        )
+        self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it yet
+        del self._growing[key], self._headers[key], self._finishing[key]
+        self._ended.pop(key).set()
+        return receipt
+
+    async def _make_durable(self, upload: Upload) -> tuple[ContributionRow, Stored]:
+        loop, header, key = asyncio.get_running_loop(), self._headers[upload.key], upload.key
         norms = norms_sq(upload.fragment, [upload.squares[index] for index in range(upload.frames)])
+        if not norms.max(initial=0.0) <= LARGEST_NORM**2:
+            raise FrameError(f"{key} has a tensor of norm {math.sqrt(norms.max()):.3g}: the training has diverged")
+        await loop.run_in_executor(self._workers, upload.finish)
+        stored = await loop.run_in_executor(
+            self._workers, self._spool.open, self._generation, key, self._codec, np.asarray(norms, np.float64)
+        )
         row = ContributionRow(
             key, header.cycle, header.base_version, header.tokens, header.steps, int(self._codec),
             upload.frames, upload.size_bytes, upload.digest, tuple(float(n) for n in norms),
         )  # fmt: skip
-        stored = self._spool.open(self._generation, key, self._codec, np.asarray(norms, np.float64))
-        receipt = pb.Receipt(
-            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
-        )
-        self.note(upload.digest, receipt)
-        await self._keep(row, stored)
-        del self._growing[key], self._headers[key], self._finishing[key]
-        self._ended.pop(key).set()
-        return self.newest_receipt(key.learner, key.incarnation, key.fragment) or receipt
+        return row, stored
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
-        """A contribution was made durable: the newest of its learner and fragment, unless a dead incarnation's."""
-        place = (receipt.learner, receipt.fragment)
-        if place not in self._newest or self._newest[place].receipt.incarnation <= receipt.incarnation:
+        """A contribution was made durable: the newest of its learner and fragment, unless a newer one is known."""
+        place, old = (receipt.learner, receipt.fragment), self._newest.get((receipt.learner, receipt.fragment))
+        if old is None or (old.receipt.incarnation, old.receipt.seq) <= (receipt.incarnation, receipt.seq):
             self._newest[place] = Decided(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
@@ -237,6 +255,8 @@ class Uploads:
         self._give_up(key for key, upload in self._growing.items() if now - upload.touched_at > patience_s)
 
     def _drop(self, key: Key) -> None:
+        if key in self._finishing:
+            return  # it is whole: what else came under its name does not matter
         upload = self._growing.pop(key, None)
         self._headers.pop(key, None)
         if key in self._ended:
@@ -247,8 +267,13 @@ class Uploads:
 
 
 def _declared(header: pb.PushHeader) -> pb.PushHeader:
-    """What a header says of the contribution; a learner that joined again sends it with another session."""
+    """What a header says of the contribution; the session and the round may have changed when it is sent again."""
     declared = pb.PushHeader()
     declared.CopyFrom(header)
     declared.ClearField("session")
+    declared.ClearField("cycle")
     return declared
+
+
+def _line(key: Key) -> tuple[str, int, int]:
+    return key.learner, key.incarnation, key.fragment

@@ -20,6 +20,7 @@ from unittest import mock
 import numpy as np
 from atoll import adoption, fetching, sending
 from atoll_server import (
+    core,
     engine,
     initial,
     joining,
@@ -233,10 +234,10 @@ def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
     """A start keeps only the files of what was merged."""
     sweep = engine.Spool.sweep
 
-    def all_but_pending(self: engine.Spool, known: dict[Any, int]) -> int:
-        return sweep(self, dict(list(known.items())[1:]))
+    def all_but_one(self: engine.Spool, needed: Any) -> int:
+        return sweep(self, list(needed)[1:])
 
-    with patch(engine.Spool, "sweep", all_but_pending):
+    with patch(engine.Spool, "sweep", all_but_one):
         yield
 
 
@@ -253,13 +254,13 @@ def a_start_forgets_the_last_merges() -> Iterator[None]:
 @defect
 def receipts_forgotten_at_a_restart() -> Iterator[None]:
     """A core that comes back does not know what it had acknowledged."""
-    take_up = engine.Engine.take_up
+    take_up = core.take_up
 
-    def forgetful(self: engine.Engine, *values: Any) -> None:
-        take_up(self, *values)
-        self.uploads._newest.clear()
+    def forgetful(of: engine.Engine, *values: Any) -> None:
+        take_up(of, *values)
+        of.uploads._newest.clear()
 
-    with patch(engine.Engine, "take_up", forgetful):
+    with patch(core, "take_up", forgetful):
         yield
 
 

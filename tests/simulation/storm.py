@@ -30,7 +30,8 @@ class Storm:
         for _ in range(self._rng.choice((1, 1, 1, 2))):
             yield self._rng.uniform(0.5, STORM_S), self._partition
         for chance, fault in (
-            (0.2, self._replace), (0.2, self._world.told_to_stop.set), (0.3, self._leave), (0.3, self._pause), (0.2, self._stillborn)
+            (0.2, self._replace), (0.2, self._world.told_to_stop.set), (0.3, self._leave), (0.3, self._pause),
+            (0.2, self._stillborn),
         ):  # fmt: skip
             if self._rng.random() < chance:
                 yield self._rng.uniform(1.0, STORM_S), fault

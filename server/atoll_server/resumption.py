@@ -1,0 +1,70 @@
+"""From the ledger back into an engine's memory: rounds, what waits, receipts, counters, and the room that is taken."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+import numpy as np
+import structlog
+from atoll_wire.codec import Codec
+
+from atoll_server import ledger
+from atoll_server.contributions import receipt_of
+from atoll_server.engine import Engine
+from atoll_server.events import Key
+from atoll_server.ledger import ContributionRow, FateRow
+from atoll_server.members import Member
+from atoll_server.publications import Publication
+from atoll_server.restore import Restored
+from atoll_server.rounds import Pending
+
+log = structlog.get_logger()
+
+
+def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored) -> None:
+    """Brings an engine to where the ledger left the run; before anybody connects."""
+    entries = engine.roster.entries.values()
+    for entry in entries:
+        entry.account.forget_contributions()
+    waiting: list[tuple[Key, Pending]] = []
+    room: dict[Path, int] = {}  # of every payload that stays
+    covered = _covered(engine, restored)
+    for row, fate in ledger.contributions(db, engine.generation):
+        pending = _contribution(engine, row, fate)
+        if pending is not None:
+            waiting.append((row.key, pending))
+        superfluous = fate.fate == "merged" and fate.version <= covered[row.key.fragment]
+        if fate.fate != "refused" and (engine.settings.record or not superfluous):
+            room[engine.spool.path(engine.generation, row.key)] = 0 if superfluous else row.size_bytes
+    deleted = engine.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
+    engine.spool.prepare(engine.generation, len(engine.layout.fragments))
+    engine.spool.used_bytes = sum(size for path, size in room.items() if engine.disk.exists(path))
+    for fragment, made_again in restored.updates.items():
+        for update in made_again:
+            values = (fragment, update.version)
+            told = ledger.contributions(db, engine.generation, "AND fragment=? AND version=?", values)
+            engine.cache.add(fragment, Publication(update, tuple(receipt_of(fate) for _, fate in told)))
+    now, cycles = time.monotonic(), ledger.last_cycles(db, engine.generation, len(engine.layout.fragments))
+    members = {e.name: Member(e.incarnation, now, now, gone=e.account.left_at is not None) for e in entries}
+    engine.syncer.restore(engine.versions(), cycles, waiting, members)
+    log.info("state taken up", outer_steps=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
+
+
+def _contribution(engine: Engine, row: ContributionRow, fate: FateRow) -> Pending | None:
+    """Counts one; opens its payload if it waits for its merge."""
+    engine.contributions.accept(row)
+    engine.uploads.note(row.digest, receipt_of(fate))
+    if fate.fate != "pending":
+        engine.contributions.end(row, fate)
+        return None
+    norms_sq = np.array(row.norms_sq, np.float64)
+    engine.contributions.hold(row, engine.spool.open(engine.generation, row.key, Codec(row.codec), norms_sq))
+    return Pending(row.cycle, row.base_version, row.tokens, row.steps)
+
+
+def _covered(engine: Engine, restored: Restored) -> tuple[int, ...]:
+    """The version of each fragment that two sound snapshots cover."""
+    snapshots = restored.snapshots
+    return snapshots[-2].versions if len(snapshots) >= 2 else (0,) * len(engine.layout.fragments)
