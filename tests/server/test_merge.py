@@ -126,6 +126,29 @@ def test_published_parameters_follow_the_exact_ones_over_many_merges():
     assert np.abs(current.theta - current.theta_pub).max() < last_step
 
 
+@pytest.mark.parametrize("scale", [1e-44, 1e-36, 1e9])
+def test_whatever_is_let_in_gives_finite_parameters(scale):
+    """The least and the largest norms that a contribution may have; one among others as well."""
+    given = [contribution("a", 1, scale), contribution("b", 2)]
+    assert np.sqrt(given[0].norms_sq).max() <= merge.LARGEST_NORM
+    for contributions, weights in ((given, [0.5, 0.5]), (given[:1], [1.0])):
+        new, _, _ = run(state(), contributions, weights)
+        for vector in (new.theta, new.theta_pub, new.momentum):
+            assert np.isfinite(vector).all()
+
+
+def test_directions_that_cancel_do_not_amplify_rounding_noise():
+    one = contribution("a", 1)
+    other = InMemory("b", one.codec, [], one.norms_sq)
+    vector = -values(one).astype(np.float32)
+    other.frames = [codec.encode_frame(vector, span, one.codec) for span in FRAGMENT.frames]
+    begin = state()
+    new, _, _ = run(
+        FragmentState(3, begin.theta.copy(), begin.theta_pub, np.zeros_like(begin.momentum)), [one, other], [0.5, 0.5]
+    )
+    assert np.abs(new.theta - begin.theta).max() < 1e-6
+
+
 def test_the_same_merge_gives_the_same_bytes():
     given = [contribution("a", 1, kind=Codec.INT4), contribution("b", 2, kind=Codec.INT4)]
     first, second = run(state(), given, [0.4, 0.6]), run(state(), given, [0.4, 0.6])

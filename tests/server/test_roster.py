@@ -65,6 +65,15 @@ def test_a_name_is_taken_over_only_by_a_process_that_answers():
     assert roster.join("a", "eu", 3, 0, 0.5, b"third", b"fourth", 0.0).incarnation == 2
 
 
+def test_regions_are_bounded():
+    roster = Roster(1000)
+    for number in range(256):
+        roster.join(f"l{number}", f"r{number}", 1, 0, 0.5, b"", b"t", 0.0)
+    with pytest.raises(Refused, match="256 regions"):
+        roster.join("one-more", "elsewhere", 1, 0, 0.5, b"", b"t", 0.0)
+    assert roster.join("one-more", "r7", 1, 0, 0.5, b"", b"t", 0.0).region == "r7"
+
+
 def test_remembered_processes_are_bounded():
     roster = Roster(10)
     for nonce in range(1, 500):

@@ -75,6 +75,8 @@ def _file(header: object, data: bytes = b"") -> bytes:
         _file({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, bytes(4)),
         _file({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, bytes(4)),
         _file({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, bytes(4)),
+        _file(b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}', bytes(4)),
+        _file({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4.0]}}, bytes(4)),
         _file({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
     ],
 )

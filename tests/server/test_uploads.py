@@ -1,0 +1,140 @@
+"""Uploads whose streams race: one contribution, one acknowledgement, and none before its row is committed."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from atoll_server.refusal import Refused, Status
+from atoll_server.settings import Limits
+from atoll_server.spool import Spool
+from atoll_server.uploads import Uploads
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+from atoll_wire.layout import MergeKind, TensorSpec, plan
+
+LAYOUT = plan([TensorSpec("w", (64, 64), "float32", MergeKind.DIRECTION)], 1)
+FRAGMENT = LAYOUT.fragments[0]
+PAYLOAD = codec.encode_frame(np.ones(FRAGMENT.length, np.float32), FRAGMENT.frames[0], Codec.INT4)
+
+
+class World:
+    """Uploads whose commit waits for `may_commit`."""
+
+    def __init__(self, directory) -> None:
+        self.spool = Spool(directory, 1 << 30)
+        self.spool.prepare(1, 1)
+        self.committed: list[object] = []
+        self.failures: list[BaseException] = []
+        self.may_commit, self.at_commit = asyncio.Event(), asyncio.Event()
+        workers = ThreadPoolExecutor(2)
+        self.uploads = Uploads(
+            LAYOUT, Codec.INT4, 1, self.spool, Limits(), workers, self._keep, self.failures.append
+        )  # fmt: skip
+
+    async def _keep(self, row, _stored) -> None:
+        self.at_commit.set()
+        await self.may_commit.wait()
+        self.committed.append(row.key)
+
+    def offer(self, *, seq: int = 1, incarnation: int = 1, cycle: int = 0):
+        header = pb.PushHeader(
+            session=pb.Session(learner="a", incarnation=incarnation), seq=seq, cycle=cycle, tokens=1, steps=1,
+            codec=pb.CODEC_INT4, frames=1, size_bytes=len(PAYLOAD),
+            digest=codec.frames_digest([(len(PAYLOAD), codec.crc32c(PAYLOAD))]),
+        )  # fmt: skip
+        return self.uploads.offer(header, 0, 3, 4, 0.0)
+
+    async def take(self, upload, payload: bytes = PAYLOAD) -> bool:
+        frame = pb.Frame(index=0, crc32c=codec.crc32c(payload), payload=payload)
+        return await self.uploads.take(upload, frame, 0.0)
+
+    async def finishing(self):
+        """A whole upload on the way to its commit; returns it and the task that waits for its receipt."""
+        upload = self.offer()
+        await self.take(upload)
+        waiting = asyncio.create_task(self.uploads.complete(upload))
+        await self.at_commit.wait()
+        return upload, waiting
+
+
+def test_garbage_on_another_stream_does_not_touch_an_upload_that_is_whole(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload, waiting = await world.finishing()
+        with pytest.raises(Refused):
+            await world.take(upload, b"garbage")
+        assert world.spool.used_bytes == len(PAYLOAD)
+        world.may_commit.set()
+        assert (await waiting).fate == pb.FATE_PENDING
+        world.spool.delete(1, upload.key, len(PAYLOAD))
+        assert (world.spool.used_bytes, world.failures) == (0, [])
+
+    asyncio.run(run())
+
+
+def test_nothing_is_acknowledged_before_its_row_is_committed(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload, waiting = await world.finishing()
+        assert world.offer() is upload, "offered again it is an upload still, and no receipt"
+        assert world.uploads.newest_receipt("a", 1, 0) is None
+        world.may_commit.set()
+        await waiting
+        assert world.offer().fate == pb.FATE_PENDING
+
+    asyncio.run(run())
+
+
+def test_a_second_contribution_waits_while_the_first_becomes_durable(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        _, waiting = await world.finishing()
+        with pytest.raises(Refused, match="must wait: 1 is still pending") as refused:
+            world.offer(seq=2)
+        assert refused.value.status is Status.INVALID_ARGUMENT
+        world.may_commit.set()
+        await waiting
+
+    asyncio.run(run())
+
+
+def test_what_a_dead_incarnation_finishes_late_does_not_hide_the_newest_receipt(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        _, waiting = await world.finishing()
+        newer = pb.Receipt(learner="a", incarnation=2, fragment=0, seq=1, fate=pb.FATE_PENDING)
+        world.uploads.note(b"digest of it", newer)
+        world.may_commit.set()
+        await waiting
+        assert world.uploads.newest_receipt("a", 2, 0) == newer
+
+    asyncio.run(run())
+
+
+def test_a_frame_that_comes_again_is_no_sign_of_progress(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload = world.offer()
+        assert await world.take(upload)
+        assert not await world.take(upload)
+
+    asyncio.run(run())
+
+
+def test_a_round_of_the_future_is_no_rounds_answer_and_may_be_offered_again(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload = world.offer(cycle=1 << 62)
+        assert world.offer(cycle=2) is upload
+        await world.take(upload)
+        world.may_commit.set()
+        rows = []
+        world.uploads._keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
+        await world.uploads.complete(upload)
+        assert rows[0].cycle == 0
+
+    asyncio.run(run())
