@@ -230,6 +230,26 @@ def payloads_go_with_the_first_snapshot() -> Iterator[None]:
 
 
 @defect
+def a_snapshot_stops_half_way_when_its_caller_goes() -> Iterator[None]:
+    """Whoever asked for it cancels it, after its row was committed too."""
+    with patch(keeper.Keeper, "take", keeper.Keeper._take):
+        yield
+
+
+@defect
+def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
+    """Payloads go when two snapshots cover them, though one of the two cannot be read."""
+    restored = restore.restore
+
+    def all_of_them(db: Any, *values: Any, **more: Any) -> Any:
+        found = restored(db, *values, **more)
+        return dataclasses.replace(found, snapshots=ledger.snapshots(db, ledger.get_meta(db)["generation"]))
+
+    with patch(core, "restore", all_of_them):
+        yield
+
+
+@defect
 def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
     """A start keeps only the files of what was merged."""
     sweep = engine.Spool.sweep

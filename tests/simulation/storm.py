@@ -31,7 +31,7 @@ class Storm:
             yield self._rng.uniform(0.5, STORM_S), self._partition
         for chance, fault in (
             (0.2, self._replace), (0.2, self._world.told_to_stop.set), (0.3, self._leave), (0.3, self._pause),
-            (0.2, self._stillborn),
+            (0.2, self._stillborn), (0.3, self._cancelled_checkpoint),
         ):  # fmt: skip
             if self._rng.random() < chance:
                 yield self._rng.uniform(1.0, STORM_S), fault
@@ -53,6 +53,13 @@ class Storm:
             self._world.counts["learner crashes"] += 1
             island.process.kill()
             self._world.loop.after(self._rng.uniform(0.05, 2.0), self._world.start_island, name)
+
+    def _cancelled_checkpoint(self) -> None:
+        """An operator asks for a snapshot and hangs up."""
+        core, process = self._world.core, self._world.core_process
+        if core is not None and core.keeper is not None and process is not None and process.alive:
+            asked = process.start(core.keeper.take())
+            self._world.loop.after(self._rng.uniform(0.0, 0.03), asked.cancel)
 
     def _stillborn(self) -> None:
         """A learner dies and is started; that process dies too, while its Join is still on its way; and again."""
