@@ -59,7 +59,7 @@ class Uploads:
         self._spool, self._limits, self._workers = spool, limits, workers
         self._keep, self._fail = keep, fail
         self._growing: dict[Key, Upload] = {}
-        self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones, sessions left out
+        self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones
         self._ended: dict[Key, asyncio.Event] = {}  # of the growing ones
         self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
         self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
@@ -74,7 +74,7 @@ class Uploads:
         key = Key(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         growing = self._growing.get(key)
         if growing is not None:
-            if self._headers[key] != _declared(header):
+            if _declared(self._headers[key]) != _declared(header):
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
             return growing
         newest = self._newest.get((key.learner, key.fragment))
@@ -142,7 +142,7 @@ class Uploads:
         path = self._spool.path(self._generation, key, ".part")
         declared = (header.frames, header.size_bytes, header.digest)
         upload = Upload(key, fragment, self._codec, *declared, path, now, self._spool.disk)
-        self._growing[key], self._headers[key], self._ended[key] = upload, _declared(header), asyncio.Event()
+        self._growing[key], self._headers[key], self._ended[key] = upload, header, asyncio.Event()
         return upload
 
     def fence(self, learner: str, incarnation: int) -> None:

@@ -125,6 +125,19 @@ def test_a_frame_that_comes_again_is_no_sign_of_progress(tmp_path):
     asyncio.run(run())
 
 
+def test_a_contribution_answers_the_round_that_it_names(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload = world.offer(cycle=3)
+        await world.take(upload)
+        rows = []
+        world.uploads._keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
+        await world.uploads.complete(upload)
+        assert rows[0].cycle == 3
+
+    asyncio.run(run())
+
+
 def test_a_round_of_the_future_is_no_rounds_answer_and_may_be_offered_again(tmp_path):
     async def run() -> None:
         world = World(tmp_path)

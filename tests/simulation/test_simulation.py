@@ -15,6 +15,8 @@ from tests.simulation.seed import simulate
 
 SEEDS = 150
 RARE = {  # `make simulate-defects` finds them, too late for a test of every day
+    "a_damaged_snapshot_counts_as_one",
+    "a_snapshot_stops_half_way_when_its_caller_goes",
     "fencing_off",
     "a_name_is_taken_over_without_an_answer",
     "payloads_go_with_the_first_snapshot",

@@ -38,6 +38,7 @@ class World:
         self.network = Network(loop, self.checks.said)
         self.platter = Platter(self.rng)
         self.counts: Counter[str] = Counter()
+        self.overlap_steps = self.rng.choice((2.0, 8.0))
         self.record = self.rng.random() < 0.3
         self.names = NAMES[: self.rng.choice((3, 3, 4))]
         self.pace = {name: self.rng.uniform(0.06, 0.2) for name in self.names}
@@ -213,7 +214,8 @@ class World:
             record=self.record,
             limits=Limits(happenings=self.rng.choice((8, 64, 4096)), update_cache_versions=self.rng.choice((1, 4, 16))),
         )  # fmt: skip
-        given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness}
+        given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
+                 "overlap_steps": self.overlap_steps}  # fmt: skip
         core = Core(settings, given, SimulatedDisk(self.platter, process, Connection))
         try:
             await core.start()
