@@ -23,6 +23,9 @@ from atoll.parameters import Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
 
 STEP_SMOOTHING = 0.1
+# Leaving waits so long for the fates of contributions in flight, to send what came after them: rounds that are still
+# open close by then, and when everybody leaves at once no other would.
+LEAST_WAIT_S, WAIT_STEPS = 1.0, 4.0
 
 
 class Learner:
@@ -140,12 +143,16 @@ class Learner:
     def _drain(self) -> None:
         """Sends the last pseudo-gradients, also of fragments whose contribution in flight meets its fate meanwhile."""
         deadline, steps = time.monotonic() + self._drain_s, self._counters.steps
+        patience_s = max(LEAST_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
+        late = min(deadline, time.monotonic() + patience_s)
         while True:
             for fragment, track in enumerate(self._tracks):
                 if track.flying is None and track.steps_from < steps:
                     self._take(Due(fragment, 0, 0.0))
-            more = any(track.later(steps) for track in self._tracks)
-            if not self._handover.wait_settled(max(0.0, deadline - time.monotonic()), fates=more) or not more:
+            more = time.monotonic() < late and any(track.later(steps) for track in self._tracks)
+            end = late if more else deadline
+            settled = self._handover.wait_settled(max(0.0, end - time.monotonic()), fates=more)
+            if not more or (not settled and time.monotonic() < end):
                 return
             released, prepared, due = self._handover.next()
             for fragment in released:

@@ -86,6 +86,16 @@ def test_leaving_sends_what_came_after_a_contribution_in_flight_when_that_is_mer
     assert core.headers[second].tokens >= 500
 
 
+def test_leaving_waits_for_a_fate_that_does_not_come_no_longer_than_a_round_would_take(core):
+    """When everybody leaves at once no round closes any more."""
+    loop = Loop(core.address, drain_s=30.0)
+    with ends_within(8.0), loop.learner:
+        core.open(0)
+        loop.until(lambda: core.pending(0))
+        loop.turn(tokens=500)
+    assert core.left == ["a"]
+
+
 def test_leaving_waits_no_longer_than_drain_s_and_a_good_bye_for_a_core_that_hangs(core):
     loop = Loop(core.address, drain_s=1.0)
     with loop.learner:
