@@ -24,6 +24,7 @@ class Keeper:
     def __init__(self, engine: Engine, rows: list[SnapshotRow]) -> None:
         self._engine = engine
         self.rows = rows
+        self._let_go_to = covered(rows, len(engine.layout.fragments))
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
         self._taken_at = time.monotonic()
@@ -80,10 +81,10 @@ class Keeper:
             await asyncio.to_thread(self._let_go, covered)
 
     def _covered(self, db: sqlite3.Connection, found: list[tuple[Key, int]]) -> None:
-        """Payloads merged at or before the second newest snapshot, and after the third; runs in the ledger's thread."""
-        engine = self._engine
-        older = self.rows[-3].versions if len(self.rows) >= 3 else (0,) * len(engine.layout.fragments)
-        for fragment, version in enumerate(self.rows[-2].versions):
+        """Payloads that two snapshots cover now, and did not before; runs in the ledger's thread."""
+        engine, older = self._engine, self._let_go_to
+        self._let_go_to = covered(self.rows, len(older))
+        for fragment, version in enumerate(self._let_go_to):
             condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
             values = (fragment, older[fragment], version)
             rows = ledger.contributions(db, engine.generation, condition, values)
@@ -96,3 +97,8 @@ class Keeper:
                 self._engine.spool.release(size_bytes)
             else:
                 self._engine.spool.delete(self._engine.generation, key, size_bytes)
+
+
+def covered(rows: list[SnapshotRow], fragments: int) -> tuple[int, ...]:
+    """The version of each fragment up to which two snapshots make payloads superfluous."""
+    return rows[-2].versions if len(rows) >= 2 else (0,) * fragments

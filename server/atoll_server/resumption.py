@@ -14,6 +14,7 @@ from atoll_server import ledger
 from atoll_server.contributions import receipt_of
 from atoll_server.engine import Engine
 from atoll_server.events import Key
+from atoll_server.keeper import covered
 from atoll_server.ledger import ContributionRow, FateRow
 from atoll_server.members import Member
 from atoll_server.publications import Publication
@@ -30,12 +31,12 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored) -> None:
         entry.account.forget_contributions()
     waiting: list[tuple[Key, Pending]] = []
     room: dict[Path, int] = {}  # of every payload that stays
-    covered = _covered(engine, restored)
+    superfluous_to = covered(restored.snapshots, len(engine.layout.fragments))
     for row, fate in ledger.contributions(db, engine.generation):
         pending = _contribution(engine, row, fate)
         if pending is not None:
             waiting.append((row.key, pending))
-        superfluous = fate.fate == "merged" and fate.version <= covered[row.key.fragment]
+        superfluous = fate.fate == "merged" and fate.version <= superfluous_to[row.key.fragment]
         if fate.fate != "refused" and (engine.settings.record or not superfluous):
             room[engine.spool.path(engine.generation, row.key)] = 0 if superfluous else row.size_bytes
     deleted = engine.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
@@ -62,9 +63,3 @@ def _contribution(engine: Engine, row: ContributionRow, fate: FateRow) -> Pendin
     norms_sq = np.array(row.norms_sq, np.float64)
     engine.contributions.hold(row, engine.spool.open(engine.generation, row.key, Codec(row.codec), norms_sq))
     return Pending(row.cycle, row.base_version, row.tokens, row.steps)
-
-
-def _covered(engine: Engine, restored: Restored) -> tuple[int, ...]:
-    """The version of each fragment that two sound snapshots cover."""
-    snapshots = restored.snapshots
-    return snapshots[-2].versions if len(snapshots) >= 2 else (0,) * len(engine.layout.fragments)

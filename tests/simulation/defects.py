@@ -221,11 +221,11 @@ def the_ledger_is_not_synced_at_each_commit() -> Iterator[None]:
 def payloads_go_with_the_first_snapshot() -> Iterator[None]:
     """Payloads are deleted when they are merged, though no snapshot covers them."""
 
-    def covered(self: keeper.Keeper, db: Any, found: list[tuple[Key, int]]) -> None:
+    def merged(self: keeper.Keeper, db: Any, found: list[tuple[Key, int]]) -> None:
         for row, _ in ledger.contributions(db, self._engine.generation, "AND fate='merged'"):
             found.append((row.key, row.size_bytes))
 
-    with patch(keeper.Keeper, "_covered", covered):
+    with patch(keeper.Keeper, "_covered", merged):
         yield
 
 
