@@ -192,7 +192,10 @@ class Uploads:
             task = asyncio.create_task(self._finish(upload), name=f"finish {upload.key}")
             self._finishing[upload.key] = task
         # A stream that is cut must not take the others' acknowledgement with it.
-        return await asyncio.shield(task)
+        receipt = await asyncio.shield(task)
+        return (
+            self.newest_receipt(receipt.learner, receipt.incarnation, receipt.fragment) or receipt
+        )  # decided already?
 
     async def _finish(self, upload: Upload) -> pb.Receipt:
         key = upload.key

@@ -114,7 +114,10 @@ class Checks:
                 raise Violation(6, f"{name} was acknowledged {self._loop.now - fenced:.1f} s after it was fenced off")
         if receipt.fate == pb.FATE_PENDING:
             decided = self.fates.get(name)
-            if decided is not None and (as_of is None or decided.version <= as_of):
+            # A whole fragment comes with the fates of the moment that it was taken at; a round that lapses then refuses
+            # at the very version that others are being sent.
+            latest = -1 if decided is None else decided.version - (decided.fate == pb.FATE_MERGED)
+            if decided is not None and (as_of is None or latest < as_of):
                 raise Violation(2, f"{name} is pending again after its fate was told")
             return
         told = Told(receipt.fate, receipt.version, receipt.weight, receipt.staleness)
