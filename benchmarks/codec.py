@@ -39,6 +39,7 @@ class Given:
     codec: Codec
     norms_sq: NDArray[np.float64]
     frames: list[bytes]
+    scale: float = 1.0
 
     def payload(self, frame: int) -> bytes:
         """One frame."""

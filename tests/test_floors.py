@@ -19,11 +19,11 @@ FLOORS = {
         ["codec"],
     ],
     "atoll_server": [
-        ["__init__", "events", "refusal", "goodput", "disk", "crash"],
-        ["settings", "tensorfile"],
+        ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock"],
+        ["settings", "tensorfile", "rows", "guard"],
         ["members", "merge", "roster", "rounds"],  # pure, with the syncer
         ["syncer"],
-        ["ledger", "writer", "metrics"],
+        ["ledger", "writer", "metrics", "admission"],
         ["spool"],
         ["snapshot", "publications", "uploads", "contributions"],
         ["restore", "checkpoint"],
@@ -31,9 +31,10 @@ FLOORS = {
         ["keeper"],
         ["resumption"],
         ["core"],
-        ["joining", "status"],
+        ["joining", "status", "eviction", "attendance"],
         ["service", "operators"],
         ["server", "offline", "remote"],
+        ["receipts"],
         ["commands"],
         ["__main__"],
     ],
@@ -56,7 +57,19 @@ FLOORS = {
     ],
 }
 PURE = {
-    "atoll_server": ["events", "members", "rounds", "syncer", "merge", "goodput", "roster", "refusal"],
+    "atoll_server": [
+        "events",
+        "members",
+        "rounds",
+        "syncer",
+        "merge",
+        "goodput",
+        "roster",
+        "refusal",
+        "guard",
+        "admission",
+        "rows",
+    ],
     "atoll": ["adoption"],
 }
 IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}

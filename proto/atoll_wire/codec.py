@@ -48,6 +48,10 @@ class FrameError(ValueError):
     """A payload that is not a frame of this span and codec."""
 
 
+class NotFiniteError(FrameError):
+    """A frame in due form whose values cannot be: the training behind it has diverged."""
+
+
 # ------------------------------------------------------------------------------------------------- whole frames
 
 
@@ -93,7 +97,7 @@ def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.f
             kernels.BAD_SCALE: "a scale is NaN, infinite, negative, subnormal or too large",
             kernels.BAD_CODE: "a code is out of range",
         }
-        raise FrameError(wrong[found])
+        raise (FrameError if found == kernels.BAD_CODE else NotFiniteError)(wrong[found])
     return squares
 
 

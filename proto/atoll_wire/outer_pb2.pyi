@@ -547,6 +547,58 @@ class WireBytes(_message.Message):
     whole: int
     def __init__(self, up: _Optional[int] = ..., down: _Optional[int] = ..., up_parameters: _Optional[int] = ..., down_parameters: _Optional[int] = ..., whole: _Optional[int] = ...) -> None: ...
 
+class ListReceiptsRequest(_message.Message):
+    __slots__ = ("learner", "fate", "limit", "before")
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    learner: str
+    fate: Fate
+    limit: int
+    before: int
+    def __init__(self, learner: _Optional[str] = ..., fate: _Optional[_Union[Fate, str]] = ..., limit: _Optional[int] = ..., before: _Optional[int] = ...) -> None: ...
+
+class ListReceiptsReply(_message.Message):
+    __slots__ = ("receipts",)
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    receipts: _containers.RepeatedCompositeFieldContainer[LoggedReceipt]
+    def __init__(self, receipts: _Optional[_Iterable[_Union[LoggedReceipt, _Mapping]]] = ...) -> None: ...
+
+class LoggedReceipt(_message.Message):
+    __slots__ = ("number", "receipt", "tokens", "steps", "base_version", "size_bytes", "norm", "clipped", "accepted_at")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    CLIPPED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    receipt: Receipt
+    tokens: int
+    steps: int
+    base_version: int
+    size_bytes: int
+    norm: float
+    clipped: float
+    accepted_at: float
+    def __init__(self, number: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., base_version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., norm: _Optional[float] = ..., clipped: _Optional[float] = ..., accepted_at: _Optional[float] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("learner", "reason")
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    learner: str
+    reason: str
+    def __init__(self, learner: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EvictReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

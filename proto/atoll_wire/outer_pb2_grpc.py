@@ -390,6 +390,16 @@ class OperatorStub(object):
                 request_serializer=atoll__wire_dot_outer__pb2.TakeCheckpointRequest.SerializeToString,
                 response_deserializer=atoll__wire_dot_outer__pb2.Checkpoint.FromString,
                 _registered_method=True)
+        self.ListReceipts = channel.unary_unary(
+                '/atoll.v1.Operator/ListReceipts',
+                request_serializer=atoll__wire_dot_outer__pb2.ListReceiptsRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.ListReceiptsReply.FromString,
+                _registered_method=True)
+        self.Evict = channel.unary_unary(
+                '/atoll.v1.Operator/Evict',
+                request_serializer=atoll__wire_dot_outer__pb2.EvictRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.EvictReply.FromString,
+                _registered_method=True)
         self.ExportCheckpoint = channel.unary_stream(
                 '/atoll.v1.Operator/ExportCheckpoint',
                 request_serializer=atoll__wire_dot_outer__pb2.ExportCheckpointRequest.SerializeToString,
@@ -420,6 +430,20 @@ class OperatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListReceipts(self, request, context):
+        """Contributions and what became of them, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Evict(self, request, context):
+        """Sends a learner away, or lets it in again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExportCheckpoint(self, request, context):
         """Streams the published model as a safetensors file that load_state_dict(strict=True) takes.
         """
@@ -444,6 +468,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.TakeCheckpoint,
                     request_deserializer=atoll__wire_dot_outer__pb2.TakeCheckpointRequest.FromString,
                     response_serializer=atoll__wire_dot_outer__pb2.Checkpoint.SerializeToString,
+            ),
+            'ListReceipts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReceipts,
+                    request_deserializer=atoll__wire_dot_outer__pb2.ListReceiptsRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.ListReceiptsReply.SerializeToString,
+            ),
+            'Evict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evict,
+                    request_deserializer=atoll__wire_dot_outer__pb2.EvictRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.EvictReply.SerializeToString,
             ),
             'ExportCheckpoint': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportCheckpoint,
@@ -533,6 +567,60 @@ class Operator(object):
             '/atoll.v1.Operator/TakeCheckpoint',
             atoll__wire_dot_outer__pb2.TakeCheckpointRequest.SerializeToString,
             atoll__wire_dot_outer__pb2.Checkpoint.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReceipts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Operator/ListReceipts',
+            atoll__wire_dot_outer__pb2.ListReceiptsRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.ListReceiptsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Operator/Evict',
+            atoll__wire_dot_outer__pb2.EvictRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.EvictReply.FromString,
             options,
             channel_credentials,
             insecure,

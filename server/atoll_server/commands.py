@@ -1,4 +1,4 @@
-"""Subcommands of `atoll` for those who run a core: core, status, checkpoint.
+"""Subcommands of `atoll` for those who run a core: core, status, receipts, evict, checkpoint.
 
 What they need is loaded when they run, so that `atoll --help` is quick and a front's image stays small.
 """
@@ -20,6 +20,8 @@ def register(app: typer.Typer) -> None:
     """Adds this package's subcommands."""
     app.command()(core)
     app.command("status")(status_command)
+    app.command("receipts")(receipts_command)
+    app.command("evict")(evict_command)
     checkpoint = typer.Typer(no_args_is_help=True, help="List, take and export checkpoints of a run.")
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
@@ -47,6 +49,8 @@ def core(
     max_staleness: Annotated[int | None, typer.Option(help="Versions; beyond it a contribution is refused [4].", rich_help_panel=RUN)] = None,
     outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.9].", rich_help_panel=RUN)] = None,
     outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.5].", rich_help_panel=RUN)] = None,
+    norm_limit: Annotated[float | None, typer.Option(help="A contribution so many times larger than usual is refused; 0: none is [10].", rich_help_panel=RUN)] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="One so many times larger than usual is scaled down; 0: none is [0].", rich_help_panel=RUN)] = None,
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
 ) -> None:  # fmt: skip
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
@@ -63,7 +67,7 @@ def core(
         "inner_steps": inner_steps, "fragments": fragments, "overlap_steps": overlap,
         "quorum": Quorum.parse(quorum).model_dump() if quorum is not None else None, "grace_ratio": grace_ratio,
         "staleness_exponent": staleness_exponent, "max_staleness": max_staleness, "outer_lr": outer_lr,
-        "outer_momentum": outer_momentum, "codec": codec,
+        "outer_momentum": outer_momentum, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
     }  # fmt: skip
     settings = CoreSettings.of(
         listen=listen, directory=directory, init=init, metrics_listen=metrics_listen, insecure_listen=insecure_listen,
@@ -80,6 +84,39 @@ def status_command(
     from atoll_server.remote import show_status
 
     show_status(server, as_json=as_json)
+
+
+def receipts_command(
+    server: Server = "127.0.0.1:7070",
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_RECEIPTS_DIR"),
+    ] = None,
+    learner: Annotated[str, typer.Option(help="Of this learner only.")] = "",
+    fate: Annotated[str, typer.Option(help="pending, merged or refused only.")] = "",
+    last: Annotated[int, typer.Option(help="How many, newest first.", min=1)] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show what became of contributions: merged in which version, with which weight; or refused, and why."""
+    from atoll_server.receipts import from_core, from_directory, show
+
+    if directory is not None:
+        found = from_directory(directory, learner, fate, last)
+    else:
+        found = from_core(server, learner, fate, last)
+    show(found, as_json=as_json)
+
+
+def evict_command(
+    learner: Annotated[str, typer.Argument(help="Its name.")],
+    server: Server = "127.0.0.1:7070",
+    reason: Annotated[str, typer.Option(help="Told to the learner, and kept.")] = "by an operator",
+    undo: Annotated[bool, typer.Option("--undo", help="Let it in again.")] = False,
+) -> None:
+    """Send a learner away: it stops, what waits of its work is refused, and its name is not let in again."""
+    from atoll_server.remote import evict
+
+    evict(server, learner, "" if undo else reason or "by an operator")
 
 
 def checkpoint_list(server: Server = "127.0.0.1:7070") -> None:

@@ -6,6 +6,7 @@ run over the ledger, so that the sums are exact whenever the process died.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from atoll_wire import outer_pb2 as pb
@@ -13,9 +14,9 @@ from atoll_wire.layout import Layout
 
 from atoll_server import events as ev
 from atoll_server.events import Key
-from atoll_server.ledger import ContributionRow, FateRow
 from atoll_server.metrics import Metrics
 from atoll_server.roster import Roster
+from atoll_server.rows import ContributionRow, FateRow
 from atoll_server.spool import Stored
 
 FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
@@ -35,6 +36,7 @@ class Contributions:
     def __init__(self, layout: Layout, roster: Roster, metrics: Metrics) -> None:
         self._layout, self._roster, self._metrics = layout, roster, metrics
         self.pending: dict[Key, Held] = {}
+        self.pending_bytes: Counter[str] = Counter()  # of each learner
         self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
 
     def accept(self, row: ContributionRow) -> None:
@@ -50,12 +52,14 @@ class Contributions:
     def hold(self, row: ContributionRow, stored: Stored) -> None:
         """It waits for its merge."""
         self.pending[row.key] = Held(row, stored)
+        self.pending_bytes[row.key.learner] += row.size_bytes
 
     def end(self, row: ContributionRow, fate: FateRow) -> None:
         """One came to its end: merged, or refused after all."""
         held = self.pending.pop(row.key, None)
         if held is not None:
             held.stored.close()
+            self.pending_bytes[row.key.learner] -= row.size_bytes
         entry = self._roster.entries[row.key.learner]
         if fate.fate == "merged":
             entry.account.merged_tokens += self._weighted(row)

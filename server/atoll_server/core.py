@@ -18,18 +18,18 @@ from atoll_wire.layout import Layout
 
 from atoll_server import crash, ledger, merge
 from atoll_server import events as ev
+from atoll_server.clock import RunClock
 from atoll_server.disk import DISK, Disk
 from atoll_server.engine import Engine
-from atoll_server.goodput import Spent
 from atoll_server.initial import STAGING
 from atoll_server.keeper import Keeper
-from atoll_server.ledger import LearnerRow, SnapshotRow
 from atoll_server.metrics import Metrics
 from atoll_server.publications import HappeningLog
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import LEDGER, Restored, restore
 from atoll_server.resumption import take_up
 from atoll_server.roster import Entry, Roster
+from atoll_server.rows import LearnerRow, SnapshotRow
 from atoll_server.settings import CoreSettings, RunSettings, SettingsError
 from atoll_server.snapshot import snapshot_path
 from atoll_server.writer import LedgerWriter
@@ -38,7 +38,6 @@ log = structlog.get_logger()
 
 PROTOCOL = 1
 HOUSEKEEPING_S = 1.0
-MOST_REPORTED = 512  # declined rounds and adoptions in one report
 
 
 class Core:
@@ -55,7 +54,7 @@ class Core:
         self.layout: Layout | None = None  # of the run; before the first parameters, of the lease holder
         self.happenings: HappeningLog
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.started_at = time.monotonic()
+        self.started_at, self.clock = time.monotonic(), RunClock()
         self.frozen_digest = ""
         self.writer: LedgerWriter
         self._unlock: Callable[[], None]
@@ -72,7 +71,8 @@ class Core:
         db = await asyncio.to_thread(ledger.open_ledger, directory / LEDGER, self.disk)
         meta = await asyncio.to_thread(self._take_meta, db)
         for row in ledger.learners(db):
-            self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account)
+            self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
+            self.clock.begin_after(row.account["heard_at"])
         self.happenings = HappeningLog(self.epoch, self.settings.limits.happenings, self._current)
         self.writer = LedgerWriter(db, self.fail)
         if "fingerprint" in meta:
@@ -82,6 +82,9 @@ class Core:
             self.begin(restored, db)
         crash.point("start.state restored")
         if self.engine is not None:
+            for entry in self.roster.entries.values():
+                if entry.evicted:  # the process before may have died in the middle of it
+                    self.engine.dispatch(ev.Gone(entry.name, unwanted(entry.evicted)))
             self.engine.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self._housekeeping.add_done_callback(self._house_kept)
@@ -153,7 +156,8 @@ class Core:
         else:
             engine.spool.prepare(self.generation, len(restored.layout.fragments))
             for entry in self.roster.entries.values():
-                engine.dispatch(ev.Joined(entry.name, entry.incarnation))
+                if not entry.evicted:
+                    engine.dispatch(ev.Joined(entry.name, entry.incarnation))
         self.keeper = Keeper(engine, restored.snapshots)
         self.engine = engine
 
@@ -185,8 +189,11 @@ class Core:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
+            self.clock.look()
             await self._write_accounts()
             if self.engine is not None and self.keeper is not None:
+                free = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
+                self.engine.room(free)
                 self.engine.uploads.expire(time.monotonic())
                 if self.keeper.due():
                     self.engine.spawn(self._snapshot())
@@ -211,7 +218,9 @@ class Core:
             await self.writer.commit(partial(_put_learners, rows=rows))
 
     def row(self, entry: Entry) -> LearnerRow:
-        return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data())
+        return LearnerRow(
+            entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted
+        )
 
     def _current(self) -> pb.Current:
         return self.engine.current() if self.engine is not None else pb.Current()
@@ -238,49 +247,6 @@ class Core:
             max_staleness=self.run.max_staleness,
         )
 
-    def progress(self, entry: Entry, seen: pb.Progress) -> None:
-        """Takes in a report. Raises Refused for counters that no training could reach."""
-        most = self.settings.limits.tokens
-        if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
-            raise Refused(Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps')
-        if len(seen.declined) + len(seen.adopted) > MOST_REPORTED:
-            raise Refused(
-                Status.INVALID_ARGUMENT,
-                f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} rounds and adoptions at a '
-                f"time: at most {MOST_REPORTED} are taken",
-            )
-        spent = Spent(
-            steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
-            joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
-        )  # fmt: skip
-        entry.account.heard(time.time(), spent)
-        entry.loss, entry.dirty = seen.loss, True
-        self.metrics.inner_steps.labels(entry.name).set(entry.account.total("steps"))
-        self.metrics.tokens.labels(entry.name).set(entry.account.total("tokens"))
-        self.metrics.blocked.labels(entry.name).set(entry.account.total("blocked_s"))
-        self.metrics.loss.labels(entry.name).set(seen.loss)
-        if self.engine is None:
-            return
-        self.engine.dispatch(ev.Heard(entry.name, seen.steps, seen.paused))
-        fragments = len(self.engine.layout.fragments)
-        for declined in seen.declined:
-            if declined.fragment < fragments:
-                self.engine.dispatch(ev.Declined(entry.name, declined.fragment, declined.cycle, declined.reason[:200]))
-        for adopted in seen.adopted:
-            if adopted.fragment < fragments:
-                self.engine.dispatch(ev.Adopted(entry.name, adopted.fragment, adopted.version))
-
-    async def leave(self, entry: Entry, last: pb.Progress | None) -> None:
-        """A clean good-bye: durable, so that it is not taken for lost after a restart."""
-        if last is not None:
-            self.progress(entry, last)
-        entry.account.left_at = time.time()
-        entry.token = b""
-        await self.writer.commit(partial(ledger.put_learner, row=self.row(entry)))
-        if self.engine is not None:
-            self.engine.dispatch(ev.Gone(entry.name))
-        log.info("left", learner=entry.name, incarnation=entry.incarnation)
-
     def turned_away(self, refused: Refused, learner: str) -> None:
         """Counts a refusal at the door."""
         self.metrics.contributions.labels("turned_away").inc()
@@ -289,6 +255,11 @@ class Core:
         log.warning(
             "contribution turned away", learner=learner[:80], status=refused.status.value, detail=refused.detail
         )
+
+
+def unwanted(reason: str) -> str:
+    """What the receipts of an evicted learner say."""
+    return f"its learner was evicted: {reason}"
 
 
 def _put_learners(db: sqlite3.Connection, rows: list[LearnerRow]) -> None:

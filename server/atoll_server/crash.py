@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 POINTS = (
     "start.directory taken", "start.epoch raised", "start.state restored",
-    "join.row committed",
+    "join.row committed", "eviction.committed",
     "initial.chunk written", "initial.synced", "initial.renamed", "initial.directory synced", "initial.committed",
     "spool.frame written", "spool.synced", "spool.renamed", "spool.directory synced", "spool.removed",
     "ledger.transaction begun", "ledger.rows written", "ledger.committed",
-    "contribution.committed", "refusal.committed",
+    "contribution.committed", "contribution.refused", "refusal.committed",
     "merge.computed", "merge.committed", "merge.published",
     "snapshot.begun", "snapshot.fragment written", "snapshot.synced", "snapshot.renamed",
     "snapshot.directory synced", "snapshot.committed", "snapshot.old forgotten", "snapshot.old removed",

@@ -23,13 +23,14 @@ from atoll_server import crash, ledger, merge
 from atoll_server import events as ev
 from atoll_server.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.disk import Disk
-from atoll_server.ledger import ContributionRow, FateRow, MergeRow
+from atoll_server.guard import Guard
 from atoll_server.merge import FragmentState, OuterRule
 from atoll_server.metrics import Metrics
 from atoll_server.publications import HappeningLog, Publication, UpdateCache
 from atoll_server.restore import Restored
 from atoll_server.roster import Entry, Roster
 from atoll_server.rounds import Phase
+from atoll_server.rows import ContributionRow, FateRow, MergeRow
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.spool import Spool, Stored
 from atoll_server.syncer import Syncer
@@ -37,6 +38,8 @@ from atoll_server.uploads import Uploads
 from atoll_server.writer import LedgerWriter
 
 log = structlog.get_logger()
+
+BYTES_A_PARAMETER = 12  # of a snapshot: theta, theta_pub, momentum
 
 
 class Engine:
@@ -67,8 +70,9 @@ class Engine:
         self.syncer = Syncer(run, len(self.layout.fragments), merge.weight)
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
+        self.guard = Guard(len(self.layout.fragments), run.norm_limit, run.clip_norm)
         self.uploads = Uploads(
-            self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self._keep, self.fail
+            self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self.guard, self
         )
         self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
         self.contributions = Contributions(self.layout, roster, metrics)
@@ -109,8 +113,8 @@ class Engine:
                 case ev.Lapse():
                     self.metrics.rounds.labels("lapsed").inc()
                     log.info("round lapsed", fragment=effect.fragment, cycle=effect.cycle, reason=effect.reason)
-                    if effect.refusals:
-                        self.spawn(self._refuse(effect))
+                case ev.Refuse():
+                    self.spawn(self._refuse_pending(effect))
                 case _:
                     assert_never(effect)
         self._arm()
@@ -142,15 +146,38 @@ class Engine:
 
     # ------------------------------------------------------------------------------ contributions
 
-    async def _keep(self, row: ContributionRow, stored: Stored) -> None:
+    async def keep(self, row: ContributionRow, stored: Stored) -> None:
         """The payload is on disk: commit the row, then count on it."""
         await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row))
         crash.point("contribution.committed")
-        self.contributions.accept(row)
+        self._accept(row)
         self.contributions.hold(row, stored)
+        self.dispatch(ev.Contributed(row.key, row.cycle, row.base_version, row.tokens, row.steps))
+
+    async def refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
+        """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
+        fate = FateRow(row.key, "refused", self.states[row.key.fragment].version, reason=reason, dropped=True)
+        await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row, fate=fate))
+        crash.point("contribution.refused")
+        self._accept(row)
+        self.contributions.end(row, fate)
+        log.warning("contribution refused", key=str(row.key), reason=reason)
+        self.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
+        return receipt_of(fate)
+
+    def _accept(self, row: ContributionRow) -> None:
+        self.contributions.accept(row)
         region = self.roster.entries[row.key.learner].region
         self.metrics.wan_bytes.labels(region, "up").inc(row.size_bytes)
-        self.dispatch(ev.Contributed(row.key, row.cycle, row.base_version, row.tokens, row.steps))
+
+    def room(self, free_bytes: int) -> None:
+        """What the disk has free now: a snapshot and the ledger must still find room when all uploads are here."""
+        kept = self.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self.layout.parameters
+        self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
+
+    def pending_bytes(self, learner: str) -> int:
+        """Of a learner's acknowledged contributions that have no fate yet."""
+        return self.contributions.pending_bytes[learner]
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
         """A fate is durable: memory follows, and the learner can be told."""
@@ -219,8 +246,7 @@ class Engine:
         self.happenings.append(pb.Happening(published=published))
         self.dispatch(ev.Merged(effect.fragment, effect.version))
 
-    async def _refuse(self, effect: ev.Lapse) -> None:
-        """A round that merged nothing may still have refused something."""
+    async def _refuse_pending(self, effect: ev.Refuse) -> None:
         version = self.states[effect.fragment].version
         fates = [refusal_row(refusal, version) for refusal in effect.refusals]
         await self.writer.commit(partial(ledger.put_fates, generation=self.generation, fates=fates))

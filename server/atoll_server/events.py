@@ -90,9 +90,10 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A learner said good-bye, or was fenced: nobody waits for it any more."""
+    """A learner left: nobody waits for it any more. unwanted: why what waits of its work is refused, if it is."""
 
     learner: str
+    unwanted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +145,20 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class Refuse:
+    """Make these ends durable, then tell their learners."""
+
+    fragment: int
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Lapse:
-    """The round ended without a merge; what it refused is final."""
+    """The round ended without a merge."""
 
     fragment: int
     cycle: int
-    refusals: tuple[Refusal, ...]
     reason: str
 
 
-Effect = OpenRound | Merge | Lapse
+Effect = OpenRound | Merge | Refuse | Lapse

@@ -12,7 +12,7 @@ import structlog
 from atoll_server import crash, ledger
 from atoll_server.engine import Engine
 from atoll_server.events import Key
-from atoll_server.ledger import SnapshotRow
+from atoll_server.rows import SnapshotRow
 from atoll_server.snapshot import SnapshotWriter, snapshot_path
 
 log = structlog.get_logger()

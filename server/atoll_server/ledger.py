@@ -7,10 +7,10 @@ transaction their caller holds (see writer.py). Rows carry checksums, verified w
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from atoll_wire.errors import UserError
 
 from atoll_server.disk import DISK, Disk
 from atoll_server.events import Key
+from atoll_server.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow
 
 SCHEMA_VERSION = 1
 
@@ -25,15 +26,17 @@ SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE learners (
     name TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation INTEGER NOT NULL, nonces TEXT NOT NULL,
-    account TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
+    account TEXT NOT NULL, evicted TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
 CREATE TABLE contributions (
     generation INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL, fragment INTEGER NOT NULL,
     seq INTEGER NOT NULL, cycle INTEGER NOT NULL, base_version INTEGER NOT NULL, tokens INTEGER NOT NULL,
     steps INTEGER NOT NULL, codec INTEGER NOT NULL, frames INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
-    digest TEXT NOT NULL, norms_sq TEXT NOT NULL, checksum INTEGER NOT NULL,
-    fate TEXT NOT NULL, version INTEGER, weight REAL, staleness INTEGER, reason TEXT, dropped INTEGER,
+    digest TEXT NOT NULL, norms_sq TEXT NOT NULL, scale REAL NOT NULL, accepted_at REAL NOT NULL,
+    checksum INTEGER NOT NULL, fate TEXT NOT NULL, version INTEGER NOT NULL, weight REAL NOT NULL,
+    staleness INTEGER NOT NULL, reason TEXT NOT NULL, dropped INTEGER NOT NULL, fate_checksum INTEGER NOT NULL,
     PRIMARY KEY (generation, learner, incarnation, fragment, seq)) STRICT;
 CREATE INDEX contributions_by_version ON contributions (generation, fragment, version);
+CREATE INDEX contributions_by_learner ON contributions (learner);
 CREATE TABLE merges (
     generation INTEGER NOT NULL, fragment INTEGER NOT NULL, version INTEGER NOT NULL, cycle INTEGER NOT NULL,
     shares TEXT NOT NULL, rule TEXT NOT NULL, theta INTEGER NOT NULL, theta_pub INTEGER NOT NULL,
@@ -47,73 +50,6 @@ CREATE TABLE snapshots (
 
 class LedgerError(UserError):
     """The ledger is damaged, locked, or of another version; one line with the remedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionRow:
-    """What never changes about an acknowledged contribution."""
-
-    key: Key
-    cycle: int
-    base_version: int
-    tokens: int
-    steps: int
-    codec: int
-    frames: int
-    size_bytes: int
-    digest: bytes
-    norms_sq: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FateRow:
-    """The end of a contribution. fate: pending, merged, refused."""
-
-    key: Key
-    fate: str
-    version: int = 0
-    weight: float = 0.0
-    staleness: int = 0
-    reason: str = ""
-    dropped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MergeRow:
-    """One outer step. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C."""
-
-    fragment: int
-    version: int
-    cycle: int
-    shares: tuple[tuple[str, int, int, float, int], ...]
-    rule: dict[str, Any]
-    theta: int
-    theta_pub: int
-    momentum: int
-    update_bytes: int
-    merged_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRow:
-    """A state file that covers these versions. checksums: (theta, theta_pub, momentum) of each fragment."""
-
-    id: int
-    versions: tuple[int, ...]
-    checksums: tuple[tuple[int, int, int], ...]
-    taken_at: float
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerRow:
-    """A name that this run has seen."""
-
-    name: str
-    region: str
-    incarnation: int
-    nonces: list[int]
-    account: dict[str, Any]
 
 
 def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
@@ -147,20 +83,26 @@ def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN
 
 def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
     """Adds a learner or brings its row up to date."""
-    values = (row.name, row.region, row.incarnation, json.dumps(row.nonces), json.dumps(row.account))
-    db.execute("INSERT OR REPLACE INTO learners VALUES (?,?,?,?,?,?)", (*values, _checksum(values)))
+    values = (row.name, row.region, row.incarnation, json.dumps(row.nonces), json.dumps(row.account), row.evicted)
+    db.execute("INSERT OR REPLACE INTO learners VALUES (?,?,?,?,?,?,?)", (*values, _checksum(values)))
 
 
-def add_contribution(db: sqlite3.Connection, generation: int, row: ContributionRow) -> None:
-    """Adds a pending contribution; its key must be new."""
+def add_contribution(
+    db: sqlite3.Connection, generation: int, row: ContributionRow, fate: FateRow | None = None
+) -> None:
+    """Adds a contribution, pending or with its end; its key must be new."""
     key = row.key
     values = (generation, key.learner, key.incarnation, key.fragment, key.seq, row.cycle, row.base_version, row.tokens,
-              row.steps, row.codec, row.frames, row.size_bytes, row.digest.hex(), json.dumps(row.norms_sq))  # fmt: skip
-    marks = ",".join("?" * (len(values) + 1))
-    db.execute(
-        f"INSERT INTO contributions VALUES ({marks},'pending',NULL,NULL,NULL,NULL,NULL)",  # noqa: S608 - marks only
-        (*values, _checksum(values)),
-    )
+              row.steps, row.codec, row.frames, row.size_bytes, row.digest.hex(), json.dumps(row.norms_sq),
+              row.scale, row.accepted_at)  # fmt: skip
+    everything = (*values, _checksum(values), *_fate_values(fate or FateRow(key, "pending")))
+    db.execute(f"INSERT INTO contributions VALUES ({','.join('?' * len(everything))})", everything)  # noqa: S608
+
+
+def _fate_values(row: FateRow) -> tuple[Any, ...]:
+    key = row.key
+    fate = (row.fate, row.version, row.weight, row.staleness, row.reason, int(row.dropped))
+    return (*fate, _checksum((key.learner, key.incarnation, key.fragment, key.seq, *fate)))
 
 
 def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
@@ -172,11 +114,10 @@ def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow])
 def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
     key = row.key
     done = db.execute(
-        "UPDATE contributions SET fate=?, version=?, weight=?, staleness=?, reason=?, dropped=? WHERE generation=? "
-        "AND learner=? AND incarnation=? AND fragment=? AND seq=? AND fate='pending'",
-        (row.fate, row.version, row.weight, row.staleness, row.reason, int(row.dropped),
-         generation, key.learner, key.incarnation, key.fragment, key.seq),
-    )  # fmt: skip
+        "UPDATE contributions SET fate=?, version=?, weight=?, staleness=?, reason=?, dropped=?, fate_checksum=? "
+        "WHERE generation=? AND learner=? AND incarnation=? AND fragment=? AND seq=? AND fate='pending'",
+        (*_fate_values(row), generation, key.learner, key.incarnation, key.fragment, key.seq),
+    )
     assert done.rowcount == 1, f"contribution {key} was not pending"
 
 
@@ -210,7 +151,9 @@ def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
 def learners(db: sqlite3.Connection) -> list[LearnerRow]:
     """Every learner, by name."""
     rows = db.execute("SELECT * FROM learners ORDER BY name")
-    return [LearnerRow(r[0], r[1], r[2], json.loads(r[3]), json.loads(r[4])) for r in _verified(rows, "learners", 5)]
+    return [
+        LearnerRow(r[0], r[1], r[2], json.loads(r[3]), json.loads(r[4]), r[5]) for r in _verified(rows, "learners", 6)
+    ]
 
 
 def contributions(
@@ -218,14 +161,48 @@ def contributions(
 ) -> Iterator[tuple[ContributionRow, FateRow]]:
     """Contributions of a generation in key order, with their fates. condition: constant SQL, such as "AND fate=?"."""
     query = f"SELECT * FROM contributions WHERE generation=? {condition} ORDER BY learner, incarnation, fragment, seq"  # noqa: S608
-    for r in _verified(db.execute(query, (generation, *values)), "contributions", 14):
+    return _contributions(db.execute(query, (generation, *values)))
+
+
+def receipts(
+    db: sqlite3.Connection, learner: str, fate: str, before: int, limit: int
+) -> list[tuple[int, ContributionRow, FateRow]]:
+    """The latest contributions of all generations, newest first, each with a number that grows as they came.
+
+    learner, fate: only theirs; empty: all. before: only lower numbers; 0: from the newest on.
+    """
+    given = [(text, value) for text, value in (("learner=?", learner), ("fate=?", fate), ("rowid<?", before)) if value]
+    conditions = " AND ".join(text for text, _ in given) or "TRUE"
+    query = f"SELECT rowid FROM contributions WHERE {conditions} ORDER BY rowid DESC LIMIT ?"  # noqa: S608 - constants
+    found = []
+    for (number,) in db.execute(query, (*(value for _, value in given), limit)).fetchall():
+        rows = _contributions(db.execute("SELECT * FROM contributions WHERE rowid=?", (number,)))
+        found += [(number, row, end) for row, end in rows]
+    return found
+
+
+def latest_norms(db: sqlite3.Connection, generation: int, fragment: int, limit: int) -> list[tuple[float, int]]:
+    """Norm and steps of the last contributions to a fragment that had finite values, oldest first."""
+    query = (
+        "SELECT norms_sq, steps FROM contributions WHERE generation=? AND fragment=? AND norms_sq<>'[]' "
+        "ORDER BY rowid DESC LIMIT ?"
+    )
+    rows = db.execute(query, (generation, fragment, limit)).fetchall()
+    return [(math.sqrt(math.fsum(json.loads(norms_sq))), steps) for norms_sq, steps in reversed(rows)]
+
+
+def _contributions(found: Iterator[Any]) -> Iterator[tuple[ContributionRow, FateRow]]:
+    for r in _verified(found, "contributions", 16):
         key = Key(r[1], r[2], r[3], r[4])
-        cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq = r[5:14]
+        cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq, scale, accepted_at = r[5:16]
         row = ContributionRow(
             key, cycle, base_version, tokens, steps, codec, frames, size_bytes,
-            bytes.fromhex(digest), tuple(json.loads(norms_sq)),
+            bytes.fromhex(digest), tuple(json.loads(norms_sq)), scale, accepted_at,
         )  # fmt: skip
-        yield row, FateRow(key, r[15], r[16] or 0, r[17] or 0.0, r[18] or 0, r[19] or "", bool(r[20]))
+        fate = FateRow(key, r[17], r[18], r[19], r[20], r[21], bool(r[22]))
+        if _fate_values(fate)[-1] != r[23]:
+            raise LedgerError(f"the fate of contribution {key} does not match its checksum: restore a backup")
+        yield row, fate
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -> list[MergeRow]:

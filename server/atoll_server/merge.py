@@ -69,6 +69,10 @@ class Contribution(Protocol):
     def norms_sq(self) -> F64:
         """Squared norm of each piece, taken when the frames were checked on arrival."""
 
+    @property
+    def scale(self) -> float:
+        """What it is clipped by: 0..1."""
+
     def payload(self, frame: int) -> bytes:
         """One frame's payload."""
 
@@ -123,7 +127,7 @@ def merge(
     combined_sq = _combine(fragment, contributions, factors, scratch)
     radii = np.zeros(len(fragment.pieces), np.float64)
     for contribution, normalised in zip(contributions, weights, strict=True):
-        radii += normalised * np.sqrt(contribution.norms_sq)
+        radii += normalised * contribution.scale * np.sqrt(contribution.norms_sq)
     scales = np.ones(len(fragment.pieces), np.float32)
     for index, piece in enumerate(fragment.pieces):
         if piece.kind is MergeKind.DIRECTION:
@@ -134,7 +138,7 @@ def merge(
 
 def _factors(fragment: Fragment, contribution: Contribution, normalised: float) -> F32:
     """What each piece of a contribution is multiplied with in the first pass."""
-    factors = np.full(len(fragment.pieces), normalised, np.float64)
+    factors = np.full(len(fragment.pieces), normalised * contribution.scale, np.float64)
     for index, piece in enumerate(fragment.pieces):
         if piece.kind is MergeKind.DIRECTION:
             norm = math.sqrt(contribution.norms_sq[index])

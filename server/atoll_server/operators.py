@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Any, TypeAlias
 
 import grpc
@@ -12,19 +14,25 @@ import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
+from atoll_server import ledger
 from atoll_server.checkpoint import write_checkpoint
+from atoll_server.contributions import receipt_of
 from atoll_server.core import Core
-from atoll_server.ledger import SnapshotRow
-from atoll_server.restore import initial_states
+from atoll_server.eviction import evict
+from atoll_server.refusal import Refused
+from atoll_server.restore import LEDGER, initial_states
+from atoll_server.rows import ContributionRow, FateRow, SnapshotRow
 from atoll_server.status import status
 
 CHUNK_BYTES = 1 << 20
+LARGEST_REASON = 200
+FATES = {pb.FATE_UNSPECIFIED: "", pb.FATE_PENDING: "pending", pb.FATE_MERGED: "merged", pb.FATE_REFUSED: "refused"}
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class OperatorService(rpc.OperatorServicer):
-    """What `atoll status` and `atoll checkpoint` call."""
+    """What `atoll status`, `receipts`, `evict` and `checkpoint` call."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -32,6 +40,28 @@ class OperatorService(rpc.OperatorServicer):
     async def Status(self, _request: pb.StatusRequest, _context: Context) -> pb.StatusReply:
         """The run at this moment."""
         return status(self._core)
+
+    async def ListReceipts(self, request: pb.ListReceiptsRequest, _context: Context) -> pb.ListReceiptsReply:
+        """What became of contributions, read beside the thread that writes."""
+        most = self._core.settings.limits.receipts
+        limit = min(request.limit or most, most)
+        fate = FATES.get(request.fate, "")
+        rows = await asyncio.to_thread(self._receipts, request.learner, fate, request.before, limit)
+        return pb.ListReceiptsReply(receipts=[logged_receipt(*row) for row in rows])
+
+    def _receipts(self, *wanted: Any) -> list[tuple[int, ContributionRow, FateRow]]:  # noqa: ANN401
+        with closing(self._core.disk.connect(self._core.settings.directory / LEDGER)) as db:
+            db.execute("PRAGMA query_only=TRUE")
+            return ledger.receipts(db, *wanted)
+
+    async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
+        """Sends a learner away, or lets it in again."""
+        try:
+            await evict(self._core, request.learner, request.reason[:LARGEST_REASON])
+            return pb.EvictReply()
+        except Refused as refused:
+            await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
+            raise AssertionError("abort raises") from refused
 
     async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, _context: Context) -> pb.ListCheckpointsReply:
         """Snapshots on disk, oldest first."""
@@ -72,3 +102,12 @@ class OperatorService(rpc.OperatorServicer):
 
 def _checkpoint(row: SnapshotRow) -> pb.Checkpoint:
     return pb.Checkpoint(id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes)
+
+
+def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
+    """A row of the ledger as operators are told it."""
+    return pb.LoggedReceipt(
+        number=number, receipt=receipt_of(fate), tokens=row.tokens, steps=row.steps, base_version=row.base_version,
+        size_bytes=row.size_bytes, norm=math.sqrt(math.fsum(row.norms_sq)), clipped=row.scale,
+        accepted_at=row.accepted_at,
+    )  # fmt: skip

@@ -89,6 +89,13 @@ def _fragments(reply: pb.StatusReply) -> Table:
     return table
 
 
+def evict(address: str, learner: str, reason: str) -> None:
+    """Sends a learner away, or lets it in again (no reason)."""
+    with operator(address) as stub:
+        stub.Evict(pb.EvictRequest(learner=learner, reason=reason), timeout=TIMEOUT_S)
+    print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
+
+
 def list_checkpoints(address: str) -> None:
     """Prints the snapshots that a core has."""
     with operator(address) as stub:

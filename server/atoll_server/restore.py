@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from atoll_server import ledger, merge
 from atoll_server.disk import DISK, Disk
 from atoll_server.events import Key
-from atoll_server.ledger import LedgerError, MergeRow, SnapshotRow
+from atoll_server.ledger import LedgerError
 from atoll_server.merge import FragmentState, OuterRule, Update
+from atoll_server.rows import MergeRow, SnapshotRow
 from atoll_server.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.spool import Spool, Stored
 from atoll_server.tensorfile import TensorFile, TensorFileError, open_tensors
@@ -138,4 +139,4 @@ def _stored(db: sqlite3.Connection, spool: Spool, generation: int, key: Key) -> 
     if len(rows) != 1:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
     row = rows[0][0]
-    return spool.open(generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64))
+    return spool.open(generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64), row.scale)

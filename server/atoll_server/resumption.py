@@ -14,12 +14,13 @@ from atoll_server import ledger
 from atoll_server.contributions import receipt_of
 from atoll_server.engine import Engine
 from atoll_server.events import Key
+from atoll_server.guard import WINDOW
 from atoll_server.keeper import covered
-from atoll_server.ledger import ContributionRow, FateRow
 from atoll_server.members import Member
 from atoll_server.publications import Publication
 from atoll_server.restore import Restored
 from atoll_server.rounds import Pending
+from atoll_server.rows import ContributionRow, FateRow
 
 log = structlog.get_logger()
 
@@ -42,6 +43,9 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored) -> None:
     deleted = engine.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
     engine.spool.prepare(engine.generation, len(engine.layout.fragments))
     engine.spool.used_bytes = sum(size for path, size in room.items() if engine.disk.exists(path))
+    for fragment in range(len(engine.layout.fragments)):
+        for norm, steps in ledger.latest_norms(db, engine.generation, fragment, WINDOW):
+            engine.guard.note(fragment, norm, steps)
     for fragment, made_again in restored.updates.items():
         for update in made_again:
             values = (fragment, update.version)
@@ -61,5 +65,5 @@ def _contribution(engine: Engine, row: ContributionRow, fate: FateRow) -> Pendin
         engine.contributions.end(row, fate)
         return None
     norms_sq = np.array(row.norms_sq, np.float64)
-    engine.contributions.hold(row, engine.spool.open(engine.generation, row.key, Codec(row.codec), norms_sq))
+    engine.contributions.hold(row, engine.spool.open(engine.generation, row.key, Codec(row.codec), norms_sq, row.scale))
     return Pending(row.cycle, row.base_version, row.tokens, row.steps)

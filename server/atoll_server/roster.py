@@ -28,6 +28,7 @@ class Entry:
     challenge: tuple[int, bytes] = (0, b"")  # nonce of a process that may take the name over, and what proves it lives
     streams: int = 0  # open Follow and Report calls: it is connected
     loss: float = float("nan")
+    evicted: str = ""  # why an operator sent it away; empty: nobody did
     dirty: bool = False  # the account changed since it was written down
 
     @property
@@ -71,6 +72,8 @@ class Roster:
         if len(self._regions | {region}) > MOST_REGIONS:
             raise Refused(Status.RESOURCE_EXHAUSTED, f"this run has seen {MOST_REGIONS} regions: use one of them")
         entry = self.entries.get(name)
+        if entry is not None and entry.evicted:
+            raise evicted(entry)
         if entry is None:
             return self._add(name, region, nonce, token, wall)
         if entry.nonce != nonce:
@@ -107,8 +110,10 @@ class Roster:
         return entry
 
     def check(self, name: str, incarnation: int, token: bytes) -> Entry:
-        """The entry that a session speaks for. Refused: unknown here (join again), or fenced."""
+        """The entry that a session speaks for. Refused: unknown here (join again), fenced, or evicted."""
         entry = self.entries.get(name)
+        if entry is not None and entry.evicted:
+            raise evicted(entry)
         if entry is None or not entry.token:
             raise Refused(Status.UNAUTHENTICATED, f'learner "{name[:80]}" has not joined this core: join first')
         if incarnation < entry.incarnation:
@@ -117,18 +122,40 @@ class Roster:
             raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is not known here: join again')
         return entry
 
+    @staticmethod
+    def still(entry: Entry, incarnation: int) -> None:
+        """Raises Refused for a stream whose process may speak no longer: fenced, or evicted."""
+        if entry.evicted:
+            raise evicted(entry)
+        if entry.incarnation != incarnation:
+            raise fenced(entry.name)
+
+    def evict(self, entry: Entry, reason: str, wall: float) -> None:
+        """Sends a learner away, or lets it in again (no reason)."""
+        entry.evicted, entry.dirty = reason, True
+        if reason:
+            entry.token, entry.account.left_at = b"", wall
+
     def tokens(self) -> int:
         """Trained by everybody so far, as reported."""
         total: int = sum(entry.account.total("tokens") for entry in self.entries.values())
         return min(MOST_TOKENS, total)
 
-    def restore(self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any]) -> None:
-        """Takes a name up from the ledger; its process has to join again."""
+    def restore(
+        self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
+    ) -> None:
+        """Takes a name up from the ledger; its process has to join again. reason: why it is evicted, if it is."""
         self._regions.add(region)
-        self.entries[name] = Entry(name, region, incarnation, nonces, Account.from_data(account))
+        self.entries[name] = Entry(name, region, incarnation, nonces, Account.from_data(account), evicted=reason)
 
 
 def fenced(name: str) -> Refused:
     """What a process is told whose name another one has taken over."""
     text = f'learner "{name}" was started again elsewhere: this older process is fenced off; stop it'
     return Refused(Status.FAILED_PRECONDITION, text)
+
+
+def evicted(entry: Entry) -> Refused:
+    """What a learner is told that an operator sent away."""
+    cure = f"`atoll evict {entry.name} --undo` lets it in again"
+    return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {cure}')

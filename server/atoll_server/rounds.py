@@ -47,3 +47,18 @@ class FragmentRounds:
     def fresh(self) -> set[str]:
         """Learners with a contribution that answers this very round: these count to the quorum."""
         return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A round goes on; `until` is when time alone would change that."""
+
+    reason: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A round ends now."""
+
+    reason: str

@@ -18,11 +18,12 @@ from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec
 
 from atoll_server import events as ev
+from atoll_server.attendance import leave, progress
 from atoll_server.core import Core
 from atoll_server.engine import Engine
 from atoll_server.joining import Joining
 from atoll_server.refusal import Refused, Status
-from atoll_server.roster import Entry, fenced
+from atoll_server.roster import Entry
 from atoll_server.spool import Upload
 
 log = structlog.get_logger()
@@ -85,9 +86,10 @@ class OuterService(rpc.OuterServicer):
         incarnation = entry.incarnation
         try:
             async for happening in self._core.happenings.follow(entry.name, request.epoch, request.sequence):
-                if entry.incarnation != incarnation:
-                    await _abort(context, fenced(entry.name))
+                self._core.roster.still(entry, incarnation)
                 yield happening
+        except Refused as refused:
+            await _abort(context, refused)
         finally:
             entry.streams -= 1
 
@@ -107,8 +109,7 @@ class OuterService(rpc.OuterServicer):
                     if request is None:  # other streams of this contribution bring the rest
                         await engine.uploads.ended(answer)
                         break
-                    if entry.incarnation != header.session.incarnation:
-                        raise fenced(entry.name)
+                    self._core.roster.still(entry, header.session.incarnation)
                     if await engine.uploads.take(answer, request.frame, time.monotonic()):
                         engine.dispatch(ev.Uploading(entry.name, header.fragment))
                 answer = await engine.uploads.complete(answer)
@@ -166,15 +167,14 @@ class OuterService(rpc.OuterServicer):
         """Takes in how training goes."""
         entry: Entry | None = None
         try:
-            async for progress in requests:
+            async for told in requests:
                 if entry is None:
-                    entry = self._core.session(progress.session)
+                    entry = self._core.session(told.session)
                     entry.streams += 1
                     incarnation = entry.incarnation
-                if entry.incarnation != incarnation:
-                    raise fenced(entry.name)
+                self._core.roster.still(entry, incarnation)
                 if entry.token:
-                    self._core.progress(entry, progress)
+                    progress(self._core, entry, told)
             return pb.ReportReply()
         except Refused as refused:
             await _abort(context, refused)
@@ -186,7 +186,7 @@ class OuterService(rpc.OuterServicer):
         """Says good-bye to a learner."""
         try:
             entry, last = self._core.session(request.session), request.last if request.HasField("last") else None
-            await asyncio.shield(asyncio.create_task(self._core.leave(entry, last)))
+            await asyncio.shield(asyncio.create_task(leave(self._core, entry, last)))
             return pb.LeaveReply()
         except Refused as refused:
             await _abort(context, refused)

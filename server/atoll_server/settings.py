@@ -59,6 +59,8 @@ class RunSettings(BaseModel):
     max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 4
     outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.9
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # times the running median; 0: none
+    clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # the same; 0: nothing is clipped
     codec: Codec = Codec.INT4
 
     @field_validator("codec", mode="before")
@@ -88,6 +90,11 @@ class Limits(BaseModel):
     message_bytes: int = 16 << 20  # one gRPC message; a frame is about 1 MiB at most
     model_bytes: int = 1 << 40  # of the file with the first parameters
     spool_bytes: int = 64 << 30
+    learner_spool_bytes: int = 16 << 30  # of one learner, from its first frame to its fate
+    pushes: int = 256  # at a time: each holds a frame in memory
+    calls: int = 16_384  # at a time, of any kind
+    headroom_bytes: int = 64 << 20  # of disk, beside a snapshot: kept free for the ledger
+    receipts: int = 10_000  # in one answer
     update_cache_bytes: int = 1 << 30  # published updates kept for learners that are behind
     update_cache_versions: int = 16  # of each fragment
     upload_idle_s: float = 60.0  # an upload without a frame for so long loses its reservation

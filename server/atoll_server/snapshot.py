@@ -14,8 +14,8 @@ from atoll_wire.layout import Layout
 
 from atoll_server import crash
 from atoll_server.disk import DISK, Disk, Writing
-from atoll_server.ledger import SnapshotRow
 from atoll_server.merge import FragmentState
+from atoll_server.rows import SnapshotRow
 from atoll_server.tensorfile import TensorFileError, open_tensors, write_data, write_header
 
 PARTS = ("theta", "theta_pub", "momentum")

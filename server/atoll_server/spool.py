@@ -43,6 +43,7 @@ class Stored:
     learner: str
     codec: Codec
     norms_sq: NDArray[np.float64]
+    scale: float  # what it is clipped by
     path: Path
     places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
     disk: Disk
@@ -83,6 +84,7 @@ class Upload:
     have: dict[int, tuple[int, int]] = field(default_factory=dict)  # frame -> length, crc32c
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment
     received_bytes: int = 0
+    refusal: str = ""  # why it will not be taken, whatever else comes
     _file: Writing | None = None
     _discarded: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -110,15 +112,18 @@ class Upload:
             return True
 
     def whole(self) -> bool:
-        """Whether every frame is here."""
-        return len(self.have) == self.frames
+        """Whether nothing more needs to come."""
+        return bool(self.refusal) or len(self.have) == self.frames
+
+    def check(self) -> None:
+        """FrameError when what came is not what was declared."""
+        table = [self.have[index] for index in range(self.frames)]
+        if self.received_bytes != self.size_bytes or codec.frames_digest(table) != self.digest:
+            raise codec.FrameError(f"the frames of {self.key} are not those that its header declared")
 
     def finish(self) -> Path:
-        """Makes the file durable under its final name; runs in a worker thread. FrameError: not what was declared."""
+        """Makes the whole file durable under its final name; runs in a worker thread."""
         with self._lock:
-            table = [self.have[index] for index in range(self.frames)]
-            if self.received_bytes != self.size_bytes or codec.frames_digest(table) != self.digest:
-                raise codec.FrameError(f"the frames of {self.key} are not those that its header declared")
             assert self._file is not None, "a contribution has at least one frame"
             self._file.sync()
             crash.point("spool.synced")
@@ -150,6 +155,7 @@ class Spool:
         self.directory, self.disk = directory, disk
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.room_bytes: int | None = None  # that the disk has beyond what is kept free; None: not looked at yet
         self._room = threading.Lock()  # room is taken on the event loop and given back by workers
 
     def reserve(self, size_bytes: int) -> None:
@@ -157,6 +163,10 @@ class Spool:
         with self._room:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 raise SpoolFull(f"the spool holds {self.used_bytes} of {self.limit_bytes} bytes: try again later")
+            if self.room_bytes is not None:
+                if size_bytes > self.room_bytes:
+                    raise SpoolFull("the core's disk is nearly full: make room there; senders wait until there is")
+                self.room_bytes -= size_bytes
             self.used_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
@@ -177,7 +187,7 @@ class Spool:
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
             self.disk.sync_directory(directory)
 
-    def open(self, generation: int, key: Key, codec_used: Codec, norms_sq: NDArray[np.float64]) -> Stored:
+    def open(self, generation: int, key: Key, codec_used: Codec, norms_sq: NDArray[np.float64], scale: float) -> Stored:
         """Reads the table of a whole file. SpoolError when it is missing or cut."""
         path = self.path(generation, key)
         places: dict[int, tuple[int, int, int]] = {}
@@ -195,7 +205,7 @@ class Spool:
             ) from error
         if offset != size:
             raise SpoolError(f"{path} is cut: an acknowledged contribution is gone; restore a backup")
-        return Stored(key.learner, codec_used, norms_sq, path, places, self.disk)
+        return Stored(key.learner, codec_used, norms_sq, scale, path, places, self.disk)
 
     def delete(self, generation: int, key: Key, size_bytes: int) -> None:
         """Removes a payload that nothing needs any more; gives its room back if it was still there."""

@@ -13,7 +13,7 @@ from atoll_server.roster import Entry
 
 def status(core: Core) -> pb.StatusReply:
     """Everything that `atoll status` shows."""
-    wall, now = time.time(), time.monotonic()
+    wall, now = core.clock.now(), time.monotonic()
     entries = sorted(core.roster.entries.values(), key=lambda entry: entry.name)
     balances = [entry.account.balance(wall) for entry in entries]
     reply = pb.StatusReply(
@@ -57,7 +57,7 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float) -> pb.Learn
         learner=entry.name,
         region=entry.region,
         incarnation=entry.incarnation,
-        state=member.state(now) if member is not None else "joining",
+        state="evicted" if entry.evicted else member.state(now) if member is not None else "joining",
         steps=account.total("steps"),
         tokens=account.total("tokens"),
         loss=entry.loss,

@@ -17,31 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from atoll_server import events as ev
 from atoll_server.events import Key
 from atoll_server.members import Member, smoothed
-from atoll_server.rounds import FragmentRounds, Pending, Phase
+from atoll_server.rounds import Closing, FragmentRounds, Pending, Phase, Waiting
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, int, float], float]  # tokens, steps, staleness, exponent -> weight
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A round goes on; `until` is when time alone would change that."""
-
-    reason: str
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """A round ends now."""
-
-    reason: str
 
 
 class Syncer:
@@ -80,6 +64,7 @@ class Syncer:
 
     def on(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Takes one event in; returns the effects in the order in which they must be carried out."""
+        effects: list[ev.Effect] = []
         match event:
             case ev.Joined():
                 self._joined(event, now)
@@ -105,12 +90,12 @@ class Syncer:
                     rounds.adopters.discard(event.learner)
                     self.sync_s = smoothed(self.sync_s, now - (rounds.closed_at or now))
             case ev.Gone():
-                self.members[event.learner].gone = True
+                effects = self._gone(event)
             case ev.Ticked():
                 pass
             case _:
                 assert_never(event)
-        return self._close_what_can(now) + self._open_what_is_due(now)
+        return effects + self._close_what_can(now) + self._open_what_is_due(now)
 
     def _joined(self, event: ev.Joined, now: float) -> None:
         known = self.members.get(event.learner)
@@ -126,6 +111,19 @@ class Syncer:
         if rounds.cycle == event.cycle and rounds.opened_at:
             member.answer_s = smoothed(member.answer_s, now - rounds.opened_at)
 
+    def _gone(self, event: ev.Gone) -> list[ev.Effect]:
+        self.members[event.learner].gone = True
+        effects: list[ev.Effect] = []
+        if not event.unwanted:
+            return effects
+        for index, rounds in enumerate(self.fragments):
+            keys = sorted(key for key in rounds.pending if key.learner == event.learner)
+            for key in keys:
+                del rounds.pending[key]
+            if keys:
+                effects.append(ev.Refuse(index, tuple(ev.Refusal(key, event.unwanted, True) for key in keys)))
+        return effects
+
     # ------------------------------------------------------------------------------ closing
 
     def _close_what_can(self, now: float) -> list[ev.Effect]:
@@ -139,7 +137,7 @@ class Syncer:
                     self.quorum_s = smoothed(self.quorum_s, now - rounds.opened_at)
                 decision = self.decide(index, now)
                 if isinstance(decision, Closing):
-                    effects.append(self._close(index, decision.reason, now))
+                    effects += self._close(index, decision.reason, now)
         return effects
 
     def decide(self, fragment: int, now: float) -> Waiting | Closing:
@@ -171,7 +169,7 @@ class Syncer:
                 latest = max(latest, frame_at + self.members[name].patience_s())
         return latest if missing else max(latest, now)
 
-    def _close(self, fragment: int, reason: str, now: float) -> ev.Effect:
+    def _close(self, fragment: int, reason: str, now: float) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
         taken: list[tuple[Key, float, int]] = []
         refusals: list[ev.Refusal] = []
@@ -191,11 +189,12 @@ class Syncer:
         rounds.quorum_at, rounds.closed_at = None, now
         if not taken:
             rounds.phase = Phase.IDLE
-            return ev.Lapse(fragment, rounds.cycle, tuple(refusals), reason)
+            lapse = ev.Lapse(fragment, rounds.cycle, reason)
+            return [ev.Refuse(fragment, tuple(refusals)), lapse] if refusals else [lapse]
         rounds.phase, rounds.adopters = Phase.MERGING, {key.learner for key, _, _ in taken}
         total = math.fsum(weight for _, weight, _ in taken)
         shares = tuple(ev.Share(key, weight / total, staleness) for key, weight, staleness in taken)
-        return ev.Merge(fragment, rounds.version + 1, rounds.cycle, shares, tuple(refusals), reason)
+        return [ev.Merge(fragment, rounds.version + 1, rounds.cycle, shares, tuple(refusals), reason)]
 
     # ------------------------------------------------------------------------------ opening
 

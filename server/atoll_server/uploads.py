@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-import numpy as np
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec, FrameError
+from atoll_wire.codec import Codec, FrameError, NotFiniteError
 from atoll_wire.layout import Layout
 
+from atoll_server.admission import check_age, check_header
 from atoll_server.events import Key
-from atoll_server.ledger import ContributionRow
+from atoll_server.guard import Guard
 from atoll_server.merge import LARGEST_NORM, norms_sq
 from atoll_server.refusal import Refused, Status
+from atoll_server.rows import ContributionRow
 from atoll_server.settings import Limits
 from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Stored, Upload
-
-MOST_TOKENS, MOST_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
-MOST_NUMBER = 1 << 62  # of seq: what the ledger can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,22 @@ class Decided:
 
     digest: bytes
     receipt: pb.Receipt
+
+
+class Books(Protocol):
+    """Where a contribution that is whole is entered: the engine."""
+
+    async def keep(self, row: ContributionRow, stored: Stored) -> None:
+        """Makes the row durable and tells the syncer; awaited before anybody is acknowledged."""
+
+    async def refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
+        """Makes the row durable with its end; returns the receipt."""
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the process: after a failed fsync nothing that the disk says can be believed."""
+
+    def pending_bytes(self, learner: str) -> int:
+        """Of its acknowledged contributions that have no fate yet."""
 
 
 class Uploads:
@@ -48,17 +64,14 @@ class Uploads:
         spool: Spool,
         limits: Limits,
         workers: Executor,
-        keep: Callable[[ContributionRow, Stored], Awaitable[None]],
-        fail: Callable[[BaseException], None],
+        guard: Guard,
+        books: Books,
     ) -> None:
-        """keep: makes the row durable and tells the syncer; awaited before anybody is acknowledged.
-
-        fail: ends the process: after a failed fsync nothing that the disk says can be believed.
-        """
         self._layout, self._codec, self._generation = layout, run_codec, generation
         self._spool, self._limits, self._workers = spool, limits, workers
-        self._keep, self._fail = keep, fail
+        self._guard, self._books = guard, books
         self._growing: dict[Key, Upload] = {}
+        self._growing_bytes: Counter[str] = Counter()  # declared by each learner's
         self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones
         self._ended: dict[Key, asyncio.Event] = {}  # of the growing ones
         self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
@@ -95,45 +108,16 @@ class Uploads:
             raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {waits_for[0]} is still pending")
         if header.cycle > cycle:
             header.cycle = 0  # it answers a round that a restart of this core forgot: no round's answer
-        self._check(header, key, version, max_staleness)
+        check_header(header, self._layout.fragments[key.fragment], self._codec)
+        check_age(header, version, max_staleness)
         return self._admit(header, key, now)
-
-    def _check(self, header: pb.PushHeader, key: Key, version: int, max_staleness: int) -> None:
-        fragment = self._layout.fragments[header.fragment]
-        most = sum(codec.max_payload_bytes(span, self._codec) for span in fragment.frames)
-        if int(header.codec) != int(self._codec):
-            raise Refused(
-                Status.INVALID_ARGUMENT, f"contribution {key} uses codec {header.codec}, the run {self._codec.name}"
-            )
-        if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
-            raise Refused(
-                Status.INVALID_ARGUMENT,
-                f"contribution {key} declares {header.frames} frames and {header.size_bytes} bytes; fragment "
-                f"{header.fragment} has {len(fragment.frames)} frames of at most {most} bytes in all",
-            )
-        if not (0 < header.tokens <= MOST_TOKENS and 0 < header.steps <= MOST_STEPS) or len(header.digest) != 32:
-            raise Refused(
-                Status.INVALID_ARGUMENT,
-                f"contribution {key} declares {header.tokens} tokens, {header.steps} steps and a digest of "
-                f"{len(header.digest)} bytes: at least one token, one step and 32 bytes are needed",
-            )
-        if header.seq > MOST_NUMBER:
-            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} has a seq above {MOST_NUMBER}")
-        if header.base_version > version:
-            raise Refused(
-                Status.INVALID_ARGUMENT,
-                f"base version {header.base_version} of fragment {header.fragment} does not exist, the newest is "
-                f"{version}: fetch the fragment whole",
-            )
-        if version - header.base_version > max_staleness:
-            raise Refused(
-                Status.OUT_OF_RANGE,
-                f"contribution {key} is {version - header.base_version} versions old, the run takes {max_staleness}: "
-                "fetch the fragment whole and drop the outstanding work",
-            )
 
     def _admit(self, header: pb.PushHeader, key: Key, now: float) -> Upload:
         self._give_up(k for k in self._growing if (k.learner, k.fragment) == (key.learner, key.fragment))
+        mine = self._growing_bytes[key.learner] + self._books.pending_bytes(key.learner)
+        if mine and mine + header.size_bytes > self._limits.learner_spool_bytes:
+            text = f'learner "{key.learner}" has {mine} bytes here that wait for their merge: try again later'
+            raise Refused(Status.RESOURCE_EXHAUSTED, text)
         try:
             self._spool.reserve(header.size_bytes)
         except SpoolFull as error:
@@ -143,6 +127,7 @@ class Uploads:
         declared = (header.frames, header.size_bytes, header.digest)
         upload = Upload(key, fragment, self._codec, *declared, path, now, self._spool.disk)
         self._growing[key], self._headers[key], self._ended[key] = upload, header, asyncio.Event()
+        self._growing_bytes[key.learner] += header.size_bytes
         return upload
 
     def fence(self, learner: str, incarnation: int) -> None:
@@ -154,7 +139,10 @@ class Uploads:
             self._drop(key)
 
     async def take(self, upload: Upload, frame: pb.Frame, now: float) -> bool:
-        """Checks and writes one frame; whether it was a new one. Raises Refused; garbage ends the upload."""
+        """Checks and writes one frame; whether it was a new one. Raises Refused; garbage ends the upload.
+
+        Values that are not finite make it whole at once: `complete` then gives it its receipt.
+        """
         if frame.index >= upload.frames:
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: there are {upload.frames}")
         loop = asyncio.get_running_loop()
@@ -167,6 +155,9 @@ class Uploads:
             raise Refused(
                 Status.RESOURCE_EXHAUSTED, f"the spool cannot be written ({error.strerror}): make room"
             ) from error
+        except NotFiniteError as error:
+            upload.refusal = f"frame {frame.index}: {error}: this island's training has diverged"
+            return True
         except FrameError as error:
             self._drop(upload.key)
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
@@ -200,37 +191,49 @@ class Uploads:
     async def _finish(self, upload: Upload) -> pb.Receipt:
         key = upload.key
         try:
-            row, stored = await self._make_durable(upload)
-            await self._keep(row, stored)
+            receipt = await self._enter(upload)
         except (OSError, SpoolError) as error:
-            self._fail(error)
+            self._books.fail(error)
             raise Refused(Status.UNAVAILABLE, "the core's disk failed: it stops; try again later") from error
         except FrameError as error:
             del self._finishing[key]
             self._drop(key)
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
-        receipt = pb.Receipt(
-            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
-        )
-        self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it yet
-        del self._growing[key], self._headers[key], self._finishing[key]
-        self._ended.pop(key).set()
+        self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it since
+        if receipt.fate == pb.FATE_REFUSED:
+            del self._finishing[key]
+            self._drop(key)
+        else:
+            self._forget(key)
+            del self._finishing[key]
         return receipt
 
-    async def _make_durable(self, upload: Upload) -> tuple[ContributionRow, Stored]:
+    async def _enter(self, upload: Upload) -> pb.Receipt:
+        """Judges a whole upload; makes it, or its refusal, durable. Raises FrameError for what was never declared."""
         loop, header, key = asyncio.get_running_loop(), self._headers[upload.key], upload.key
-        norms = norms_sq(upload.fragment, [upload.squares[index] for index in range(upload.frames)])
-        if not norms.max(initial=0.0) <= LARGEST_NORM**2:
-            raise FrameError(f"{key} has a tensor of norm {math.sqrt(norms.max()):.3g}: the training has diverged")
-        await loop.run_in_executor(self._workers, upload.finish)
-        stored = await loop.run_in_executor(
-            self._workers, self._spool.open, self._generation, key, self._codec, np.asarray(norms, np.float64)
-        )
         row = ContributionRow(
             key, header.cycle, header.base_version, header.tokens, header.steps, int(self._codec),
-            upload.frames, upload.size_bytes, upload.digest, tuple(float(n) for n in norms),
+            upload.frames, upload.size_bytes, upload.digest, (), 1.0, time.time(),
         )  # fmt: skip
-        return row, stored
+        if upload.refusal:
+            return await self._books.refuse(row, upload.refusal)
+        norms = norms_sq(upload.fragment, [upload.squares[index] for index in range(upload.frames)])
+        norm = math.sqrt(math.fsum(norms))
+        upload.check()
+        if not norms.max(initial=0.0) <= LARGEST_NORM**2:
+            return await self._books.refuse(row, f"its norm is {norm:.3g}: this island's training has diverged")
+        verdict = self._guard.judge(key.fragment, norm, header.steps)
+        self._guard.note(key.fragment, norm, header.steps)
+        row = replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale)
+        if verdict.refusal:
+            return await self._books.refuse(row, verdict.refusal)
+        await loop.run_in_executor(self._workers, upload.finish)
+        opened = (self._generation, key, self._codec, norms, row.scale)
+        stored = await loop.run_in_executor(self._workers, self._spool.open, *opened)
+        await self._books.keep(row, stored)
+        return pb.Receipt(
+            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
+        )
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
         """A contribution was made durable: the newest of its learner and fragment, unless a newer one is known."""
@@ -260,13 +263,20 @@ class Uploads:
     def _drop(self, key: Key) -> None:
         if key in self._finishing:
             return  # it is whole: what else came under its name does not matter
-        upload = self._growing.pop(key, None)
-        self._headers.pop(key, None)
-        if key in self._ended:
-            self._ended.pop(key).set()
+        upload = self._growing.get(key)
         if upload is not None:
+            self._forget(key)
             self._spool.release(upload.size_bytes)
             asyncio.get_running_loop().run_in_executor(self._workers, upload.discard)
+
+    def _forget(self, key: Key) -> None:
+        self._growing_bytes[key.learner] -= self._growing.pop(key).size_bytes
+        del self._headers[key]
+        self._ended.pop(key).set()
+
+    def unwritten_bytes(self) -> int:
+        """Reserved by uploads that are still to arrive."""
+        return sum(upload.size_bytes - upload.received_bytes for upload in self._growing.values())
 
 
 def _declared(header: pb.PushHeader) -> pb.PushHeader:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from atoll_server import ledger, merge
 from atoll_server.events import Key
-from atoll_server.ledger import ContributionRow, FateRow, LearnerRow, LedgerError, MergeRow
+from atoll_server.ledger import LedgerError
+from atoll_server.rows import ContributionRow, FateRow, LearnerRow, MergeRow
 from atoll_server.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
 from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Upload
 from atoll_server.writer import LedgerWriter
@@ -20,7 +21,7 @@ from atoll_wire.layout import MergeKind, TensorSpec, plan
 LAYOUT = plan([TensorSpec("w", (300_000,), "float32", MergeKind.DIRECTION)], 1)
 FRAGMENT = LAYOUT.fragments[0]
 KEY = Key("a", 1, 0, 1)
-ROW = ContributionRow(KEY, 1, 0, 100, 4, 3, 2, 50, bytes(32), (1.5, 2.5))
+ROW = ContributionRow(KEY, 1, 0, 100, 4, 3, 2, 50, bytes(32), (1.5, 2.5), 1.0, 7.0)
 MERGE = MergeRow(0, 1, 1, (("a", 1, 1, 1.0, 0),), {"lr": 0.9, "momentum": 0.5, "codec": 3}, 1, 2, 3, 99, 5.0)
 
 
@@ -54,7 +55,7 @@ def test_frames_come_in_any_order_and_twice_and_are_read_back_by_index(spool):
         growing.take(index, codec.crc32c(payloads[index]), payloads[index])
     assert growing.whole()
     assert growing.finish() == spool.path(1, KEY)
-    stored = spool.open(1, KEY, Codec.INT4, np.zeros(1))
+    stored = spool.open(1, KEY, Codec.INT4, np.zeros(1), 1.0)
     assert [stored.payload(index) for index in range(2)] == payloads
     stored.close()
 
@@ -78,7 +79,7 @@ def test_more_or_other_bytes_than_declared_are_refused(spool):
     for index, payload in enumerate(payloads):
         other.take(index, codec.crc32c(payload), payload)
     with pytest.raises(FrameError, match="not those that its header declared"):
-        other.finish()
+        other.check()
     other.discard()
     assert not other.path.exists()
 
@@ -97,7 +98,7 @@ def test_damage_to_an_acknowledged_payload_is_found_and_named(spool, damage):
         content[100] ^= 1
         path.write_bytes(content if damage == "flip" else content[:-5])
     with pytest.raises(SpoolError, match=KEY.learner):
-        spool.open(1, KEY, Codec.INT4, np.zeros(1)).payload(0)
+        spool.open(1, KEY, Codec.INT4, np.zeros(1), 1.0).payload(0)
 
 
 def test_room_is_reserved_before_bytes_come_and_given_back(spool):
@@ -123,7 +124,7 @@ def test_files_without_a_row_go_at_the_start_and_others_stay(spool):
 
 def filled(path) -> sqlite3.Connection:
     db = ledger.open_ledger(path)
-    ledger.put_learner(db, LearnerRow("a", "eu", 1, 77, {"x": 1}))
+    ledger.put_learner(db, LearnerRow("a", "eu", 1, [77], {"x": 1}, ""))
     ledger.add_contribution(db, 1, ROW)
     ledger.add_merge(db, 1, MERGE, [FateRow(KEY, "merged", 1, 1.0, 0)])
     return db

@@ -23,6 +23,7 @@ class InMemory:
     codec: Codec
     frames: list[bytes]
     norms_sq: np.ndarray
+    scale: float = 1.0  # what it is clipped by
 
     def payload(self, frame: int) -> bytes:
         return self.frames[frame]

@@ -47,7 +47,7 @@ def test_a_late_first_join_of_a_dead_process_cannot_fence_the_living_one():
     join(roster, nonce=2)
     again = Roster(10)
     entry = roster.entries["a"]
-    again.restore("a", "eu", entry.incarnation, entry.nonces, entry.account.as_data())
+    again.restore("a", "eu", entry.incarnation, entry.nonces, entry.account.as_data(), "")
     for one in (roster, again):
         with pytest.raises(Refused, match="fenced off"):
             join(one, nonce=1, incarnation=0)
@@ -95,7 +95,7 @@ def test_a_name_taken_up_from_the_ledger_has_to_join_again():
     roster = Roster(10)
     account = join(roster).account.as_data()
     again = Roster(10)
-    again.restore("a", "eu", 1, [1], account)
+    again.restore("a", "eu", 1, [1], account, "")
     with pytest.raises(Refused, match="has not joined"):
         again.check("a", 1, b"")
     assert join(again).incarnation == 1

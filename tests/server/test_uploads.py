@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from atoll_server.guard import Guard
 from atoll_server.refusal import Refused, Status
 from atoll_server.settings import Limits
 from atoll_server.spool import Spool
@@ -21,21 +22,38 @@ FRAGMENT = LAYOUT.fragments[0]
 PAYLOAD = codec.encode_frame(np.ones(FRAGMENT.length, np.float32), FRAGMENT.frames[0], Codec.INT4)
 
 
+LIMITS = Limits()
+
+
 class World:
     """Uploads whose commit waits for `may_commit`."""
 
-    def __init__(self, directory) -> None:
+    def __init__(self, directory, limits=LIMITS) -> None:
         self.spool = Spool(directory, 1 << 30)
         self.spool.prepare(1, 1)
         self.committed: list[object] = []
         self.failures: list[BaseException] = []
+        self.refused: list[tuple[object, str]] = []
         self.may_commit, self.at_commit = asyncio.Event(), asyncio.Event()
         workers = ThreadPoolExecutor(2)
-        self.uploads = Uploads(
-            LAYOUT, Codec.INT4, 1, self.spool, Limits(), workers, self._keep, self.failures.append
+        self.waiting_bytes = 0
+        self.guard = Guard(1, 10.0, 2.0)
+        self.uploads = Uploads(LAYOUT, Codec.INT4, 1, self.spool, limits, workers, self.guard, self)
+
+    def fail(self, error) -> None:
+        self.failures.append(error)
+
+    def pending_bytes(self, _learner) -> int:
+        return self.waiting_bytes
+
+    async def refuse(self, row, reason) -> pb.Receipt:
+        self.refused.append((row, reason))
+        return pb.Receipt(
+            learner=row.key.learner, incarnation=row.key.incarnation, fragment=row.key.fragment, seq=row.key.seq,
+            fate=pb.FATE_REFUSED, reason=reason, drop_outstanding=True,
         )  # fmt: skip
 
-    async def _keep(self, row, _stored) -> None:
+    async def keep(self, row, _stored) -> None:
         self.at_commit.set()
         await self.may_commit.wait()
         self.committed.append(row.key)
@@ -131,7 +149,7 @@ def test_a_contribution_answers_the_round_that_it_names(tmp_path):
         upload = world.offer(cycle=3)
         await world.take(upload)
         rows = []
-        world.uploads._keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
+        world.keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
         await world.uploads.complete(upload)
         assert rows[0].cycle == 3
 
@@ -146,7 +164,7 @@ def test_a_round_of_the_future_is_no_rounds_answer_and_may_be_offered_again(tmp_
         await world.take(upload)
         world.may_commit.set()
         rows = []
-        world.uploads._keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
+        world.keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
         await world.uploads.complete(upload)
         assert rows[0].cycle == 0
 

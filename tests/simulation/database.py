@@ -28,8 +28,16 @@ class Connection:
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
         try:
             return Rows(self._db.execute(statement, values), self._db)
+        except apsw.FullError as error:
+            full = sqlite3.OperationalError(str(error))
+            full.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise full from error
         except apsw.Error as error:
             raise sqlite3.DatabaseError(str(error)) from error
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._db.in_transaction
 
     def executescript(self, statements: str) -> None:
         self.execute(statements)

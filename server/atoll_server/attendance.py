@@ -1,0 +1,64 @@
+"""What learners tell of themselves: how training goes, and that they leave."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import structlog
+from atoll_wire import outer_pb2 as pb
+
+from atoll_server import events as ev
+from atoll_server import ledger
+from atoll_server.core import Core
+from atoll_server.goodput import Spent
+from atoll_server.refusal import Refused, Status
+from atoll_server.roster import Entry
+
+log = structlog.get_logger()
+
+MOST_REPORTED = 512  # declined rounds and adoptions in one report
+
+
+def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
+    """Takes in a report. Raises Refused for counters that no training could reach."""
+    most = core.settings.limits.tokens
+    if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
+        raise Refused(Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps')
+    if len(seen.declined) + len(seen.adopted) > MOST_REPORTED:
+        raise Refused(
+            Status.INVALID_ARGUMENT,
+            f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} rounds and adoptions at a '
+            f"time: at most {MOST_REPORTED} are taken",
+        )
+    spent = Spent(
+        steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
+        joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
+    )  # fmt: skip
+    entry.account.heard(core.clock.now(), spent)
+    entry.loss, entry.dirty = seen.loss, True
+    core.metrics.inner_steps.labels(entry.name).set(entry.account.total("steps"))
+    core.metrics.tokens.labels(entry.name).set(entry.account.total("tokens"))
+    core.metrics.blocked.labels(entry.name).set(entry.account.total("blocked_s"))
+    core.metrics.loss.labels(entry.name).set(seen.loss)
+    if core.engine is None:
+        return
+    core.engine.dispatch(ev.Heard(entry.name, seen.steps, seen.paused))
+    fragments = len(core.engine.layout.fragments)
+    for declined in seen.declined:
+        if declined.fragment < fragments:
+            core.engine.dispatch(ev.Declined(entry.name, declined.fragment, declined.cycle, declined.reason[:200]))
+    for adopted in seen.adopted:
+        if adopted.fragment < fragments:
+            core.engine.dispatch(ev.Adopted(entry.name, adopted.fragment, adopted.version))
+
+
+async def leave(core: Core, entry: Entry, last: pb.Progress | None) -> None:
+    """A clean good-bye: durable, so that it is not taken for lost after a restart."""
+    if last is not None:
+        progress(core, entry, last)
+    entry.account.left_at = core.clock.now()
+    entry.token = b""
+    await core.writer.commit(partial(ledger.put_learner, row=core.row(entry)))
+    if core.engine is not None:
+        core.engine.dispatch(ev.Gone(entry.name))
+    log.info("left", learner=entry.name, incarnation=entry.incarnation)

@@ -1,0 +1,44 @@
+"""The wall clock of a run: accounts outlive a process, so their times are of the calendar; but they only go forward.
+
+Within a process it goes on at the pace of the monotonic clock, whatever is done to the machine's own; from one process
+to the next it never falls behind what was written down. Both are said, once, when they are seen.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+log = structlog.get_logger()
+
+JUMP_S = 5.0  # a difference that is worth a word
+
+
+class RunClock:
+    """Seconds since 1970, roughly; steady exactly."""
+
+    def __init__(self) -> None:
+        self._wall, self._began = time.time(), time.monotonic()
+        self._jumped_s = 0.0
+
+    def now(self) -> float:
+        """Never less than it was before."""
+        return self._wall + (time.monotonic() - self._began)
+
+    def begin_after(self, newest: float) -> None:
+        """The run was last written to at `newest`."""
+        behind_s = newest - self.now()
+        if behind_s > 0:
+            self._wall += behind_s
+        if behind_s > JUMP_S:
+            log.warning("the clock of this machine is behind the run: times go on from the run's", behind_s=behind_s)
+
+    def look(self) -> None:
+        """Compares it with the machine's clock."""
+        jumped_s = time.time() - self.now()
+        if abs(jumped_s - self._jumped_s) > JUMP_S:
+            log.warning(
+                "the clock of this machine jumped: the run's goes on", jumped_s=round(jumped_s - self._jumped_s)
+            )
+            self._jumped_s = jumped_s

@@ -1,0 +1,78 @@
+"""Rows of the ledger as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from atoll_server.events import Key
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionRow:
+    """What never changes about an acknowledged contribution."""
+
+    key: Key
+    cycle: int
+    base_version: int
+    tokens: int
+    steps: int
+    codec: int
+    frames: int
+    size_bytes: int
+    digest: bytes
+    norms_sq: tuple[float, ...]
+    scale: float  # what it is clipped by
+    accepted_at: float  # wall-clock seconds, for people
+
+
+@dataclass(frozen=True, slots=True)
+class FateRow:
+    """The end of a contribution. fate: pending, merged, refused."""
+
+    key: Key
+    fate: str
+    version: int = 0
+    weight: float = 0.0
+    staleness: int = 0
+    reason: str = ""
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRow:
+    """One outer step. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C."""
+
+    fragment: int
+    version: int
+    cycle: int
+    shares: tuple[tuple[str, int, int, float, int], ...]
+    rule: dict[str, Any]
+    theta: int
+    theta_pub: int
+    momentum: int
+    update_bytes: int
+    merged_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A state file that covers these versions. checksums: (theta, theta_pub, momentum) of each fragment."""
+
+    id: int
+    versions: tuple[int, ...]
+    checksums: tuple[tuple[int, int, int], ...]
+    taken_at: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRow:
+    """A name that this run has seen."""
+
+    name: str
+    region: str
+    incarnation: int
+    nonces: list[int]
+    account: dict[str, Any]
+    evicted: str  # why; empty: it is not
