@@ -81,7 +81,7 @@ class Joiner:
             protocol=PROTOCOL, run=self._standing.session.run, learner=self._identity.name,
             region=self._identity.region, nonce=self._nonce, tensors=[tensor_message(t) for t in self._model.tensors],
             frozen_digest=self._model.frozen_digest, incarnation=self._standing.session.incarnation, proof=proof,
-            process_age_s=time.time() - psutil.Process().create_time(),
+            process_age_s=process_age_s(),
         )  # fmt: skip
 
     async def _initialise(self, reply: pb.JoinReply) -> None:
@@ -104,6 +104,11 @@ class Joiner:
 
             await self._standing.link.data.Initialise(requests())
             self._counters.bytes_whole += header.size_bytes
+
+
+def process_age_s() -> float:
+    """Since this process was started."""
+    return time.time() - psutil.Process().create_time()
 
 
 def tensor_message(tensor: TensorSpec) -> pb.Tensor:

@@ -18,7 +18,7 @@ from atoll.agent import Agent
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
 from atoll.island import NOTHING, STOP, Island, island
-from atoll.joining import FirstModel, Identity
+from atoll.joining import FirstModel, Identity, process_age_s
 from atoll.parameters import Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
 
@@ -88,7 +88,7 @@ class Learner:
         """Joins; raises LearnerError when that cannot be."""
         if self._island is not None:
             raise LearnerError("a Learner is entered once: make a new one to join again")
-        began = time.perf_counter()
+        began, self._counters.prepared_s = time.perf_counter(), process_age_s()
         self._parameters = Parameters(self._model, self._optimizer)
         self._island = island()
         problem = self._join() if self._island.talks else None
@@ -200,6 +200,8 @@ class Learner:
         whole = began - self._left_step_at
         self._paused_since_step = 0.0
         counters.stepping_s += took
+        if not counters.steps:
+            counters.first_step_s = whole
         counters.step_time_s += (whole - counters.step_time_s) * (STEP_SMOOTHING if counters.steps else 1.0)
         counters.steps += 1
         counters.tokens += tokens

@@ -22,6 +22,8 @@ class Counters:
     stepping_s: float = 0.0
     blocked_s: float = 0.0
     joining_s: float = 0.0
+    prepared_s: float = 0.0  # age of the process when it began to join
+    first_step_s: float = 0.0
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     paused: bool = False
@@ -45,6 +47,7 @@ class Counters:
             stepping_s=self.stepping_s, blocked_s=self.blocked_s, joining_s=self.joining_s, paused_s=self.paused_s,
             abandoned_tokens=round(self.abandoned_tokens), paused=self.paused, bytes_up=self.bytes_up,
             bytes_down=self.bytes_down, bytes_whole=self.bytes_whole,
+            prepared_s=self.prepared_s, first_step_s=self.first_step_s,
         )  # fmt: skip
 
 

@@ -347,7 +347,7 @@ class FetchHeader(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole")
+    __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole", "prepared_s", "first_step_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +364,8 @@ class Progress(_message.Message):
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     BYTES_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_S_FIELD_NUMBER: _ClassVar[int]
     session: Session
     steps: int
     tokens: int
@@ -380,7 +382,9 @@ class Progress(_message.Message):
     bytes_up: int
     bytes_down: int
     bytes_whole: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., stepping_s: _Optional[float] = ..., blocked_s: _Optional[float] = ..., joining_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., abandoned_tokens: _Optional[int] = ..., paused: bool = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ...) -> None: ...
+    prepared_s: float
+    first_step_s: float
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., stepping_s: _Optional[float] = ..., blocked_s: _Optional[float] = ..., joining_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., abandoned_tokens: _Optional[int] = ..., paused: bool = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ..., prepared_s: _Optional[float] = ..., first_step_s: _Optional[float] = ...) -> None: ...
 
 class Declined(_message.Message):
     __slots__ = ("fragment", "cycle", "reason")
@@ -469,7 +473,7 @@ class FragmentStatus(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., parameters: _Optional[int] = ..., version: _Optional[int] = ..., cycle: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class LearnerStatus(_message.Message):
-    __slots__ = ("learner", "region", "incarnation", "state", "steps", "tokens", "loss", "step_time_s", "heard_s", "blocked_fraction", "waiting_for", "goodput", "pending", "wire")
+    __slots__ = ("learner", "region", "incarnation", "state", "steps", "tokens", "loss", "step_time_s", "heard_s", "blocked_fraction", "waiting_for", "goodput", "pending", "wire", "comeback")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +488,7 @@ class LearnerStatus(_message.Message):
     GOODPUT_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
+    COMEBACK_FIELD_NUMBER: _ClassVar[int]
     learner: str
     region: str
     incarnation: int
@@ -498,7 +503,20 @@ class LearnerStatus(_message.Message):
     goodput: Goodput
     pending: int
     wire: WireBytes
-    def __init__(self, learner: _Optional[str] = ..., region: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., blocked_fraction: _Optional[float] = ..., waiting_for: _Optional[str] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., pending: _Optional[int] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ...) -> None: ...
+    comeback: Comeback
+    def __init__(self, learner: _Optional[str] = ..., region: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., blocked_fraction: _Optional[float] = ..., waiting_for: _Optional[str] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., pending: _Optional[int] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., comeback: _Optional[_Union[Comeback, _Mapping]] = ...) -> None: ...
+
+class Comeback(_message.Message):
+    __slots__ = ("down_s", "prepared_s", "joining_s", "first_step_s")
+    DOWN_S_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_S_FIELD_NUMBER: _ClassVar[int]
+    JOINING_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    down_s: float
+    prepared_s: float
+    joining_s: float
+    first_step_s: float
+    def __init__(self, down_s: _Optional[float] = ..., prepared_s: _Optional[float] = ..., joining_s: _Optional[float] = ..., first_step_s: _Optional[float] = ...) -> None: ...
 
 class Goodput(_message.Message):
     __slots__ = ("ratio", "useful_s", "provisioned_s", "lost_s")

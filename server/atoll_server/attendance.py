@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -36,6 +37,10 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
     )  # fmt: skip
     entry.account.heard(core.clock.now(), spent)
     entry.loss, entry.dirty = seen.loss, True
+    entry.comeback = replace(
+        entry.comeback, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
+        first_step_s=seen.first_step_s,
+    )  # fmt: skip
     core.metrics.inner_steps.labels(entry.name).set(entry.account.total("steps"))
     core.metrics.tokens.labels(entry.name).set(entry.account.total("tokens"))
     core.metrics.blocked.labels(entry.name).set(entry.account.total("blocked_s"))

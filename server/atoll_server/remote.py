@@ -71,15 +71,34 @@ def _bits(size_bytes: int, parameters: int) -> str:
 
 def _learners(reply: pb.StatusReply) -> Table:
     table = Table(
-        "learner", "region", "state", "steps", "tokens", "loss", "step s", "goodput", "blocked", "heard", "waited for"
+        "learner",
+        "region",
+        "state",
+        "steps",
+        "tokens",
+        "loss",
+        "step s",
+        "goodput",
+        "blocked",
+        "heard",
+        "came back in",
+        "waited for",
     )
     for each in reply.learners:
         table.add_row(
             each.learner, each.region, each.state, f"{each.steps:,}", f"{each.tokens:,}", f"{each.loss:.3f}",
             f"{each.step_time_s:.3f}", f"{each.goodput.ratio:.3f}", f"{each.blocked_fraction:.4f}",
-            f"{each.heard_s:.1f} s ago", each.waiting_for,
+            f"{each.heard_s:.1f} s ago", _comeback(each), each.waiting_for,
         )  # fmt: skip
     return table
+
+
+def _comeback(each: pb.LearnerStatus) -> str:
+    """Start of the process, joining, first step."""
+    parts = each.comeback
+    if each.incarnation < 2 or not parts.first_step_s:
+        return ""
+    return f"{parts.prepared_s:.1f} + {parts.joining_s:.2f} + {parts.first_step_s:.2f} s"
 
 
 def _fragments(reply: pb.StatusReply) -> Table:

@@ -15,6 +15,16 @@ MOST_TOKENS = (1 << 63) - 1  # what a message can say
 REMEMBERED = 64  # processes of a name that are known to be fenced off
 
 
+@dataclass(frozen=True, slots=True)
+class Comeback:
+    """How the process that speaks for a name came to its first inner step, part after part."""
+
+    down_s: float = 0.0
+    prepared_s: float = 0.0
+    joining_s: float = 0.0
+    first_step_s: float = 0.0
+
+
 @dataclass(slots=True)
 class Entry:
     """One name. nonces: of the processes that spoke for it, newest last; token: proves that a call comes from that."""
@@ -28,6 +38,7 @@ class Entry:
     challenge: tuple[int, bytes] = (0, b"")  # nonce of a process that may take the name over, and what proves it lives
     streams: int = 0  # open Follow and Report calls: it is connected
     loss: float = float("nan")
+    comeback: Comeback = Comeback()
     evicted: str = ""  # why an operator sent it away; empty: nobody did
     dirty: bool = False  # the account changed since it was written down
 
@@ -90,7 +101,9 @@ class Roster:
                 return entry
             entry.nonces = [*entry.nonces[1 - REMEMBERED :], nonce]
             entry.incarnation += 1
+            down_s = entry.account.down_s
             entry.account.joined(wall, age_s, returning=True)
+            entry.comeback = Comeback(down_s=entry.account.down_s - down_s)
         entry.token, entry.region, entry.dirty = token, region, True
         self._regions.add(region)
         entry.account.left_at = None

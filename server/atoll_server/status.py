@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from atoll_wire import outer_pb2 as pb
 
@@ -68,6 +69,7 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float) -> pb.Learn
         goodput=_goodput(balance),
         pending=sum(key.learner == entry.name for key in engine.contributions.pending) if engine is not None else 0,
         wire=_wire([entry]),
+        comeback=pb.Comeback(**asdict(entry.comeback)),
     )
 
 

@@ -29,11 +29,11 @@ from atoll_server import (
     publications,
     restore,
     roster,
+    rows,
     syncer,
     uploads,
     writer,
 )
-from atoll_server.events import Key
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation import disk
@@ -106,6 +106,18 @@ def the_epoch_does_not_grow() -> Iterator[None]:
         put(db, key, 1 if key == "epoch" else value)
 
     with patch(ledger, "put_meta", frozen):
+        yield
+
+
+@defect
+def an_evicted_learner_is_heard() -> Iterator[None]:
+    """Its row says that it is evicted, and nobody looks."""
+    evict = roster.Roster.evict
+
+    def in_the_books_only(self: roster.Roster, entry: roster.Entry, reason: str, wall: float) -> None:
+        evict(self, entry, "", wall)
+
+    with patch(roster.Roster, "evict", in_the_books_only):
         yield
 
 
@@ -218,14 +230,23 @@ def the_ledger_is_not_synced_at_each_commit() -> Iterator[None]:
 
 
 @defect
+def payloads_go_when_they_are_merged() -> Iterator[None]:
+    """Nothing but the newest state in memory could replace them."""
+    publish = engine.Engine._publish
+
+    def and_forget(self: engine.Engine, effect: Any, *values: Any) -> None:
+        rows = [self.contributions.pending[share.key].row for share in effect.shares]
+        publish(self, effect, *values)
+        self._forget(rows)
+
+    with patch(engine.Engine, "_publish", and_forget):
+        yield
+
+
+@defect
 def payloads_go_with_the_first_snapshot() -> Iterator[None]:
-    """Payloads are deleted when they are merged, though no snapshot covers them."""
-
-    def merged(self: keeper.Keeper, db: Any, found: list[tuple[Key, int]]) -> None:
-        for row, _ in ledger.contributions(db, self._engine.generation, "AND fate='merged'"):
-            found.append((row.key, row.size_bytes))
-
-    with patch(keeper.Keeper, "_covered", merged):
+    """One snapshot is enough for them to go, and that one may be damaged."""
+    with patch(keeper, "covered", lambda rows, fragments: rows[-1].versions if rows else (0,) * fragments):
         yield
 
 
@@ -305,6 +326,18 @@ def receipts_dropped() -> Iterator[None]:
     publish = engine.Publication
 
     with patch(engine, "Publication", lambda update, receipts: publish(update, ())):
+        yield
+
+
+@defect
+def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
+    """A contribution beyond what is usual is answered, and forgotten."""
+
+    async def at_once(self: engine.Engine, row: Any, reason: str) -> pb.Receipt:
+        fate = rows.FateRow(row.key, "refused", self.states[row.key.fragment].version, reason=reason, dropped=True)
+        return engine.receipt_of(fate)
+
+    with patch(engine.Engine, "refuse", at_once):
         yield
 
 
@@ -408,6 +441,18 @@ def merged_work_stays_outstanding() -> Iterator[None]:
 
 
 @defect
+def a_replay_forgets_what_was_clipped() -> Iterator[None]:
+    """It merges the whole of what was scaled down."""
+    stored = restore._stored
+
+    def whole(*values: Any) -> Any:
+        return dataclasses.replace(stored(*values), scale=1.0)
+
+    with patch(restore, "_stored", whole):
+        yield
+
+
+@defect
 def momentum_is_lost_at_a_restart() -> Iterator[None]:
     """A snapshot gives parameters back, but not where they were going."""
     load = restore.load_snapshot
@@ -447,7 +492,7 @@ def grace_ignored() -> Iterator[None]:
 @defect
 def staleness_ignored() -> Iterator[None]:
     """A contribution is merged however old it is, and at the door nobody asks."""
-    close, check = syncer.Syncer._close, uploads.Uploads._check
+    close = syncer.Syncer._close
 
     def any_age(self: syncer.Syncer, *values: Any) -> Any:
         kept, self.settings = self.settings, self.settings.model_copy(update={"max_staleness": 1000})
@@ -456,10 +501,7 @@ def staleness_ignored() -> Iterator[None]:
         finally:
             self.settings = kept
 
-    with (
-        patch(syncer.Syncer, "_close", any_age),
-        patch(uploads.Uploads, "_check", lambda self, h, k, v, most: check(self, h, k, v, 1000)),
-    ):
+    with patch(syncer.Syncer, "_close", any_age), patch(uploads, "check_age", lambda *_: None):
         yield
 
 
@@ -480,20 +522,6 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 def silent_learners_hold_what_is_pending() -> Iterator[None]:
     """A learner that reports but trains no more is waited for (found in the first hundred seeds)."""
     with patch(syncer.Member, "expected", lambda self, now: not self.gone and now - self.heard_at <= 3.0):
-        yield
-
-
-@defect
-def followers_that_were_away_are_not_told_the_state() -> Iterator[None]:
-    """A follower whose position is unknown is sent only what happens from then on."""
-    follow = publications.HappeningLog.follow
-
-    async def blind(self: publications.HappeningLog, learner: str, epoch: int, sequence: int) -> Any:
-        async for happening in follow(self, learner, self._epoch, self._sequence):
-            if happening.WhichOneof("what") != "current":
-                yield happening
-
-    with patch(publications.HappeningLog, "follow", blind):
         yield
 
 

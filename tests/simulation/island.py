@@ -29,6 +29,7 @@ TENSORS = (
     TensorSpec("third", (33,), "float32", MergeKind.DIRECTION),
     TensorSpec("fourth", (10, 50), "float32", MergeKind.DIRECTION),
 )
+STRIDE = 0.01  # of an inner step
 BATCH = 8  # tokens of an inner step
 
 
@@ -47,6 +48,7 @@ class Island:
         self.layout: Layout | None = None
         self.presence: Presence | None = None
         self.error: Exception | None = None
+        self.stride = STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
         self.process.start(self._live(), name=self.process.name)
 
@@ -93,7 +95,7 @@ class Island:
         counters.paused = asyncio.get_running_loop().time() < self.paused_until
         if self.training and not counters.paused:
             for fragment in range(len(self._local)):
-                change = self._random.standard_normal(len(self._local[fragment]), np.float32) * np.float32(0.01)
+                change = self._random.standard_normal(len(self._local[fragment]), np.float32) * np.float32(self.stride)
                 self._local[fragment] += change
                 self._moved[fragment] -= change
             counters.steps += 1

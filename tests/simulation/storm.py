@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from atoll_server.eviction import evict
+
+from tests.simulation.island import STRIDE
+
 if TYPE_CHECKING:
+    from atoll_server.core import Core
+
     from tests.simulation.world import World
 
 STORM_S = 3.5
@@ -31,7 +37,7 @@ class Storm:
             yield self._rng.uniform(0.5, STORM_S), self._partition
         for chance, fault in (
             (0.2, self._replace), (0.2, self._world.told_to_stop.set), (0.3, self._leave), (0.3, self._pause),
-            (0.2, self._stillborn), (0.3, self._cancelled_checkpoint),
+            (0.2, self._stillborn), (0.3, self._cancelled_checkpoint), (0.15, self._evict), (0.2, self._go_astray),
         ):  # fmt: skip
             if self._rng.random() < chance:
                 yield self._rng.uniform(1.0, STORM_S), fault
@@ -60,6 +66,43 @@ class Storm:
         if core is not None and core.keeper is not None and process is not None and process.alive:
             asked = process.start(core.keeper.take())
             self._world.loop.after(self._rng.uniform(0.0, 0.03), asked.cancel)
+
+    def _go_astray(self) -> None:
+        """A learner's training diverges for a while."""
+        island = self._world.islands.get(self._rng.choice(self._world.names))
+        if island is not None:
+            self._world.counts["gone astray"] += 1
+            island.stride = self._rng.choice((0.1, 3.0))
+            self._world.loop.after(self._rng.uniform(0.3, 1.5), setattr, island, "stride", STRIDE)
+
+    def _evict(self) -> None:
+        """An operator sends a learner away, and lets it in again later, however often the core dies meanwhile."""
+        name = self._rng.choice(self._world.names)
+        self._world.counts["evictions"] += 1
+        self._tell(name, "test")
+        self._world.loop.after(self._rng.uniform(0.3, 2.0), self._undo, name)
+
+    def _undo(self, name: str) -> None:
+        core = self._world.core
+        if core is not None and name in core.roster.entries and not core.roster.entries[name].evicted:
+            self._world.start_island(name)
+            return
+        self._tell(name, "")
+        self._world.loop.after(0.3, self._undo, name)
+
+    def _tell(self, name: str, reason: str) -> None:
+        core, process = self._world.core, self._world.core_process
+        if core is not None and process is not None and process.alive and name in core.roster.entries:
+            process.start(self._evicting(core, name, reason))
+
+    async def _evicting(self, core: Core, name: str, reason: str) -> None:
+        checks, incarnation = self._world.checks, core.roster.entries[name].incarnation
+        if not reason:
+            checks.fenced_at.pop((name, incarnation), None)
+        await evict(core, name, reason)
+        checks.note(f"{name} is evicted" if reason else f"{name} may come again")
+        if core.roster.entries[name].evicted:  # nobody let it in again meanwhile
+            checks.fenced_at.setdefault((name, incarnation), self._world.loop.now)
 
     def _stillborn(self) -> None:
         """A learner dies and is started; that process dies too, while its Join is still on its way; and again."""

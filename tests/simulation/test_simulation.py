@@ -21,7 +21,6 @@ RARE = {  # `make simulate-defects` finds them, too late for a test of every day
     "a_name_is_taken_over_without_an_answer",
     "payloads_go_with_the_first_snapshot",
     "a_start_swallows_what_the_syncer_asks_for",
-    "followers_that_were_away_are_not_told_the_state",
 }
 
 
