@@ -1,4 +1,4 @@
-"""Subcommands of `atoll` for those who train: learner, demo. torch is loaded only when one of them runs."""
+"""Subcommands of `atoll` for those who train: learner, demo, chaos. torch is loaded only when one of them runs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     """Adds this package's subcommands."""
     app.command()(learner)
     app.command()(demo)
+    app.command()(chaos)
 
 
 def _need_torch(subcommand: str) -> None:
@@ -90,3 +91,33 @@ def demo(
     from atoll.demo.run import DemoSettings, run_demo
 
     run_demo(DemoSettings(learners, steps, kills, solo, seed, data, json_path, keep))
+
+
+def chaos(
+    learners: Annotated[int, typer.Option(help="Learner processes.", min=1, max=64)] = 4,
+    seconds: Annotated[float, typer.Option(help="How long, from when all learners train.", min=1.0, callback=_finite)] = 300.0,
+    mtbf_s: Annotated[float, typer.Option(help="Mean seconds between failures of any learner; 0: none.", min=0.0, callback=_finite)] = 60.0,
+    core_mtbf_s: Annotated[float, typer.Option(help="Mean seconds between failures of the core; 0: none.", min=0.0, callback=_finite)] = 0.0,
+    pauses: Annotated[float, typer.Option(help="Share of learner failures that are pauses (SIGSTOP).", min=0.0, max=1.0)] = 0.0,
+    restart_after_s: Annotated[float, typer.Option(help="From a kill to the start of the next process.", min=0.0, callback=_finite)] = 0.0,
+    schedule: Annotated[str | None, typer.Option(help="Instead of dice: 12:kill:eu-west,30:pause:us-east:5,40:kill:core")] = None,
+    seed: Annotated[int, typer.Option(help="Of the dice, the first parameters and the text's order.", min=0)] = 0,
+    procfile: Annotated[Path | None, typer.Option(help="A deployment of your own: `name: command` a line, the core's name is core.", rich_help_panel="What runs")] = None,
+    server: Annotated[str, typer.Option(help="Where the core of --procfile answers.", metavar="HOST:PORT", rich_help_panel="What runs")] = "127.0.0.1:7070",
+    size: Annotated[str, typer.Option(help="tiny (1M), 25m or 124m parameters.", rich_help_panel="What runs")] = "tiny",
+    batch: Annotated[int, typer.Option(help="Windows in a step.", min=1, rich_help_panel="What runs")] = 8,
+    total_tokens: Annotated[int, typer.Option(help="Of the schedule of the learning rate; the run ends there at the latest.", min=1, rich_help_panel="What runs")] = 20_000_000,
+    core_option: Annotated[list[str], typer.Option(help="Passed to the core, such as --core-option=--fragments=8.", rich_help_panel="What runs")] = ["--fragments=8", "--snapshot-every-s=30"],  # noqa: B006 - typer copies it
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary there.", envvar="ATOLL_CHAOS_JSON")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.")] = None,
+) -> None:  # fmt: skip
+    """Kill, pause and restart processes of a local deployment, and see what it costs."""
+    _need_torch("chaos")
+    from atoll.chaos.run import ChaosSettings, run_chaos
+
+    run_chaos(
+        ChaosSettings(
+            learners, seconds, mtbf_s, core_mtbf_s, pauses, restart_after_s, schedule, seed, size, batch, total_tokens,
+            tuple(core_option), procfile, server, json_path, keep,
+        )
+    )  # fmt: skip

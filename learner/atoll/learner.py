@@ -79,8 +79,7 @@ class Learner:
         self._tracks: list[Track] = []
         self._moved: dict[int, F32] = {}  # parameters of fragments adopted while leaving
         self._run_tokens = 0
-        self._left_step_at = 0.0
-        self._paused_since_step = 0.0
+        self._left_step_at, self._paused_since_step = 0.0, 0.0
 
     # ------------------------------------------------------------------------------ joining and leaving
 

@@ -70,7 +70,7 @@ class Engine:
         self.syncer = Syncer(run, len(self.layout.fragments), merge.weight)
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
-        self.guard = Guard(len(self.layout.fragments), run.norm_limit, run.clip_norm)
+        self.guard = Guard(len(self.layout.fragments), settings.limits.norm_window, run.norm_limit, run.clip_norm)
         self.uploads = Uploads(
             self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self.guard, self
         )

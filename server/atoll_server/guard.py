@@ -9,7 +9,8 @@ be expected to have the norm
 
 Beyond `norm_limit` times that it is refused; beyond `clip_norm` times that it is scaled down to it. Refused ones move
 the median too: one island's garbage cannot shift it, and when all islands change, it follows instead of refusing for
-ever.
+ever. Nothing is judged before the window is full: while a learning rate warms up, norms grow tenfold within a few
+rounds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
-
-WINDOW = 32  # contributions of a fragment whose median counts
-LEAST = 8  # with fewer nothing can be said
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +30,15 @@ class Verdict:
 
 
 class Guard:
-    """The running medians of one run. norm_limit, clip_norm: ratios; 0 switches either off."""
+    """The running medians of one run, over `window` contributions to each fragment.
 
-    def __init__(self, fragments: int, norm_limit: float, clip_norm: float) -> None:
-        self._norm_limit, self._clip_norm = norm_limit, clip_norm
-        self._norms: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(fragments)]
-        self._steps: list[deque[int]] = [deque(maxlen=WINDOW) for _ in range(fragments)]
+    norm_limit, clip_norm: ratios; 0 switches either off.
+    """
+
+    def __init__(self, fragments: int, window: int, norm_limit: float, clip_norm: float) -> None:
+        self.window, self._norm_limit, self._clip_norm = window, norm_limit, clip_norm
+        self._norms: list[deque[float]] = [deque(maxlen=window) for _ in range(fragments)]
+        self._steps: list[deque[int]] = [deque(maxlen=window) for _ in range(fragments)]
 
     def note(self, fragment: int, norm: float, steps: int) -> None:
         """One more contribution came, taken or refused."""
@@ -46,7 +47,7 @@ class Guard:
 
     def judge(self, fragment: int, norm: float, steps: int) -> Verdict:
         """norm: over the whole fragment. Changes nothing."""
-        if len(self._norms[fragment]) < LEAST:
+        if len(self._norms[fragment]) < self.window:
             return Verdict()
         usual = statistics.median_low(self._norms[fragment])
         if usual <= 0.0:

@@ -14,7 +14,6 @@ from atoll_server import ledger
 from atoll_server.contributions import receipt_of
 from atoll_server.engine import Engine
 from atoll_server.events import Key
-from atoll_server.guard import WINDOW
 from atoll_server.keeper import covered
 from atoll_server.members import Member
 from atoll_server.publications import Publication
@@ -44,7 +43,7 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored) -> None:
     engine.spool.prepare(engine.generation, len(engine.layout.fragments))
     engine.spool.used_bytes = sum(size for path, size in room.items() if engine.disk.exists(path))
     for fragment in range(len(engine.layout.fragments)):
-        for norm, steps in ledger.latest_norms(db, engine.generation, fragment, WINDOW):
+        for norm, steps in ledger.latest_norms(db, engine.generation, fragment, engine.guard.window):
             engine.guard.note(fragment, norm, steps)
     for fragment, made_again in restored.updates.items():
         for update in made_again:

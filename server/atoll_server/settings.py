@@ -91,6 +91,7 @@ class Limits(BaseModel):
     model_bytes: int = 1 << 40  # of the file with the first parameters
     spool_bytes: int = 64 << 30
     learner_spool_bytes: int = 16 << 30  # of one learner, from its first frame to its fate
+    norm_window: int = 32  # contributions of a fragment whose running median is what is usual
     pushes: int = 256  # at a time: each holds a frame in memory
     calls: int = 16_384  # at a time, of any kind
     headroom_bytes: int = 64 << 20  # of disk, beside a snapshot: kept free for the ledger

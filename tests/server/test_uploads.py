@@ -37,7 +37,7 @@ class World:
         self.may_commit, self.at_commit = asyncio.Event(), asyncio.Event()
         workers = ThreadPoolExecutor(2)
         self.waiting_bytes = 0
-        self.guard = Guard(1, 10.0, 2.0)
+        self.guard = Guard(1, 8, 10.0, 2.0)
         self.uploads = Uploads(LAYOUT, Codec.INT4, 1, self.spool, limits, workers, self.guard, self)
 
     def fail(self, error) -> None:

@@ -213,7 +213,10 @@ class World:
         settings = CoreSettings.of(
             listen="127.0.0.1:1", directory=DIRECTORY, snapshot_every_s=self.rng.choice((1.0, 3.0, 60.0)),
             record=self.record, keep_snapshots=self.rng.choice((2, 3)),
-            limits=Limits(happenings=self.rng.choice((8, 64, 4096)), update_cache_versions=self.rng.choice((1, 4, 16))),
+            limits=Limits(
+                norm_window=4, happenings=self.rng.choice((8, 64, 4096)),
+                update_cache_versions=self.rng.choice((1, 4, 16)),
+            ),
         )  # fmt: skip
         given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
                  "overlap_steps": self.overlap_steps, "clip_norm": self.clip_norm}  # fmt: skip

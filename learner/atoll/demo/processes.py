@@ -1,4 +1,4 @@
-"""Children of the demo: started as the command line would, logged to files, ended each by its own pid."""
+"""Children of the demo and of chaos: started by a command, logged to files, ended each by its own pid."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from atoll_wire.errors import UserError
 
+ATOLL = [sys.executable, "-m", "atoll.command"]
 SERVING = "atoll core serves "
 START_S, STOP_S = 120.0, 40.0
 
@@ -28,7 +30,7 @@ class Child:
     """One process and the command that it can be started with again."""
 
     name: str
-    arguments: list[str]
+    command: list[str]
     log: Path
     process: subprocess.Popen[bytes]
 
@@ -50,23 +52,26 @@ class Children:
         self._directory = directory
         self._all: dict[str, Child] = {}
 
-    def start(self, name: str, arguments: list[str]) -> Child:
-        """Starts `atoll ARGUMENTS`; again under the same name after it ended."""
+    def start(self, name: str, command: list[str], *, piped: bool = False) -> Child:
+        """Starts a command; again under the same name after it ended. piped: what it prints is read, not logged."""
         path = self._directory / f"{name}.log"
         environment = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
         with path.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "atoll.command", *arguments],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if arguments[0] == "core" else log, stderr=log,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
-        child = Child(name, arguments, path, process)
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if piped else log, stderr=log,
+                    env=environment, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise DemoError(f"{name} cannot be started: {command[0]}: {error.strerror}") from error
+        child = Child(name, command, path, process)
         self._all[name] = child
         return child
 
     def start_core(self, directory: Path, listen: str, options: list[str]) -> tuple[Child, str]:
         """Starts a core and waits until it serves; returns its address."""
-        child = self.start("core", ["core", "--dir", str(directory), "--listen", listen, *options])
+        command = [*ATOLL, "core", "--dir", str(directory), "--listen", listen, *options]
+        child = self.start("core", command, piped=True)
         stream, deadline = child.process.stdout, time.monotonic() + START_S
         assert stream is not None, "a core's output is read"
         while time.monotonic() < deadline:
@@ -112,6 +117,14 @@ def children(directory: Path) -> Iterator[Children]:
         group.end()
         for number, action in before.items():
             signal.signal(number, action)
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _interrupt() -> None:

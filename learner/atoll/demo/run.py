@@ -16,7 +16,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from rich.console import Console
 
-from atoll.demo.processes import Child, Children, DemoError, children
+from atoll.demo.processes import ATOLL, Child, Children, DemoError, children
 from atoll.demo.show import Progress, summary_table
 
 NAMES = ("eu-west", "us-east", "ap-south", "us-west", "eu-north", "sa-east")
@@ -109,7 +109,7 @@ def _train(
                 victim = min(1, settings.learners - 1)
                 learners[victim].kill()
                 progress.note(f"SIGKILL to learner {learners[victim].name}; started again")
-                learners[victim] = group.start(_name(victim), learners[victim].arguments)
+                learners[victim] = group.start(_name(victim), learners[victim].command)
                 killed.learner += 1
             elif settings.kills and not killed.core and done >= KILL_CORE_AT:
                 core.kill()
@@ -130,7 +130,7 @@ def _train(
 def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:
     data = ["--data", str(settings.data)] if settings.data is not None else []
     return [
-        "learner", "--server", address, "--name", _name(number), "--region", _name(number), "--size", "tiny",
+        *ATOLL, "learner", "--server", address, "--name", _name(number), "--region", _name(number), "--size", "tiny",
         "--batch", str(BATCH), "--total-tokens", str(settings.total_tokens), "--seed", str(settings.seed),
         "--slow-down", str(SLOW_DOWN[number % len(SLOW_DOWN)]), "--device", "cpu", *data,
     ]  # fmt: skip
@@ -208,21 +208,15 @@ def _summary(
 
 def _evaluate(settings: DemoSettings, path: Path) -> float:
     """Validation loss of an exported checkpoint in the plain model, without anything of Atoll's in between."""
-    from safetensors.torch import load_file  # noqa: PLC0415
+    from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded when the children have ended
 
-    from atoll.reference import data  # noqa: PLC0415 - torch is loaded when the children have ended
-    from atoll.reference.model import build  # noqa: PLC0415
-    from atoll.reference.train import validation_loss  # noqa: PLC0415
-
-    model = build("tiny", settings.seed)
-    model.load_state_dict(load_file(path), strict=True)
-    return validation_loss(model, data.load(settings.data, CONTEXT))
+    return loss_of_file(path, "tiny", settings.data)
 
 
 def _alone(settings: DemoSettings, status: pb.StatusReply, console: Console) -> float:
     """Validation loss of one learner trained alone on the tokens that the busiest one saw."""
     from atoll.reference import data  # noqa: PLC0415 - see above
-    from atoll.reference.train import TrainSettings, train_alone, validation_loss  # noqa: PLC0415
+    from atoll.reference.train import TrainSettings, train_alone, validation_loss  # noqa: PLC0415 - see above
 
     busiest = max(status.learners, key=lambda each: each.tokens)
     console.print(f"training {busiest.learner}'s {busiest.tokens:,} tokens alone ...")

@@ -15,6 +15,7 @@ from typing import Literal
 import structlog
 import torch
 from atoll_wire.errors import UserError
+from safetensors.torch import load_file
 
 from atoll.learner import Learner
 from atoll.reference import data
@@ -150,6 +151,13 @@ def validation_loss(model: Transformer, corpus: data.Corpus) -> float:
         losses = [model.loss(part.to(device)).item() for part in windows.split(EVALUATION_BATCH)]
     model.train()
     return sum(losses) / len(losses)
+
+
+def loss_of_file(path: Path, size: str, text: Path | None) -> float:
+    """Validation loss of an exported checkpoint in the plain model, without anything of Atoll's in between."""
+    model = build(size, 0)
+    model.load_state_dict(load_file(path), strict=True)
+    return validation_loss(model, data.load(text, SIZES[size].context))
 
 
 def _prepare(settings: TrainSettings) -> tuple[Transformer, data.Corpus, torch.device]:

@@ -1,0 +1,61 @@
+"""What chaos is let loose on: a core and reference learners, or the processes of a Procfile."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.chaos.schedule import CORE
+from atoll.demo.processes import ATOLL, DemoError, free_port
+
+NAMES = ("eu-west", "us-east", "ap-south", "us-west", "eu-north", "sa-east")
+LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):\s*(\S.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Commands by name, the core's among them; address: where the core answers."""
+
+    address: str
+    commands: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def learners(self) -> list[str]:
+        """Names of all but the core."""
+        return [name for name in self.commands if name != CORE]
+
+
+def reference(
+    directory: Path, learners: int, size: str, batch: int, total_tokens: int, seed: int, core_options: list[str]
+) -> Deployment:
+    """A core and learners of equal speed that train the reference model."""
+    address = f"127.0.0.1:{free_port()}"
+    commands = {CORE: [*ATOLL, "core", "--dir", str(directory / "run"), "--listen", address, *core_options]}
+    for number in range(learners):
+        name = NAMES[number] if number < len(NAMES) else f"island-{number + 1}"
+        commands[name] = [
+            *ATOLL, "learner", "--server", address, "--name", name, "--region", name, "--size", size, "--batch",
+            str(batch), "--total-tokens", str(total_tokens), "--seed", str(seed), "--device", "cpu",
+        ]  # fmt: skip
+    return Deployment(address, commands)
+
+
+def procfile(path: Path, address: str) -> Deployment:
+    """One `name: command` a line; the name of a learner's process is the learner's, the core's is `core`."""
+    commands: dict[str, list[str]] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise DemoError(f"--procfile {path} cannot be read ({error.strerror})") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = LINE.fullmatch(line.strip())
+        if found is None or found[1] in commands:
+            raise DemoError(f"{path}, line {number}: give `name: command`, each name once")
+        commands[found[1]] = shlex.split(found[2])
+    if CORE not in commands or len(commands) < 2:
+        raise DemoError(f"{path} needs a line `core: ...` and one for each learner")
+    return Deployment(address, commands)

@@ -1,0 +1,102 @@
+"""What can be seen of a deployment from outside: the core's status, and how long each came back from a blow."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+
+OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 50),
+           ("grpc.max_reconnect_backoff_ms", 100)]  # fmt: skip
+ASK_S = 1.0
+
+
+@dataclass(slots=True)
+class Hit:
+    """A process was killed. Seconds; None: it is not back yet.
+
+    A learner comes back in parts: prepared (interpreter, imports, model, data), joining, first step.
+    serving_s: from a core's start to its first answer; all_back_s: from there until every learner was heard again.
+    """
+
+    at_s: float
+    target: str
+    started_at: float = 0.0  # monotonic, of the new process
+    prepared_s: float | None = None
+    joining_s: float | None = None
+    first_step_s: float | None = None
+    serving_s: float | None = None
+    all_back_s: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """For the JSON object."""
+        names = ("at_s", "target", "prepared_s", "joining_s", "first_step_s", "serving_s", "all_back_s")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+class Observer:
+    """Asks one core, over and over."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._stub = rpc.OperatorStub(self._channel)
+        self.hits: list[Hit] = []
+        self._learners_waiting: dict[str, tuple[Hit, int]] = {}  # name -> its last death, incarnation before
+        self._core_waiting: Hit | None = None
+        self._core_answered_at: float | None = None
+        self.status = pb.StatusReply()  # the newest
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._channel.close()
+
+    def struck_learner(self, hit: Hit) -> None:
+        """A learner was killed, and its new process started."""
+        self.hits.append(hit)
+        incarnation = next((each.incarnation for each in self.status.learners if each.learner == hit.target), 0)
+        self._learners_waiting[hit.target] = (hit, incarnation)
+
+    def struck_core(self, hit: Hit) -> None:
+        """The core was killed, and its new process started."""
+        self.hits.append(hit)
+        self._core_waiting, self._core_answered_at = hit, None
+
+    def look(self) -> bool:
+        """Asks once; whether the core answered."""
+        try:
+            self.status = self._stub.Status(pb.StatusRequest(), timeout=ASK_S)
+        except grpc.RpcError as error:
+            if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                return False
+            raise
+        now = time.monotonic()
+        for each in self.status.learners:
+            hit, before = self._learners_waiting.get(each.learner, (None, 0))
+            if hit is not None and each.incarnation > before and each.comeback.first_step_s > 0:
+                back = each.comeback
+                hit.prepared_s, hit.joining_s, hit.first_step_s = back.prepared_s, back.joining_s, back.first_step_s
+                del self._learners_waiting[each.learner]
+        if self._core_waiting is not None:
+            self._core_back(self._core_waiting, now)
+        return True
+
+    def _core_back(self, hit: Hit, now: float) -> None:
+        if self._core_answered_at is None:
+            self._core_answered_at = now
+            hit.serving_s = now - hit.started_at
+        if all(each.state != "silent" and each.heard_s < 1.5 for each in self.status.learners):
+            hit.all_back_s = now - self._core_answered_at
+            self._core_waiting = None
+
+    def all_train(self, learners: int) -> bool:
+        """Whether so many learners are live."""
+        return sum(each.state == "live" for each in self.status.learners) >= learners
+
+    def export(self, path: str) -> None:
+        """Writes the published model."""
+        with open(path, "wb") as file:  # noqa: PTH123 - a plain write
+            file.writelines(reply.chunk for reply in self._stub.ExportCheckpoint(pb.ExportCheckpointRequest()))

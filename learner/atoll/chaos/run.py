@@ -1,0 +1,206 @@
+"""Chaos itself: starts a deployment, strikes by the schedule, starts again what died, and sums up."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import time
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from atoll.chaos.deployment import Deployment, procfile, reference
+from atoll.chaos.observer import Hit, Observer
+from atoll.chaos.schedule import CORE, KILL, Blow, drawn, parse
+from atoll.chaos.show import summary_table
+from atoll.demo.processes import Child, Children, DemoError, children
+from atoll.demo.show import Progress
+
+TICK_S = 0.1
+READY_S = 180.0  # for all learners to train
+LEAVE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosSettings:
+    """See `atoll chaos --help`. seconds: from when all learners train."""
+
+    learners: int
+    seconds: float
+    mtbf_s: float
+    core_mtbf_s: float
+    pauses: float
+    restart_after_s: float
+    schedule: str | None
+    seed: int
+    size: str
+    batch: int
+    total_tokens: int
+    core_options: tuple[str, ...]
+    procfile: Path | None
+    server: str
+    json_path: Path | None
+    keep: Path | None
+
+    def blows(self, deployment: Deployment) -> list[Blow]:
+        """What is to happen."""
+        if self.schedule is not None:
+            return parse(self.schedule, list(deployment.commands))
+        return drawn(self.seed, self.seconds, deployment.learners, self.mtbf_s, self.core_mtbf_s, self.pauses)
+
+
+def run_chaos(settings: ChaosSettings) -> None:
+    """Runs it and prints what it cost. DemoError when a process ends by itself; Ctrl-C ends every child."""
+    console = Console()
+    with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
+        directory = Path(place)
+        directory.mkdir(parents=True, exist_ok=True)
+        if settings.procfile is not None:
+            deployment = procfile(settings.procfile, settings.server)
+        else:
+            deployment = reference(
+                directory, settings.learners, settings.size, settings.batch, settings.total_tokens, settings.seed,
+                list(settings.core_options),
+            )  # fmt: skip
+        blows = settings.blows(deployment)
+        with (
+            children(directory) as group, closing(Observer(deployment.address)) as observer,
+            Progress(console, settings.total_tokens) as progress,
+        ):  # fmt: skip
+            summary = Chaos(settings, deployment, group, observer, progress).run(blows)
+            if settings.procfile is None:
+                observer.export(str(directory / "last.safetensors"))
+        if settings.procfile is None:
+            from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded when the children ended
+
+            summary["validation_loss"] = loss_of_file(directory / "last.safetensors", settings.size, None)
+    console.print(summary_table(summary))
+    if settings.json_path is not None:
+        settings.json_path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+class Chaos:
+    """One run of a deployment."""
+
+    def __init__(
+        self, settings: ChaosSettings, deployment: Deployment, group: Children, observer: Observer, progress: Progress
+    ) -> None:
+        self._settings, self._deployment, self._group = settings, deployment, group
+        self._observer, self._progress = observer, progress
+        self._alive: dict[str, Child] = {}
+        self._again: dict[str, tuple[float, Hit]] = {}  # name -> when its next process starts, and why
+        self._paused: dict[str, float] = {}  # name -> until
+        self._done: list[Blow] = []
+
+    def run(self, blows: list[Blow]) -> dict[str, Any]:
+        """From the first start to the last good-bye; returns the summary."""
+        for name, command in self._deployment.commands.items():
+            self._alive[name] = self._group.start(name, command)
+        self._wait_until_all_train()
+        began, left = time.monotonic(), list(blows)
+        self._progress.note(f"all {len(self._deployment.learners)} learners train; {len(blows)} blows to come")
+        while (elapsed := time.monotonic() - began) < self._settings.seconds and self._anybody_trains():
+            left = [blow for blow in left if blow.at_s > elapsed or not self._strike(blow, elapsed)]
+            self._tick()
+        seconds = time.monotonic() - began
+        self._end()
+        return self._summary(seconds)
+
+    def _wait_until_all_train(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while not (self._observer.look() and self._observer.all_train(len(self._deployment.learners))):
+            self._check()
+            if time.monotonic() > deadline:
+                raise DemoError(f"not all learners train within {READY_S:.0f} s: see the logs (--keep DIR)")
+            time.sleep(TICK_S)
+
+    def _strike(self, blow: Blow, elapsed: float) -> bool:
+        """Whether it could be carried out now: a process that is down or paused is struck when it is back."""
+        name = blow.target
+        if name in self._again or name in self._paused:
+            return False
+        child = self._alive[name]
+        if blow.what == KILL:
+            child.kill()
+            again_at = time.monotonic() + self._settings.restart_after_s
+            self._again[name] = (again_at, Hit(elapsed, name))
+            self._progress.note(f"SIGKILL to {name}")
+        else:
+            child.process.send_signal(signal.SIGSTOP)
+            self._paused[name] = time.monotonic() + blow.for_s
+            self._progress.note(f"SIGSTOP to {name} for {blow.for_s:.1f} s")
+        self._done.append(blow)
+        return True
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for name, (again_at, hit) in list(self._again.items()):
+            if now >= again_at:
+                del self._again[name]
+                hit.started_at = time.monotonic()
+                self._alive[name] = self._group.start(name, self._deployment.commands[name])
+                (self._observer.struck_core if name == CORE else self._observer.struck_learner)(hit)
+        for name, until in list(self._paused.items()):
+            if now >= until:
+                del self._paused[name]
+                self._alive[name].process.send_signal(signal.SIGCONT)
+        self._check()
+        if self._observer.look():
+            self._progress.show(self._observer.status)
+        time.sleep(TICK_S)
+
+    def _check(self) -> None:
+        """A process that ended by itself, and not well, ends chaos: that was not its doing."""
+        for name, child in self._alive.items():
+            status = child.process.poll()
+            if name not in self._again and (status not in {None, 0} or (status == 0 and name == CORE)):
+                raise DemoError(f"{name} ended with status {status}: {child.tail()}")
+
+    def _anybody_trains(self) -> bool:
+        names = self._deployment.learners
+        return any(name in self._again or self._alive[name].process.poll() is None for name in names)
+
+    def _end(self) -> None:
+        """Everything is up again, learners leave as they should, and what they sent is merged."""
+        deadline = time.monotonic() + LEAVE_S
+        for name in list(self._paused):
+            self._paused[name] = 0.0
+        while self._again or self._paused or not self._observer.look():
+            self._tick()
+        names = [name for name in self._deployment.learners if self._alive[name].process.poll() is None]
+        for name in names:
+            self._alive[name].process.send_signal(signal.SIGTERM)
+        while any(self._alive[name].process.poll() is None for name in names) and time.monotonic() < deadline:
+            self._tick()
+        while self._observer.look() and self._observer.status.contributions.pending and time.monotonic() < deadline:
+            time.sleep(TICK_S)
+
+    def _summary(self, seconds: float) -> dict[str, Any]:
+        status, kills = self._observer.status, [blow for blow in self._done if blow.what == KILL]
+        counts = status.contributions
+        return {
+            "learners": len(self._deployment.learners),
+            "parameters": status.parameters,
+            "seconds": seconds,
+            "blows": [[blow.at_s, blow.what, blow.target, blow.for_s] for blow in self._done],
+            "kills": {
+                "learner": sum(blow.target != CORE for blow in kills),
+                "core": sum(blow.target == CORE for blow in kills),
+                "paused": len(self._done) - len(kills),
+            },
+            "goodput": status.goodput.ratio,
+            "goodput_lost_s": dict(status.goodput.lost_s),
+            "useful_s": status.goodput.useful_s,
+            "provisioned_s": status.goodput.provisioned_s,
+            "tokens_trained": status.tokens_trained,
+            "tokens_merged": round(status.tokens_merged),
+            "contributions": {
+                "accepted": counts.accepted, "merged": counts.merged, "refused": counts.refused,
+                "pending": counts.pending,
+            },
+            "hits": [hit.row() for hit in self._observer.hits],
+        }  # fmt: skip

@@ -1,0 +1,61 @@
+"""Which process is hit, when, and how: dice with a seed, or a list."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll_wire.errors import UserError
+
+KILL, PAUSE = "kill", "pause"
+CORE = "core"
+
+
+class ScheduleError(UserError):
+    """A schedule that cannot be read; one line, with the remedy."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Blow:
+    """at_s: since the run's learners all train. kill: SIGKILL, started again. pause: SIGSTOP, SIGCONT after for_s."""
+
+    at_s: float
+    what: str
+    target: str
+    for_s: float = 0.0
+
+
+def parse(text: str, targets: Sequence[str]) -> list[Blow]:
+    """Reads "12:kill:eu-west,30:pause:us-east:5,40:kill:core"."""
+    return sorted(_parse(part.strip(), targets) for part in text.split(",") if part.strip())
+
+
+def _parse(part: str, targets: Sequence[str]) -> Blow:
+    fields = part.split(":")
+    try:
+        at_s, what, target = float(fields[0]), fields[1], fields[2]
+        for_s = float(fields[3]) if what == PAUSE else 0.0
+    except (IndexError, ValueError) as error:
+        raise ScheduleError(f'--schedule "{part}" cannot be read: give 12:kill:NAME or 12:pause:NAME:5') from error
+    if what not in {KILL, PAUSE} or target not in targets or not at_s >= 0 or not for_s >= 0:
+        raise ScheduleError(f'--schedule "{part}": kill or pause one of {", ".join(targets)}')
+    return Blow(at_s, what, target, for_s)
+
+
+def drawn(
+    seed: int, seconds: float, learners: Sequence[str], mtbf_s: float, core_mtbf_s: float, pauses: float
+) -> list[Blow]:
+    """Failures with exponential times between them, the same for the same seed.
+
+    mtbf_s: mean seconds between failures of any learner; core_mtbf_s: of the core; 0: none.
+    pauses: the share of learner failures that are pauses, of 5 s in the mean, instead of kills.
+    """
+    rng, blows, at_s = random.Random(f"learners {seed}"), [], 0.0  # noqa: S311 - dice, not secrets
+    while mtbf_s and (at_s := at_s + rng.expovariate(1 / mtbf_s)) < seconds:
+        target, paused = rng.choice(list(learners)), rng.random() < pauses
+        blows.append(Blow(at_s, PAUSE if paused else KILL, target, rng.expovariate(1 / 5.0) if paused else 0.0))
+    rng, at_s = random.Random(f"core {seed}"), 0.0  # noqa: S311 - see above
+    while core_mtbf_s and (at_s := at_s + rng.expovariate(1 / core_mtbf_s)) < seconds:
+        blows.append(Blow(at_s, KILL, CORE))
+    return sorted(blows)
