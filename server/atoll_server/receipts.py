@@ -10,12 +10,11 @@ from pathlib import Path
 
 from atoll_wire import outer_pb2 as pb
 from google.protobuf.json_format import MessageToJson
-from rich.console import Console
 from rich.table import Table
 
 from atoll_server import ledger
 from atoll_server.operators import FATES, logged_receipt
-from atoll_server.remote import TIMEOUT_S, OperatorError, operator
+from atoll_server.remote import TIMEOUT_S, OperatorError, console, operator
 from atoll_server.restore import LEDGER
 
 NAMED = {name: fate for fate, name in FATES.items()}
@@ -75,4 +74,4 @@ def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
             str(receipt.version) if receipt.fate != pb.FATE_PENDING else "", f"{receipt.weight:.4f}" if merged else "",
             str(receipt.staleness) if merged else "", receipt.reason,
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)

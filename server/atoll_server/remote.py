@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 TIMEOUT_S = 10.0
+WIDE = 200
 
 
 class OperatorError(UserError):
@@ -35,6 +36,12 @@ def operator(address: str) -> Iterator[rpc.OperatorStub]:
             raise OperatorError(f"the core at {address} refused: {error.details()}") from error
 
 
+def console() -> Console:
+    """As wide as the terminal; where there is none (a pipe, a log), wide enough that no word of a table is lost."""
+    made = Console()
+    return made if made.is_terminal else Console(width=WIDE)
+
+
 def show_status(address: str, *, as_json: bool) -> None:
     """Prints a run's state as tables, or as one JSON object."""
     with operator(address) as stub:
@@ -42,14 +49,14 @@ def show_status(address: str, *, as_json: bool) -> None:
     if as_json:
         print(MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
         return
-    console = Console()
-    console.print(
+    out = console()
+    out.print(
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  "
         f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.outer_steps:,} outer steps"
     )
-    console.print(_totals(reply))
-    console.print(_learners(reply))
-    console.print(_fragments(reply))
+    out.print(_totals(reply))
+    out.print(_learners(reply))
+    out.print(_fragments(reply))
 
 
 def _totals(reply: pb.StatusReply) -> str:
@@ -122,7 +129,7 @@ def list_checkpoints(address: str) -> None:
     table = Table("id", "taken", "outer steps", "size MB")
     for each in reply.checkpoints:
         table.add_row(*_row(each))
-    Console().print(table)
+    console().print(table)
 
 
 def take_checkpoint(address: str) -> None:

@@ -19,11 +19,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def test_help_lists_what_is_installed():
     shown = run("--help").stdout
-    for command in ("core", "learner", "status", "checkpoint", "demo"):
+    for command in ("core", "learner", "status", "receipts", "evict", "checkpoint", "demo", "chaos"):
         assert f" {command} " in shown
 
 
-@pytest.mark.parametrize("command", ["core", "learner", "demo", "status"])
+@pytest.mark.parametrize("command", ["core", "learner", "demo", "chaos", "status", "receipts", "evict"])
 def test_every_option_says_what_it_is_and_which_variable_sets_it(command):
     shown = run(command, "--help").stdout
     for line in shown.splitlines():

@@ -6,13 +6,14 @@ import random
 import shutil
 import threading
 
+import grpc
 import pytest
 from atoll_server import crash
 from atoll_server.offline import read_run
 from atoll_wire import outer_pb2 as pb
 
 from tests.end_to_end.test_kill import each_merged_once
-from tests.end_to_end.test_refusals import Hand
+from tests.end_to_end.test_refusals import Hand, _rescale
 from tests.end_to_end.world import Core, Trainee, core, eventually, train
 
 OPTIONS = ("--record", "--snapshot-every-s", "0.3", "--keep-snapshots", "2", "--max-staleness", "1")
@@ -44,7 +45,7 @@ def came_back_as_it_was(running: Core, directory) -> None:
     [
         pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.slow)
         for p in crash.POINTS
-        if p != "refusal.committed"
+        if p not in {"refusal.committed", "contribution.refused", "eviction.committed"}
     ],
 )
 def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by_bit(tmp_path, monkeypatch, point):
@@ -86,6 +87,35 @@ def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by
     assert [state.version for state in final.states] == versions
     told = sum(t.learner.stats().merged for t in trainees)
     assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # the last ones are merged after good-bye
+
+
+@pytest.mark.parametrize("point", ["contribution.refused", "eviction.committed"])
+def test_what_is_durable_of_a_refusal_or_an_eviction_when_the_core_is_killed_stays(tmp_path, monkeypatch, point):
+    with core(tmp_path, *OPTIONS) as running:
+        train(running.address, "a", steps=60)
+        eventually(lambda: running.status().contributions.pending == 0)
+        crashes(running, point, 1, monkeypatch)
+        running.start()
+        with running.outer() as stub, running.operator() as operator:
+            hand = Hand(stub)
+            if point == "contribution.refused":
+                with pytest.raises(grpc.RpcError):
+                    hand.push(lambda header, frames: _rescale(header, frames, 0x7FC0))
+            else:
+                assert hand.push(lambda header, _: header.ClearField("cycle")).fate == pb.FATE_PENDING
+                with pytest.raises(grpc.RpcError):
+                    operator.Evict(pb.EvictRequest(learner="hand", reason="test"))
+        assert running.child.process.wait(30) == -9
+        monkeypatch.delenv("ATOLL_CRASH_AT")
+        came_back_as_it_was(running, tmp_path / "dead")
+        running.start()
+        eventually(lambda: running.status().contributions.pending == 0)
+        status = running.status()
+        assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
+        if point == "contribution.refused":
+            assert status.contributions.refused == 1
+        else:
+            assert {each.learner: each.state for each in status.learners}["hand"] == "evicted"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import zstandard
 from atoll_server.guard import Guard
 from atoll_server.refusal import Refused, Status
 from atoll_server.settings import Limits
@@ -167,5 +168,83 @@ def test_a_round_of_the_future_is_no_rounds_answer_and_may_be_offered_again(tmp_
         world.keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
         await world.uploads.complete(upload)
         assert rows[0].cycle == 0
+
+    asyncio.run(run())
+
+
+def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_room_back(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        for _ in range(8):
+            world.guard.note(0, 1e-3, 1)
+        upload = world.offer()
+        await world.take(upload)
+        receipt = await world.uploads.complete(upload)
+        assert (receipt.fate, receipt.drop_outstanding) == (pb.FATE_REFUSED, True)
+        assert world.offer() == receipt, "offered again it is answered again"
+        ((row, reason),) = world.refused
+        assert row.norms_sq[0] == pytest.approx(64 * 64, rel=0.02)
+        assert "times what 1 steps usually give" in reason
+        assert (world.spool.used_bytes, world.committed, world.failures) == (0, [], [])
+        assert world.uploads.unwritten_bytes() == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_clipped_is_kept_with_its_scale(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        for _ in range(8):
+            world.guard.note(0, 64 / 4, 1)
+        kept = []
+        world.keep = lambda row, stored: kept.append((row, stored)) or asyncio.sleep(0)
+        upload = world.offer()
+        await world.take(upload)
+        await world.uploads.complete(upload)
+        ((row, stored),) = kept
+        assert (row.scale, stored.scale) == (pytest.approx(0.5, rel=0.02), row.scale)
+
+    asyncio.run(run())
+
+
+def test_values_that_are_not_finite_are_refused_with_a_receipt(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        content = bytearray(zstandard.decompress(PAYLOAD))
+        content[-2:] = b"\xc0\x7f"  # the last scale is NaN
+        upload = world.offer()
+        assert await world.take(upload, zstandard.compress(bytes(content)))
+        assert upload.whole()
+        receipt = await world.uploads.complete(upload)
+        assert receipt.fate == pb.FATE_REFUSED
+        assert "NaN" in world.refused[0][1]
+        assert world.spool.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_a_learner_that_fills_its_quota_waits_and_others_do_not(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path, Limits(learner_spool_bytes=2 * len(PAYLOAD)))
+        world.waiting_bytes = 2 * len(PAYLOAD)
+        with pytest.raises(Refused, match="wait for their merge: try again later") as caught:
+            world.offer()
+        assert caught.value.status is Status.RESOURCE_EXHAUSTED
+        world.waiting_bytes = len(PAYLOAD)
+        world.offer()
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_is_nearly_full_makes_senders_wait(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        world.spool.room_bytes = len(PAYLOAD) - 1
+        with pytest.raises(Refused, match="nearly full: make room there; senders wait") as caught:
+            world.offer()
+        assert caught.value.status is Status.RESOURCE_EXHAUSTED
+        world.spool.room_bytes = len(PAYLOAD)
+        world.offer()
+        assert world.spool.room_bytes == 0
 
     asyncio.run(run())

@@ -1,0 +1,128 @@
+"""What an operator can ask and do: receipts, and sending a learner away."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import grpc
+import pytest
+from atoll.errors import LearnerError
+from atoll_wire import outer_pb2 as pb
+
+from tests.end_to_end.test_refusals import Hand, _rescale, _set
+from tests.end_to_end.world import Trainee, core, eventually, train
+
+
+def atoll(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "atoll.command", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def receipts(*arguments: str) -> list[dict]:
+    done = atoll("receipts", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_contribution_has_its_line_newest_first_and_the_directory_says_the_same(tmp_path):
+    with core(tmp_path) as running:
+        train(running.address, "a", "b", steps=80)
+        eventually(lambda: running.status().contributions.pending == 0)
+        counts = running.status().contributions
+        told = receipts("--server", running.address, "--last", "10000")
+        assert len(told) == counts.accepted == counts.merged
+        assert [each["number"] for each in told] == sorted((each["number"] for each in told), key=int, reverse=True)
+        for each in told:
+            assert each["receipt"]["fate"] == "FATE_MERGED"
+            assert 0 < each["receipt"]["weight"] <= 1
+            assert int(each["receipt"]["version"]) > int(each["base_version"])
+        assert receipts("--dir", str(running.directory), "--last", "10000") == told
+        mine = receipts("--server", running.address, "--learner", "a", "--last", "3")
+        assert mine == [each for each in told if each["receipt"]["learner"] == "a"][:3]
+        assert receipts("--server", running.address, "--fate", "refused") == []
+        shown = atoll("receipts", "--server", running.address, "--last", "5").stdout
+        assert shown.count("merged") == 5
+    wrong = atoll("receipts", "--dir", str(running.directory), "--fate", "eaten")
+    assert wrong.stderr == 'error: --fate "eaten" is none: give pending, merged or refused\n'
+
+
+def test_pages_of_receipts_lose_nothing_between_them(tmp_path):
+    with core(tmp_path) as running:
+        train(running.address, "a", steps=60)
+        with running.operator() as stub:
+            everything = stub.ListReceipts(pb.ListReceiptsRequest()).receipts
+            pages, before = [], 0
+            while page := stub.ListReceipts(pb.ListReceiptsRequest(limit=3, before=before)).receipts:
+                pages += page
+                before = page[-1].number
+        assert list(pages) == list(everything)
+
+
+def test_a_contribution_that_cannot_be_is_refused_with_a_receipt_that_says_why(tmp_path):
+    with core(tmp_path) as running, running.outer() as stub:
+        train(running.address, "a", steps=30)
+        hand = Hand(stub)
+        receipt = hand.push(lambda h, f: _rescale(h, f, 0x7FC0))
+        assert (receipt.fate, receipt.drop_outstanding) == (pb.FATE_REFUSED, True)
+        running.kill()
+        running.start()
+        (told,) = receipts("--server", running.address, "--fate", "refused")
+        assert "NaN" in told["receipt"]["reason"]
+        assert (told["receipt"]["learner"], told["norm"]) == ("hand", 0.0)
+        assert running.status().contributions.refused == 1
+
+
+def test_an_evicted_learner_stops_with_one_line_and_comes_back_only_when_it_is_let_in(tmp_path):
+    with core(tmp_path) as running:
+        stop = []
+        stays, goes = (Trainee(running.address, name, lambda _: bool(stop)) for name in ("stays", "goes"))
+        for trainee in (stays, goes):
+            trainee.start()
+        eventually(lambda: all(len(t.losses) > 30 for t in (stays, goes)))
+        done = atoll("evict", "goes", "--server", running.address, "--reason", "spoils the run")
+        assert done.stdout == "goes was evicted: spoils the run\n"
+        with pytest.raises(LearnerError, match=r"was evicted \(spoils the run\): `atoll evict goes --undo`"):
+            goes.done()
+        state = {each.learner: each.state for each in running.status().learners}
+        assert state == {"stays": "live", "goes": "evicted"}
+        running.kill()  # it stays so
+        running.start()
+        again = Trainee(running.address, "goes", lambda t: len(t.losses) > 30, connect_timeout_s=10.0)
+        again.start()
+        with pytest.raises(LearnerError, match="spoils the run"):
+            again.done()
+        assert atoll("evict", "goes", "--undo", "--server", running.address).stdout == "goes may join again\n"
+        train(running.address, "goes", steps=30)
+        stop.append(True)
+        stays.done()
+        assert running.status().contributions.pending == 0
+        assert receipts("--dir", str(running.directory), "--fate", "pending") == []
+    unknown = atoll("evict", "nobody", "--server", running.address)
+    assert unknown.returncode == 1
+
+
+def test_what_waits_of_an_evicted_learners_work_is_refused(tmp_path):
+    with core(tmp_path, "--quorum", "3") as running, running.outer() as stub:
+        stop = []
+        trainee = Trainee(running.address, "a", lambda _: bool(stop))
+        trainee.start()
+        eventually(lambda: running.status().outer_steps > 2)
+        hand = Hand(stub)
+        hand.push(_set(cycle=0))
+        with running.operator() as operator:
+            operator.Evict(pb.EvictRequest(learner="hand", reason="test"))
+            with pytest.raises(grpc.RpcError, match="see `atoll status`"):
+                operator.Evict(pb.EvictRequest(learner="unknown", reason="test"))
+        with pytest.raises(grpc.RpcError, match=r"was evicted \(test\)") as caught:
+            hand.push(seq=2)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        eventually(lambda: not receipts("--server", running.address, "--learner", "hand", "--fate", "pending"))
+        (told,) = receipts("--server", running.address, "--learner", "hand")
+        assert told["receipt"]["fate"] in {"FATE_MERGED", "FATE_REFUSED"}
+        if told["receipt"]["fate"] == "FATE_REFUSED":
+            assert told["receipt"]["reason"] == "its learner was evicted: test"
+        stop.append(True)
+        trainee.done()
