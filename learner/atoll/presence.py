@@ -16,6 +16,7 @@ import grpc.aio
 import numpy as np
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.arrivals import Arrivals
 from atoll_wire.layout import Layout, plan
 
 from atoll.errors import LearnerError
@@ -32,6 +33,9 @@ log = structlog.get_logger()
 REPORT_S, LONGEST_REPORT_S = 0.25, 1.0
 PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
 MOST_TOLD = 128  # rounds declined, or adoptions, in one report
+LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a core that is silent; between them, by what was usual
+WATCH_S = 0.5
+RETIRED_S = 60.0  # calls of a connection that was given up have found out by then
 HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
 DUPLICATE_ATTEMPTS = 7  # over ten seconds: a core may not know yet that this name's last process is dead
 
@@ -52,7 +56,9 @@ class Presence:
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._on_ready, self._entered, self._said_away = on_ready, False, False
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._links = [dial(address) for address in identity.addresses]
+        self._dial, self._links = dial, [dial(address) for address in identity.addresses]
+        self._retired: set[asyncio.Task[None]] = set()
+        self._arrivals = Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S)  # of what happens, and of signs of life
         self.standing = Standing(self._links[0])
         self._joiner = Joiner(identity, model, self.standing, counters)
         self._sender = Sender(self.standing, handover, counters, stop, self._fetch)
@@ -85,6 +91,8 @@ class Presence:
         finally:
             for link in self._links:
                 await link.close()
+            for task in self._retired:
+                task.cancel()
 
     def _note(self, error: grpc.aio.AioRpcError, attempt: int, waited_s: float) -> None:
         """Says once why the core is away; raises LearnerError when that will not pass."""
@@ -129,7 +137,7 @@ class Presence:
 
     async def _stay(self) -> None:
         """Follows and reports until either breaks or some other call finds the core gone."""
-        works = (self._follow(), self._report(), self._enter())
+        works = (self._follow(), self._report(), self._enter(), self._watch())
         tasks = {asyncio.create_task(work) for work in works}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -158,6 +166,18 @@ class Presence:
             self._on_ready(self.standing.layout)
         await self.standing.lost.wait()
 
+    async def _watch(self) -> None:
+        """Ends when the core is silent for longer than is likely: its connections are dead, and nobody said so."""
+        self._arrivals.again(time.monotonic())
+        while not self._arrivals.overdue(time.monotonic()):  # noqa: ASYNC110 - time alone makes it so
+            await asyncio.sleep(WATCH_S)
+        old, patience_s = self.standing.link, round(self._arrivals.patience_s(), 1)
+        log.warning("the core is silent: dialling again", learner=self._identity.name, patience_s=patience_s)
+        self._links[self._links.index(old)] = self._dial(old.address)
+        retired = asyncio.create_task(_retire(old))
+        self._retired.add(retired)
+        retired.add_done_callback(self._retired.discard)
+
     # ------------------------------------------------------------------------------ following
 
     async def _follow(self) -> None:
@@ -165,6 +185,7 @@ class Presence:
         request = pb.FollowRequest(session=standing.session, epoch=standing.epoch, sequence=standing.sequence)
         async for happening in standing.link.control.Follow(request):
             standing.epoch, standing.sequence = happening.epoch, happening.sequence
+            self._arrivals.saw(time.monotonic())
             match happening.WhichOneof("what"):
                 case "current":
                     self._sender.ask_again()  # the state tells versions, but not the fates since our last position
@@ -243,3 +264,10 @@ class Presence:
                 await self.standing.link.control.Leave(request, timeout=GOODBYE_S)
             except grpc.aio.AioRpcError as error:
                 log.warning("good-bye was not heard", learner=self._identity.name, error=one_line(error))
+
+
+async def _retire(link: Link) -> None:
+    try:
+        await asyncio.sleep(RETIRED_S)
+    finally:
+        await link.close()

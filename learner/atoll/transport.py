@@ -16,8 +16,8 @@ GOODBYE_S = 5.0  # a core that hangs is not waited for longer
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: `Presence` knows much earlier
+    ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +36,7 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
         steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
         joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
     )  # fmt: skip
+    entry.reports.saw(time.monotonic())
     entry.account.heard(core.clock.now(), spent)
     entry.loss, entry.dirty = seen.loss, True
     entry.comeback = replace(

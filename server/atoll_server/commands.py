@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def core(
     directory: Annotated[Path, typer.Option("--dir", help="Where the run lives.", envvar="ATOLL_CORE_DIR")],
-    listen: Annotated[str, typer.Option(help="Port 0: any free one.", metavar="HOST:PORT")] = "127.0.0.1:7070",
+    listen: Annotated[list[str], typer.Option(help="May be given several times. Port 0: any free one.", metavar="HOST:PORT")] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
     init: Annotated[Path | None, typer.Option(help="First parameters: a safetensors file of the model's state_dict. Without it the first learner sends its own.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", metavar="HOST:PORT")] = None,
     insecure_listen: Annotated[bool, typer.Option("--insecure-listen", help="Allow an address beyond loopback, in plain text.")] = False,
@@ -70,7 +70,7 @@ def core(
         "outer_momentum": outer_momentum, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
     }  # fmt: skip
     settings = CoreSettings.of(
-        listen=listen, directory=directory, init=init, metrics_listen=metrics_listen, insecure_listen=insecure_listen,
+        listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen, insecure_listen=insecure_listen,
         snapshot_every_s=snapshot_every_s, keep_snapshots=keep_snapshots, record=record,
     )  # fmt: skip
     asyncio.run(serve(settings, given, announce=lambda address: print(f"atoll core serves {address}", flush=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 import uuid
@@ -204,11 +205,8 @@ class Core:
 
     async def _snapshot(self) -> None:
         assert self.keeper is not None, "a run without parameters has nothing to keep"
-        try:
+        with contextlib.suppress(OSError):  # the keeper has said it
             await self.keeper.take()
-        except OSError as error:
-            # The ledger and the spool still hold everything: only the next start takes longer.
-            log.error("snapshot could not be written: look at the disk", error=str(error))
 
     async def _write_accounts(self) -> None:
         rows = [self.row(entry) for entry in self.roster.entries.values() if entry.dirty]

@@ -76,7 +76,7 @@ class Joining:
             layout = self._planned(tensors) if free else self._same_model(request, tensors)
             entry = core.roster.join(
                 request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
-                request.proof, secrets.token_bytes(16), core.clock.now(),
+                request.proof, secrets.token_bytes(16), core.clock.now(), now,
             )  # fmt: skip
             if entry.nonce != request.nonce:
                 return entry, pb.JoinReply.STATE_CONFIRM

@@ -42,8 +42,15 @@ class Keeper:
         """Writes a snapshot, commits it, then drops what it makes superfluous; also when the caller goes away."""
         task = asyncio.create_task(self._take())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._taken)
         return await asyncio.shield(task)
+
+    def _taken(self, task: asyncio.Task[SnapshotRow]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # said here, since whoever asked for it may be gone
+            # The ledger and the spool still hold everything: only the next start takes longer.
+            log.error("the snapshot could not be written: look at the disk", error=str(error))
 
     async def _take(self) -> SnapshotRow:
         engine = self._engine

@@ -52,6 +52,9 @@ class UpdateCache:
             self.size_bytes -= dropped.size_bytes
 
 
+BEAT_S = 1.0  # without news a follower hears so often that the core is there
+
+
 class HappeningLog:
     """One log for all followers, each with a cursor: a slow follower costs nothing, and is sent the state instead."""
 
@@ -81,7 +84,10 @@ class HappeningLog:
         changed.set()
 
     async def follow(self, learner: str, epoch: int, sequence: int) -> AsyncIterator[pb.Happening]:
-        """Happenings after a position; the whole current state when the position is unknown or too old."""
+        """Happenings after a position; the whole current state when the position is unknown or too old.
+
+        When nothing happens, an empty one now and then: who follows learns how long silence may be.
+        """
         cursor = sequence if epoch == self._epoch and sequence <= self._sequence else -1
         while True:
             changed = self._changed  # taken first: whatever is appended while a reader is busy wakes it
@@ -98,4 +104,8 @@ class HappeningLog:
             if cursor >= self._sequence:
                 if self.closed:
                     return
-                await changed.wait()
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        await changed.wait()
+                except TimeoutError:
+                    yield pb.Happening(epoch=self._epoch, sequence=cursor)

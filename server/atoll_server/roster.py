@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from atoll_wire.arrivals import Arrivals
 
 from atoll_server.goodput import Account
 from atoll_server.refusal import Refused, Status
@@ -12,6 +14,7 @@ from atoll_server.settings import LEARNER_NAME
 LARGEST_REGION = 64
 MOST_REGIONS = 256  # that a run can ever have: each is a series of metrics
 MOST_TOKENS = (1 << 63) - 1  # what a message can say
+LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that does not report
 REMEMBERED = 64  # processes of a name that are known to be fenced off
 
 
@@ -37,6 +40,7 @@ class Entry:
     token: bytes = b""  # empty until it joined this core process
     challenge: tuple[int, bytes] = (0, b"")  # nonce of a process that may take the name over, and what proves it lives
     streams: int = 0  # open Follow and Report calls: it is connected
+    reports: Arrivals = field(default_factory=lambda: Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S))
     loss: float = float("nan")
     comeback: Comeback = Comeback()
     evicted: str = ""  # why an operator sent it away; empty: nobody did
@@ -66,11 +70,13 @@ class Roster:
         proof: bytes,
         token: bytes,
         wall: float,
+        now: float,
     ) -> Entry:
         """Lets a process speak for a name: a retry gets the same incarnation, a restart the next one.
 
-        A process takes a name over only with the proof that it was given at its first attempt: a Join of a dead
-        process that comes late cannot. Until then the entry is returned as it was, with the challenge.
+        wall, now: seconds of the run's clock, and monotonic ones. A process takes a name over only with the proof that
+        it was given at its first attempt: a Join of a dead process that comes late cannot. Until then the entry is
+        returned as it was, with the challenge.
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
         """
         if not LEARNER_NAME.fullmatch(name):
@@ -90,7 +96,7 @@ class Roster:
         if entry.nonce != nonce:
             if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # a late Join of a dead process, too
                 raise fenced(name)
-            if entry.streams:
+            if entry.streams and not entry.reports.overdue(now):
                 raise Refused(
                     Status.ALREADY_EXISTS,
                     f'a learner named "{name}" is connected now: give each island a name of its own, '

@@ -35,29 +35,31 @@ SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name
 
 
 async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None]) -> None:
-    """Runs a core until SIGTERM or SIGINT. announce: told the address once it serves.
+    """Runs a core until SIGTERM or SIGINT. announce: told each address once it serves.
 
     Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
     """
     settings.check()
     core = Core(settings, given)
-    server = grpc.aio.server(options=message_options(settings.limits.message_bytes))
+    server = grpc.aio.server(
+        options=message_options(settings.limits.message_bytes), maximum_concurrent_rpcs=settings.limits.calls
+    )
     health = health_aio.HealthServicer()
     rpc.add_OuterServicer_to_server(OuterService(core), server)
     rpc.add_OperatorServicer_to_server(OperatorService(core), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    if settings.listen.startswith(LOOPBACK):
+    if all(address.startswith(LOOPBACK) for address in settings.listen):
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    port = _bind(server, settings.listen)
+    addresses = [_bind(server, address) for address in settings.listen]
     metrics_port = _serve_metrics(core, settings.metrics_listen)
     await core.start()
     told = _told(core)
     await server.start()
     for name in ("", *SERVICES):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-    host = settings.listen.rpartition(":")[0]
-    log.info("serving", address=f"{host}:{port}", run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
-    announce(f"{host}:{port}")
+    log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
+    for address in addresses:
+        announce(address)
     try:
         await _serve_until(told, core, server, health)
     except (OSError, sqlite3.Error) as error:
@@ -81,7 +83,8 @@ async def _serve_until(
     await core.stop()
 
 
-def _bind(server: grpc.aio.Server, address: str) -> int:
+def _bind(server: grpc.aio.Server, address: str) -> str:
+    """Returns the address with its port, which may be the system's choice."""
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -90,7 +93,7 @@ def _bind(server: grpc.aio.Server, address: str) -> int:
         ) from error
     if port == 0 and not address.startswith("unix:"):
         raise SettingsError(f"--listen {address} cannot be bound: the port is in use or not yours; give another")
-    return port
+    return f"{address.rpartition(':')[0]}:{port}" if port else address
 
 
 def _serve_metrics(core: Core, address: str | None) -> int | None:

@@ -105,7 +105,7 @@ class OuterService(rpc.OuterServicer):
             if isinstance(answer, Upload):
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
                 while not answer.whole():
-                    request = await anext(requests, None)
+                    request = await self._next(requests, answer)
                     if request is None:  # other streams of this contribution bring the rest
                         await engine.uploads.ended(answer)
                         break
@@ -171,6 +171,7 @@ class OuterService(rpc.OuterServicer):
                 if entry is None:
                     entry = self._core.session(told.session)
                     entry.streams += 1
+                    entry.reports.again(time.monotonic())
                     incarnation = entry.incarnation
                 self._core.roster.still(entry, incarnation)
                 if entry.token:
@@ -192,6 +193,16 @@ class OuterService(rpc.OuterServicer):
             await _abort(context, refused)
 
     # ------------------------------------------------------------------------------ checks
+
+    async def _next(self, requests: AsyncIterator[pb.PushRequest], upload: Upload) -> pb.PushRequest | None:
+        """The stream's next message, unless it takes longer than this upload's frames make likely."""
+        patience_s = upload.arrivals.patience_s()
+        try:
+            async with asyncio.timeout(patience_s):
+                return await anext(requests, None)
+        except TimeoutError as error:
+            text = f"no frame of {upload.key} came for {patience_s:.1f} s: go on with it"
+            raise Refused(Status.UNAVAILABLE, text) from error
 
     def _engine(self) -> Engine:
         if self._core.engine is None:
@@ -235,8 +246,8 @@ def message_options(most_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", most_bytes),
         ("grpc.max_send_message_length", most_bytes),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
-        ("grpc.keepalive_time_ms", 5_000),
-        ("grpc.keepalive_timeout_ms", 3_000),
+        ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: arrivals tell much earlier
+        ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),

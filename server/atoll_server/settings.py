@@ -108,7 +108,7 @@ class CoreSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    listen: str
+    listen: tuple[str, ...]
     directory: Path
     init: Path | None = None
     metrics_listen: str | None = None
@@ -128,7 +128,7 @@ class CoreSettings(BaseModel):
 
     def check(self) -> None:
         """Refuses an address that would offer the run to a network in plain text."""
-        for address in filter(None, (self.listen, self.metrics_listen)):
+        for address in filter(None, (*self.listen, self.metrics_listen)):
             if not address.startswith(LOOPBACK) and not self.insecure_listen:
                 raise SettingsError(
                     f"{address} is not loopback and there is no TLS yet: listen on 127.0.0.1, "

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from atoll_wire import codec
+from atoll_wire.arrivals import Arrivals
 from atoll_wire.codec import Codec
 from atoll_wire.errors import UserError
 from atoll_wire.layout import Fragment
@@ -80,6 +81,7 @@ class Upload:
     digest: bytes
     path: Path
     touched_at: float
+    arrivals: Arrivals  # of its frames
     disk: Disk = DISK
     have: dict[int, tuple[int, int]] = field(default_factory=dict)  # frame -> length, crc32c
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment

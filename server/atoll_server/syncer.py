@@ -121,6 +121,7 @@ class Syncer:
             for key in keys:
                 del rounds.pending[key]
             if keys:
+                rounds.quorum_at = None  # it may have been reached with them
                 effects.append(ev.Refuse(index, tuple(ev.Refusal(key, event.unwanted, True) for key in keys)))
         return effects
 

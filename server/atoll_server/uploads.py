@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.arrivals import Arrivals
 from atoll_wire.codec import Codec, FrameError, NotFiniteError
 from atoll_wire.layout import Layout
 
@@ -27,6 +28,8 @@ from atoll_server.refusal import Refused, Status
 from atoll_server.rows import ContributionRow
 from atoll_server.settings import Limits
 from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Stored, Upload
+
+LEAST_PATIENCE_S = 5.0  # with the next frame of a stream; at most as long as its reservation lasts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Uploads:
         if growing is not None:
             if _declared(self._headers[key]) != _declared(header):
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
+            growing.arrivals.again(now)
             return growing
         newest = self._newest.get((key.learner, key.fragment))
         if newest is not None and newest.receipt.incarnation != key.incarnation:
@@ -125,7 +129,8 @@ class Uploads:
         fragment = self._layout.fragments[header.fragment]
         path = self._spool.path(self._generation, key, ".part")
         declared = (header.frames, header.size_bytes, header.digest)
-        upload = Upload(key, fragment, self._codec, *declared, path, now, self._spool.disk)
+        arrivals = Arrivals(LEAST_PATIENCE_S, self._limits.upload_idle_s)
+        upload = Upload(key, fragment, self._codec, *declared, path, now, arrivals, self._spool.disk)
         self._growing[key], self._headers[key], self._ended[key] = upload, header, asyncio.Event()
         self._growing_bytes[key.learner] += header.size_bytes
         return upload
@@ -163,6 +168,7 @@ class Uploads:
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
         if new:
             upload.touched_at = now
+            upload.arrivals.saw(now)
         return new
 
     async def ended(self, upload: Upload) -> None:

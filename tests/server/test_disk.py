@@ -15,6 +15,7 @@ from atoll_server.snapshot import SnapshotError, SnapshotWriter, load_snapshot, 
 from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Upload
 from atoll_server.writer import LedgerWriter
 from atoll_wire import codec
+from atoll_wire.arrivals import Arrivals
 from atoll_wire.codec import Codec, FrameError
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 
@@ -37,7 +38,10 @@ def upload(spool: Spool, payloads: list[bytes], **changes) -> Upload:
         "size_bytes": sum(map(len, payloads)),
         "digest": codec.frames_digest(table),
     } | changes
-    return Upload(KEY, FRAGMENT, Codec.INT4, path=spool.path(1, KEY, ".part"), touched_at=0.0, **fields)
+    patience = Arrivals(5.0, 60.0)
+    return Upload(
+        KEY, FRAGMENT, Codec.INT4, path=spool.path(1, KEY, ".part"), touched_at=0.0, arrivals=patience, **fields
+    )
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from atoll_server.roster import Roster
 
 
 def join(roster: Roster, name: str = "a", nonce: int = 1, incarnation: int = 0, token: bytes = b"t", wall: float = 0.0):
-    entry = roster.join(name, "eu", nonce, incarnation, 0.5, b"", token, wall)
+    entry = roster.join(name, "eu", nonce, incarnation, 0.5, b"", token, wall, 0.0)
     if entry.nonce != nonce:
-        entry = roster.join(name, "eu", nonce, incarnation, 0.5, entry.challenge[1], token, wall)
+        entry = roster.join(name, "eu", nonce, incarnation, 0.5, entry.challenge[1], token, wall, 0.0)
     return entry
 
 
@@ -57,21 +57,21 @@ def test_a_late_first_join_of_a_dead_process_cannot_fence_the_living_one():
 def test_a_name_is_taken_over_only_by_a_process_that_answers():
     roster = Roster(10)
     join(roster, nonce=1, token=b"first")
-    late = roster.join("a", "eu", 2, 0, 0.5, b"", b"challenge", 0.0)
+    late = roster.join("a", "eu", 2, 0, 0.5, b"", b"challenge", 0.0, 0.0)
     assert (late.incarnation, late.nonce, late.token) == (1, 1, b"first")
     for proof in (b"", b"guessed"):
-        assert roster.join("a", "eu", 2, 0, 0.5, proof, b"another", 0.0).incarnation == 1
-    assert roster.join("a", "eu", 3, 0, 0.5, b"another", b"third", 0.0).incarnation == 1, "another's proof"
-    assert roster.join("a", "eu", 3, 0, 0.5, b"third", b"fourth", 0.0).incarnation == 2
+        assert roster.join("a", "eu", 2, 0, 0.5, proof, b"another", 0.0, 0.0).incarnation == 1
+    assert roster.join("a", "eu", 3, 0, 0.5, b"another", b"third", 0.0, 0.0).incarnation == 1, "another's proof"
+    assert roster.join("a", "eu", 3, 0, 0.5, b"third", b"fourth", 0.0, 0.0).incarnation == 2
 
 
 def test_regions_are_bounded():
     roster = Roster(1000)
     for number in range(256):
-        roster.join(f"l{number}", f"r{number}", 1, 0, 0.5, b"", b"t", 0.0)
+        roster.join(f"l{number}", f"r{number}", 1, 0, 0.5, b"", b"t", 0.0, 0.0)
     with pytest.raises(Refused, match="256 regions"):
-        roster.join("one-more", "elsewhere", 1, 0, 0.5, b"", b"t", 0.0)
-    assert roster.join("one-more", "r7", 1, 0, 0.5, b"", b"t", 0.0).region == "r7"
+        roster.join("one-more", "elsewhere", 1, 0, 0.5, b"", b"t", 0.0, 0.0)
+    assert roster.join("one-more", "r7", 1, 0, 0.5, b"", b"t", 0.0, 0.0).region == "r7"
 
 
 def test_remembered_processes_are_bounded():
@@ -115,3 +115,15 @@ def test_the_number_of_names_is_bounded():
 def test_a_name_that_could_not_be_a_file_name_is_refused(name):
     with pytest.raises(Refused, match="is not allowed"):
         join(Roster(2), name)
+
+
+def test_a_connected_process_that_fell_silent_does_not_hold_its_name():
+    roster = Roster(10)
+    entry = join(roster, nonce=1)
+    entry.streams = 2  # of a host that vanished: nothing ends them
+    for second in range(20):
+        entry.reports.saw(float(second))
+    with pytest.raises(Refused, match="is connected now"):
+        roster.join("a", "eu", 2, 0, 0.5, b"", b"t", 22.0, 22.0)
+    roster.join("a", "eu", 2, 0, 0.5, b"", b"proof", 30.0, 30.0)
+    assert roster.join("a", "eu", 2, 0, 0.5, b"proof", b"t", 30.0, 30.0).incarnation == 2

@@ -211,7 +211,7 @@ class World:
 
     async def _core(self, process: Process) -> None:
         settings = CoreSettings.of(
-            listen="127.0.0.1:1", directory=DIRECTORY, snapshot_every_s=self.rng.choice((1.0, 3.0, 60.0)),
+            listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=self.rng.choice((1.0, 3.0, 60.0)),
             record=self.record, keep_snapshots=self.rng.choice((2, 3)),
             limits=Limits(
                 norm_window=4, happenings=self.rng.choice((8, 64, 4096)),

@@ -1,0 +1,100 @@
+"""A link between a learner and its core that a test can cut, or let die in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Iterator
+
+
+class Relay:
+    """Passes bytes on until it is told otherwise; what comes after a `stall` is neither passed on nor refused."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.bytes_up, self.accepted = 0, 0
+        self._stalled: set[socket.socket] = set()  # the learner's ends of connections that died in silence
+        self._peer: dict[socket.socket, socket.socket] = {}
+        self._up: set[socket.socket] = set()  # the learner's ends
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stall(self) -> None:
+        """All connections that there are now die, and nobody is told."""
+        with self._lock:
+            for end in list(self._peer):
+                self._selector.unregister(end)
+                self._stalled.add(end)
+            self._peer.clear()
+
+    def cut(self) -> None:
+        """All connections are reset, and no new one is taken."""
+        with self._lock:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            for end in list(self._peer):
+                self._drop(end)
+
+    def _run(self) -> None:
+        while not self._ending:
+            for key, _ in self._selector.select(0.05):
+                with self._lock:
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fileobj in self._peer:
+                        self._pass_on(key.fileobj)
+
+    def _accept(self) -> None:
+        learner, _ = self._listener.accept()
+        core = socket.create_connection(self._target)
+        self.accepted += 1
+        self._up.add(learner)
+        for end, other in ((learner, core), (core, learner)):
+            self._peer[end] = other
+            self._selector.register(end, selectors.EVENT_READ)
+
+    def _pass_on(self, end: socket.socket) -> None:
+        try:
+            data = end.recv(1 << 16)
+            if data:
+                self._peer[end].sendall(data)
+                self.bytes_up += len(data) if end in self._up else 0
+                return
+        except OSError:
+            data = b""
+        self._drop(end)
+
+    def _drop(self, end: socket.socket) -> None:
+        other = self._peer.pop(end, None)
+        if other is None:
+            return
+        self._peer.pop(other, None)
+        for each in (end, other):
+            self._selector.unregister(each)
+            each.close()
+
+    def end(self) -> None:
+        self._ending = True
+        self._thread.join()
+        for each in (*self._peer, *self._stalled):
+            each.close()
+        self._listener.close()
+        self._selector.close()
+
+
+@contextlib.contextmanager
+def relay(target: str) -> Iterator[Relay]:
+    made = Relay(target)
+    try:
+        yield made
+    finally:
+        made.end()
