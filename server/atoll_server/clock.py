@@ -31,6 +31,7 @@ class RunClock:
         behind_s = newest - self.now()
         if behind_s > 0:
             self._wall += behind_s
+            self._jumped_s = -behind_s
         if behind_s > JUMP_S:
             log.warning("the clock of this machine is behind the run: times go on from the run's", behind_s=behind_s)
 

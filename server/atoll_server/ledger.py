@@ -67,7 +67,7 @@ def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
             )
         broken = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if broken != "ok":
-            raise LedgerError(f"{path} is damaged ({broken}): restore the directory from a backup")
+            raise LedgerError(f"{path} is damaged ({' '.join(broken.split())}): restore the directory from a backup")
     except sqlite3.DatabaseError as error:
         raise LedgerError(f"{path} cannot be used as a ledger ({error}): restore it from a backup") from error
     return db

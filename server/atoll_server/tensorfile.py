@@ -77,7 +77,11 @@ class TensorFile:
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
     """Maps a file after checking every offset in its header. TensorFileError when it is not sound."""
-    with closing(disk.open(path)) as file:
+    try:
+        opened = disk.open(path)
+    except OSError as error:
+        raise TensorFileError(f"{path} cannot be read ({error.strerror}): restore it from a backup") from error
+    with closing(opened) as file:
         size, head = file.size, file.read_at(0, 8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):

@@ -1,0 +1,320 @@
+"""States that a core can find itself in at a start, each with the one line it says, and whether it recovers.
+
+`docs/bad-states.md` lists them for people; a test below holds it against this file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from atoll_server.offline import read_run
+from atoll_wire import outer_pb2 as pb
+
+from tests.end_to_end.world import core, eventually, train
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "bad-states.md"
+DAMAGE: dict[str, Bad] = {}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """says: in the error, when it does not recover; in the log, when it does."""
+
+    damage: Callable[[Path], None]
+    says: str
+    recovers: bool
+
+
+def bad(says: str, *, recovers: bool = False):
+    def add(damage: Callable[[Path], None]) -> Callable[[Path], None]:
+        DAMAGE[damage.__name__.replace("_", " ")] = Bad(damage, says, recovers)
+        return damage
+
+    return add
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Iterator[Path]:
+    """A run with two snapshots, merges after them whose payloads are needed, and a core that was killed."""
+    with core(tmp_path_factory.mktemp("core"), "--snapshot-every-s", "3600", "--keep-snapshots", "2") as running:
+        for _ in range(2):
+            train(running.address, "a", "b", steps=40)
+            with running.operator() as stub:
+                stub.TakeCheckpoint(pb.TakeCheckpointRequest())
+        train(running.address, "a", "b", steps=60)
+        eventually(lambda: running.status().contributions.pending == 0)
+        running.kill()
+        yield running.directory
+
+
+# ------------------------------------------------------------------------------------------------- the ledger
+
+
+def sql(directory: Path, statement: str) -> None:
+    with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
+        changed = db.execute(statement)
+        assert changed.rowcount != 0, "nothing was damaged"
+        db.commit()
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def flip(path: Path, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path: Path, keep: float) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content))])
+
+
+@bad("cannot be used as a ledger (file is not a database): restore it from a backup")
+def ledger_is_another_file(directory: Path) -> None:
+    (directory / "ledger.sqlite").write_bytes(b"not a database at all, but of some length" * 100)
+
+
+@bad("restore")
+def ledger_is_cut(directory: Path) -> None:
+    sql(directory, "PRAGMA user_version=1")
+    cut(directory / "ledger.sqlite", 0.5)
+
+
+@bad("restore")
+def ledger_has_a_damaged_page(directory: Path) -> None:
+    sql(directory, "PRAGMA user_version=1")
+    path = directory / "ledger.sqlite"
+    content = bytearray(path.read_bytes())
+    for page in range(2, len(content) // 4096):
+        content[page * 4096 : page * 4096 + 64] = bytes(64)
+    path.write_bytes(content)
+
+
+@bad("has schema 99, this atoll reads 1: use the version that made it")
+def ledger_is_of_a_newer_atoll(directory: Path) -> None:
+    sql(directory, "PRAGMA user_version=99")
+
+
+@bad("a row of contributions does not match its checksum")
+def contribution_has_other_tokens(directory: Path) -> None:
+    sql(directory, "UPDATE contributions SET tokens=tokens+1 WHERE rowid=3")
+
+
+@bad("does not match its checksum: restore a backup")
+def contribution_has_another_fate(directory: Path) -> None:
+    sql(directory, "UPDATE contributions SET weight=0.123 WHERE rowid=3")
+
+
+@bad("the ledger lacks contribution")
+def contribution_of_a_merge_is_gone(directory: Path) -> None:
+    sql(directory, "DELETE FROM contributions WHERE rowid=(SELECT max(rowid) FROM contributions)")
+
+
+@bad("a row of merges does not match its checksum")
+def merge_has_another_checksum(directory: Path) -> None:
+    sql(directory, "UPDATE merges SET theta=theta+1 WHERE version=(SELECT max(version) FROM merges)")
+
+
+@bad("the ledger lacks version")
+def merge_is_gone(directory: Path) -> None:
+    sql(directory, "DELETE FROM merges WHERE version=(SELECT max(version)-1 FROM merges)")
+
+
+@bad("a row of learners does not match its checksum")
+def learner_has_another_incarnation(directory: Path) -> None:
+    sql(directory, "UPDATE learners SET incarnation=incarnation+7 WHERE name='a'")
+
+
+@bad("a row of snapshots does not match its checksum")
+def snapshot_covers_other_versions(directory: Path) -> None:
+    sql(directory, "UPDATE snapshots SET versions=replace(versions, '1', '2')")
+
+
+@bad("speaks protocol 77, this core 1: use the atoll that began it")
+def run_is_of_another_protocol(directory: Path) -> None:
+    sql(directory, "UPDATE meta SET value='77' WHERE key='protocol'")
+
+
+@bad("lays the run's tensors out differently: go on with the version that began the run")
+def layout_has_another_fingerprint(directory: Path) -> None:
+    sql(directory, "UPDATE meta SET value='\"00\"' WHERE key='fingerprint'")
+
+
+@bad("the clock of this machine is behind the run", recovers=True)
+def clock_went_back_since_the_last_start(directory: Path) -> None:
+    from atoll_server import ledger
+    from atoll_server.rows import LearnerRow
+
+    with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
+        for row in ledger.learners(db):
+            later = row.account | {"heard_at": time.time() + 86_400.0}
+            ledger.put_learner(db, LearnerRow(row.name, row.region, row.incarnation, row.nonces, later, row.evicted))
+        db.commit()
+
+
+# ------------------------------------------------------------------------------------------------- payloads
+
+
+def payload(directory: Path) -> Path:
+    """One that a start needs: of the newest merge of a fragment."""
+    with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
+        query = (
+            "SELECT learner, incarnation, fragment, seq FROM contributions WHERE fate='merged' ORDER BY version DESC, "
+            "rowid DESC LIMIT 1"
+        )
+        learner, incarnation, fragment, seq = db.execute(query).fetchone()
+    return directory / "spool" / "g1" / f"f{fragment:04d}" / f"{learner}-{incarnation}-{seq}.frames"
+
+
+@bad("an acknowledged contribution is gone; restore a backup")
+def payload_is_gone(directory: Path) -> None:
+    payload(directory).unlink()
+
+
+@bad("is cut: an acknowledged contribution is gone; restore a backup")
+def payload_is_cut(directory: Path) -> None:
+    cut(payload(directory), 0.7)
+
+
+@bad("does not match its checksum: the disk lost acknowledged data")
+def payload_has_a_flipped_bit(directory: Path) -> None:
+    flip(payload(directory), 0.9)
+
+
+@bad("restore a backup")
+def payload_declares_a_length_beyond_its_end(directory: Path) -> None:
+    path = payload(directory)
+    content = bytearray(path.read_bytes())
+    content[4:8] = (0xFFFFFFF0).to_bytes(4, "little")
+    path.write_bytes(content)
+
+
+@bad("files_not_needed=2", recovers=True)
+def spool_has_files_that_were_never_acknowledged(directory: Path) -> None:
+    for name in ("z-1-1.frames", "a-9-9.part"):
+        (directory / "spool" / "g1" / "f0000" / name).write_bytes(b"half of something")
+
+
+# ------------------------------------------------------------------------------------------------- snapshots
+
+
+def snapshots(directory: Path) -> list[Path]:
+    return sorted((directory / "snapshots").glob("*.safetensors"))
+
+
+@bad("snapshot cannot be used, trying the one before", recovers=True)
+def newest_snapshot_is_gone(directory: Path) -> None:
+    snapshots(directory)[-1].unlink()
+
+
+@bad("snapshot cannot be used, trying the one before", recovers=True)
+def newest_snapshot_is_cut(directory: Path) -> None:
+    cut(snapshots(directory)[-1], 0.6)
+
+
+@bad("snapshot cannot be used, trying the one before", recovers=True)
+def newest_snapshot_has_a_flipped_bit(directory: Path) -> None:
+    flip(snapshots(directory)[-1], 0.8)
+
+
+@bad("snapshot cannot be used, trying the one before", recovers=True)
+def newest_snapshot_declares_a_giant_header(directory: Path) -> None:
+    path = snapshots(directory)[-1]
+    path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])
+
+
+@bad("restore a backup")
+def all_snapshots_are_damaged(directory: Path) -> None:
+    for path in snapshots(directory):
+        flip(path, 0.8)
+
+
+@bad("state taken up", recovers=True)
+def snapshot_was_half_written_when_the_power_went(directory: Path) -> None:
+    (directory / "snapshots" / "00000009.part").write_bytes(b"half")
+    (directory / "snapshots" / "00000010.safetensors").write_bytes(b"renamed, but never committed")
+
+
+# ------------------------------------------------------------------------------------------------- first parameters
+
+
+@bad("initial.safetensors cannot be read (No such file or directory): restore it from a backup")
+def first_parameters_are_gone(directory: Path) -> None:
+    (directory / "initial.safetensors").unlink()
+
+
+@bad("initial.safetensors")
+def first_parameters_are_cut(directory: Path) -> None:
+    cut(directory / "initial.safetensors", 0.5)
+
+
+@bad("initial.safetensors")
+def first_parameters_declare_a_giant_header(directory: Path) -> None:
+    path = directory / "initial.safetensors"
+    path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])
+
+
+@bad("state taken up", recovers=True)
+def an_upload_of_first_parameters_was_left_over(directory: Path) -> None:
+    (directory / "staging" / "1.part").write_bytes(b"half")
+
+
+# ------------------------------------------------------------------------------------------------- the directory
+
+
+@bad("cannot be used")
+def directory_is_a_file(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.write_text("no directory")
+
+
+@bad("cannot be used")
+def spool_is_a_file(directory: Path) -> None:
+    shutil.rmtree(directory / "spool")
+    (directory / "spool").write_text("no directory")
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_bad_state_is_named_in_one_line_and_recovered_from_where_it_can_be(template, tmp_path, name):
+    case, directory = DAMAGE[name], tmp_path / "run"
+    shutil.copytree(template, directory)
+    sound = read_run(directory)
+    case.damage(directory)
+    command = [sys.executable, "-m", "atoll.command", "core", "--dir", str(directory), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        served = process.stdout.readline().startswith("atoll core serves")
+        if served:
+            process.terminate()
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    print(said)
+    assert served == case.recovers
+    assert case.says in said
+    assert "Traceback" not in said
+    if case.recovers:
+        assert process.returncode == 0
+        assert [s.checksums() for s in read_run(directory).states] == [s.checksums() for s in sound.states]
+    else:
+        assert process.returncode == 1
+        error = said.splitlines()[-1]
+        assert error.startswith("error: ")
+        assert any(word in error for word in (str(tmp_path), "ledger", "row of", "contribution", "run"))
+
+
+def test_the_document_lists_each_with_what_it_says():
+    listed = dict(re.findall(r"^\| ([a-z].*?) \| `(.*?)` \|", DOCUMENT.read_text(), re.MULTILINE))
+    missing = {name: case.says for name, case in DAMAGE.items() if listed.get(name) != case.says}
+    assert not missing, f"docs/bad-states.md lacks {json.dumps(missing, indent=1)}"

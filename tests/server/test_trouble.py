@@ -1,0 +1,120 @@
+"""Disks that are full or slow, clocks that jump, while a core runs; `end_to_end/test_full_disk.py` has a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+
+import pytest
+import structlog
+from atoll_server import clock, writer
+from atoll_server.clock import RunClock
+from atoll_server.writer import LedgerWriter
+
+
+@pytest.fixture
+def said():
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+def database(path, pages: int = 1 << 30) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("CREATE TABLE t (x BLOB)")
+    db.execute(f"PRAGMA max_page_count={pages}")
+    return db
+
+
+async def until(found: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if found():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("not so within 5 s")
+
+
+def insert(size_bytes: int):
+    return lambda db: db.execute("INSERT INTO t VALUES (zeroblob(?))", (size_bytes,))
+
+
+def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_is_told_once(
+    tmp_path, said, monkeypatch
+):
+    monkeypatch.setattr(writer, "FULL_RETRY_S", 0.01)
+
+    async def run() -> None:
+        failures: list[BaseException] = []
+        db = database(tmp_path / "db", pages=4)
+        ledger = LedgerWriter(db, failures.append)
+        await ledger.commit(insert(10))
+        waiting = [asyncio.create_task(ledger.commit(insert(50_000))) for _ in range(3)]
+        await until(lambda: ledger.full)
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in waiting)
+        db.execute(f"PRAGMA max_page_count={1 << 20}")
+        await asyncio.gather(*waiting)
+        assert (ledger.full, failures) == (False, [])
+        assert db.execute("SELECT count(*) FROM t").fetchone() == (4,)
+        await ledger.stop()
+
+    asyncio.run(run())
+    events = [line["event"] for line in said]
+    assert events == [
+        "the disk is full: nothing is acknowledged until there is room; senders wait", "the disk has room again",
+    ]  # fmt: skip
+
+
+def test_any_other_failure_of_a_commit_ends_the_core_and_nobody_is_told_anything(tmp_path):
+    async def run() -> None:
+        failures: list[BaseException] = []
+        ledger = LedgerWriter(database(tmp_path / "db"), failures.append)
+        waiting = asyncio.create_task(ledger.commit(lambda db: db.execute("INSERT INTO nothing VALUES (1)")))
+        await until(lambda: bool(failures))
+        later = asyncio.create_task(ledger.commit(insert(1)))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        assert not later.done()
+        waiting.cancel()
+        later.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_slow_disk_is_said_to_be_one(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(writer, "SLOW_S", 0.05)
+
+    async def run() -> None:
+        ledger = LedgerWriter(database(tmp_path / "db"), lambda _: None)
+        await ledger.commit(insert(1))
+        await ledger.commit(lambda _: time.sleep(0.1))
+        await ledger.stop()
+
+    asyncio.run(run())
+    (line,) = said
+    assert line["event"] == "the disk is slow: a commit took long, and acknowledgements with it"
+    assert line["took_s"] >= 0.1
+
+
+def test_the_clock_of_a_run_goes_on_whatever_is_done_to_the_machines(said, monkeypatch):
+    machine = {"wall": 1000.0, "steady": 5.0}
+    monkeypatch.setattr(clock.time, "time", lambda: machine["wall"])
+    monkeypatch.setattr(clock.time, "monotonic", lambda: machine["steady"])
+    run = RunClock()
+    run.begin_after(1100.0)
+    assert run.now() == 1100.0
+    machine["steady"] += 10.0
+    machine["wall"] += 10.0
+    run.look()
+    for jump in (3600.0, -7200.0):
+        machine["wall"] += jump
+        machine["steady"] += 1.0
+        run.look()
+        run.look()
+    assert run.now() == 1112.0, "1100, and 12 s of the steady clock"
+    assert [line["event"] for line in said] == [
+        "the clock of this machine is behind the run: times go on from the run's",
+        "the clock of this machine jumped: the run's goes on", "the clock of this machine jumped: the run's goes on",
+    ]  # fmt: skip
