@@ -26,7 +26,7 @@ from atoll.joining import FirstModel, Identity, Joiner
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
-from atoll.transport import GOODBYE_S, Cure, Link, backoff_s, cure, one_line
+from atoll.transport import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, Link, cure, one_line
 
 log = structlog.get_logger()
 
@@ -37,7 +37,8 @@ LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a core that is silent; bet
 WATCH_S = 0.5
 RETIRED_S = 60.0  # calls of a connection that was given up have found out by then
 HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
-DUPLICATE_ATTEMPTS = 7  # over ten seconds: a core may not know yet that this name's last process is dead
+DUPLICATE_S = 12.0  # a core may not know yet that this name's last process is dead
+PART_OF_AN_OUTAGE = 0.1  # waited between attempts to join: it gets at most so much longer by that
 
 
 class Presence:
@@ -82,10 +83,11 @@ class Presence:
                         if time.monotonic() - joined_at > HELD_S:
                             attempt, began = 0, time.monotonic()
                 except grpc.aio.AioRpcError as error:
-                    self._note(error, attempt, time.monotonic() - began)
+                    self._note(error, time.monotonic() - began)
                 self.standing.connected.clear()
                 self._counters.connected = False
-                await asyncio.sleep(backoff_s(attempt, self._rng))
+                away_s = PART_OF_AN_OUTAGE * (time.monotonic() - began)
+                await asyncio.sleep(self._rng.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, away_s)))
                 attempt += 1
                 self.standing.link = self._links[attempt % len(self._links)]
         finally:
@@ -94,11 +96,11 @@ class Presence:
             for task in self._retired:
                 task.cancel()
 
-    def _note(self, error: grpc.aio.AioRpcError, attempt: int, waited_s: float) -> None:
+    def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
         """Says once why the core is away; raises LearnerError when that will not pass."""
         self._counters.last_error = one_line(error)
         address, name = self.standing.link.address, self._identity.name
-        duplicate = error.code() is grpc.StatusCode.ALREADY_EXISTS and attempt < DUPLICATE_ATTEMPTS
+        duplicate = error.code() is grpc.StatusCode.ALREADY_EXISTS and waited_s < DUPLICATE_S
         if cure(error) in {Cure.STOP, Cure.GIVE_UP} and not duplicate:
             raise LearnerError(f"learner {name!r} cannot go on: {error.details()}")
         if not self._entered and waited_s > self._identity.connect_timeout_s:

@@ -20,9 +20,9 @@ OPTIONS = [
     ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # whoever calls waits between its attempts; this must not add to it
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
 ]
 

@@ -35,7 +35,7 @@ def core(
     init: Annotated[Path | None, typer.Option(help="First parameters: a safetensors file of the model's state_dict. Without it the first learner sends its own.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", metavar="HOST:PORT")] = None,
     insecure_listen: Annotated[bool, typer.Option("--insecure-listen", help="Allow an address beyond loopback, in plain text.")] = False,
-    snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots.")] = 120.0,
+    snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots at most; much to merge again at a start brings one earlier.")] = 120.0,
     keep_snapshots: Annotated[int, typer.Option(help="Snapshots kept, at least 2.")] = 3,
     record: Annotated[bool, typer.Option("--record", help="Keep every payload, so that the run can be replayed.")] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,

@@ -74,6 +74,7 @@ class Engine:
         self.uploads = Uploads(
             self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self.guard, self
         )
+        self.unsaved_s = restored.replay_s  # of merging, beyond the newest snapshot
         self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
         self.contributions = Contributions(self.layout, roster, metrics)
         self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
@@ -199,13 +200,14 @@ class Engine:
         async with self.locks[fragment.index]:
             old = self.states[fragment.index]
 
-            def work() -> tuple[FragmentState, merge.Update, tuple[int, int, int]]:
+            def work() -> tuple[FragmentState, merge.Update, tuple[int, int, int], float]:
+                working = time.monotonic()
                 scratch = np.empty(fragment.length, np.float32)
                 new, update, _ = merge.merge(fragment, old, stored, weights, rule, scratch)
-                return new, update, new.checksums()
+                return new, update, new.checksums(), time.monotonic() - working
 
             try:
-                new, update, checksums = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
+                new, update, checksums, took_s = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
             except Exception as error:
                 self.fail(error)  # before anybody else is given this fragment's lock
                 raise
@@ -223,6 +225,7 @@ class Engine:
             crash.point("merge.committed")
             refused = [self.contributions.pending[refusal.key].row for refusal in effect.refusals]
             self.states[fragment.index] = new
+            self.unsaved_s += took_s
         self._publish(effect, update, fates)
         crash.point("merge.published")
         self.metrics.merge_seconds.observe(time.monotonic() - began)

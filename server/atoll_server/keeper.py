@@ -17,6 +17,9 @@ from atoll_server.snapshot import SnapshotWriter, snapshot_path
 
 log = structlog.get_logger()
 
+LONGEST_REPLAY_S = 0.5  # of merges beyond the newest snapshot: a start makes them again
+REST = 10.0  # between two snapshots, in lengths of the last one, however much there is to be merged again
+
 
 class Keeper:
     """The snapshots of one run. rows: those on disk, oldest first."""
@@ -27,12 +30,14 @@ class Keeper:
         self._let_go_to = covered(rows, len(engine.layout.fragments))
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
-        self._taken_at = time.monotonic()
+        self._taken_at, self._took_s = time.monotonic(), 0.0
 
     def due(self) -> bool:
-        """Whether the time for a snapshot has come and there is something new in it."""
-        every = self._engine.settings.snapshot_every_s
-        return not self._taking.locked() and time.monotonic() - self._taken_at >= every and self.stale()
+        """Whether it is time for a snapshot, or a start would have too much to do without it; and something is new."""
+        since_s = time.monotonic() - self._taken_at
+        late = since_s >= self._engine.settings.snapshot_every_s
+        much = self._engine.unsaved_s >= LONGEST_REPLAY_S and since_s >= REST * self._took_s
+        return not self._taking.locked() and (late or much) and self.stale()
 
     def stale(self) -> bool:
         """Whether any merge came after the newest snapshot."""
@@ -55,7 +60,7 @@ class Keeper:
     async def _take(self) -> SnapshotRow:
         engine = self._engine
         async with self._taking:
-            self._taken_at = time.monotonic()
+            self._taken_at, unsaved_s = time.monotonic(), engine.unsaved_s
             number = self.rows[-1].id + 1 if self.rows else 1
             writer = SnapshotWriter(snapshot_path(engine.settings.directory, number), engine.layout, engine.disk)
             await asyncio.to_thread(writer.begin)
@@ -69,6 +74,8 @@ class Keeper:
             await engine.writer.commit(partial(ledger.add_snapshot, generation=engine.generation, row=row))
             crash.point("snapshot.committed")
             self.rows.append(row)
+            self._took_s = time.monotonic() - self._taken_at
+            engine.unsaved_s -= unsaved_s
             engine.metrics.snapshot_at.set(row.taken_at)
             log.info("snapshot taken", id=row.id, outer_steps=sum(row.versions), size_bytes=row.size_bytes)
             await self._drop_old()

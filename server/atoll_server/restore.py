@@ -7,6 +7,7 @@ ledger gives its parameters byte for byte (from_start).
 from __future__ import annotations
 
 import sqlite3
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Restored:
     states: list[FragmentState]
     updates: dict[int, list[Update]]
     snapshots: list[SnapshotRow]
+    replay_s: float = 0.0  # that making them again took
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
@@ -88,13 +90,14 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
         states = initial_states(layout, initial)
     spool = Spool(directory / "spool", limit_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}
+    began = time.monotonic()
     for fragment in layout.fragments:
         state = states[fragment.index]
         for row in ledger.merges(db, generation, fragment.index, after=state.version):
             state, update = _merge_again(db, spool, generation, fragment, state, row)
             updates.setdefault(fragment.index, []).append(update)
         states[fragment.index] = state
-    return Restored(layout, initial, states, updates, snapshots)
+    return Restored(layout, initial, states, updates, snapshots, time.monotonic() - began)
 
 
 def _newest_sound(

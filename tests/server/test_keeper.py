@@ -1,0 +1,59 @@
+"""When a snapshot is due: by time, or by what a start would have to do without it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+from atoll_server.keeper import LONGEST_REPLAY_S, Keeper
+
+
+@pytest.fixture
+def engine():
+    return SimpleNamespace(
+        layout=SimpleNamespace(fragments=[0]), settings=SimpleNamespace(snapshot_every_s=120.0), unsaved_s=0.0,
+        versions=lambda: [1],
+    )  # fmt: skip
+
+
+def due(engine, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
+    async def asked() -> bool:
+        keeper = Keeper(engine, [])
+        keeper._took_s = took_s
+        now = time.monotonic() + after_s
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        return keeper.due()
+
+    return asyncio.run(asked())
+
+
+def test_a_snapshot_is_due_when_its_time_has_come(engine, monkeypatch):
+    assert not due(engine, 110.0, monkeypatch)
+    assert due(engine, 121.0, monkeypatch)
+
+
+def test_or_when_a_start_would_have_to_merge_for_too_long(engine, monkeypatch):
+    engine.unsaved_s = LONGEST_REPLAY_S
+    assert due(engine, 1.0, monkeypatch)
+
+
+def test_but_not_again_and_again_where_writing_one_takes_long(engine, monkeypatch):
+    engine.unsaved_s = 100.0
+    assert not due(engine, 9.0, monkeypatch, took_s=1.0)
+    monkeypatch.undo()
+    assert due(engine, 11.0, monkeypatch, took_s=1.0)
+
+
+def test_nothing_new_is_never_due(engine, monkeypatch):
+    engine.versions = list
+    engine.unsaved_s = 100.0
+    keeper_rows = [SimpleNamespace(versions=())]
+
+    async def asked() -> bool:
+        keeper = Keeper(engine, [])
+        keeper.rows = keeper_rows
+        return keeper.due()
+
+    assert not asyncio.run(asked())
