@@ -26,7 +26,7 @@ from atoll.joining import FirstModel, Identity, Joiner
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
-from atoll.transport import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, Link, cure, one_line
+from atoll.transport import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, Link, backoff_s, cure, one_line
 
 log = structlog.get_logger()
 
@@ -71,23 +71,23 @@ class Presence:
 
     async def live(self) -> None:
         """Goes on for ever; raises LearnerError when trying again is of no use."""
-        attempt, began = 0, time.monotonic()
+        attempt, short, began = 0, 0, time.monotonic()  # short: connections in a row that did not last
         try:
             while True:
                 try:
                     await self._join()
                     joined_at = time.monotonic()
+                    short += 1
                     try:
                         await self._stay()
                     finally:
                         if time.monotonic() - joined_at > HELD_S:
-                            attempt, began = 0, time.monotonic()
+                            short, began = 0, time.monotonic()
                 except grpc.aio.AioRpcError as error:
                     self._note(error, time.monotonic() - began)
                 self.standing.connected.clear()
                 self._counters.connected = False
-                away_s = PART_OF_AN_OUTAGE * (time.monotonic() - began)
-                await asyncio.sleep(self._rng.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, away_s)))
+                await asyncio.sleep(self._pause_s(time.monotonic() - began, short))
                 attempt += 1
                 self.standing.link = self._links[attempt % len(self._links)]
         finally:
@@ -95,6 +95,11 @@ class Presence:
                 await link.close()
             for task in self._retired:
                 task.cancel()
+
+    def _pause_s(self, away_s: float, short: int) -> float:
+        """Until the next attempt: a part of the outage so far, or longer with a core that lets in and hangs up."""
+        part_s = min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, PART_OF_AN_OUTAGE * away_s))
+        return max(self._rng.uniform(0.5, 1.0) * part_s, backoff_s(short, self._rng) if short else 0.0)
 
     def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
         """Says once why the core is away; raises LearnerError when that will not pass."""
