@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not gpu and not docker and not root and not browser
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-docker test-root test-browser lint format proto simulate simulate-defects bench wheel clean
+.PHONY: help demo chaos bench-kills test test-slow test-gpu test-docker test-root test-browser lint format proto simulate simulate-defects bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -55,6 +55,13 @@ simulate: $(READY) ## deterministic simulation: SEEDS=1000 FROM=0 ARGS="--json P
 
 simulate-defects: $(READY) ## every deliberate defect must be found by the simulation within 2,000 seeds
 	@$(BIN)/python -m tests.simulation.defects --from $(or $(FROM),0) $(ARGS)
+
+chaos: $(READY) ## learners killed at random for ten minutes, beside a synchronous job under the same failures
+	@$(BIN)/python -m benchmarks.chaos $(ARGS)
+
+bench-kills: $(READY) ## the core killed 20 times under learners, beside undisturbed runs; and how soon it serves again
+	@$(BIN)/python -m benchmarks.restart
+	@$(BIN)/python -m benchmarks.core_kills $(ARGS)
 
 bench: $(READY) ## codec and merge beside this machine's memory bandwidth
 	@$(BIN)/python -m benchmarks $(ARGS)

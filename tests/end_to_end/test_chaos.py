@@ -1,0 +1,43 @@
+"""`atoll chaos` itself: what it kills comes back, and it says what that cost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ATOLL = [sys.executable, "-m", "atoll.command"]
+
+
+def test_what_chaos_kills_comes_back_and_its_parts_are_told(tmp_path):
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [*ATOLL, "chaos", "--learners", "2", "--seconds", "25", "--json", str(out),
+         "--schedule", "2:kill:us-east,6:kill:core,9:pause:eu-west:1.5"],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["kills"] == {"learner": 1, "core": 1, "paused": 1}
+    learner, core = found["hits"]
+    assert (learner["target"], core["target"]) == ("us-east", "core")
+    assert all(learner[part] > 0 for part in ("prepared_s", "joining_s", "first_step_s"))
+    assert core["serving_s"] > 0
+    assert 0.3 < found["goodput"] < 1.0
+    assert found["goodput_lost_s"]["restarting"] == pytest.approx(learner["prepared_s"], abs=1.0)
+    counts = found["contributions"]
+    assert counts["pending"] == 0
+    assert counts["accepted"] == counts["merged"] + counts["refused"]
+    assert "atoll chaos" in done.stdout
+
+
+def test_a_process_that_ends_by_itself_ends_chaos_with_one_line(tmp_path):
+    file, python = tmp_path / "Procfile", sys.executable
+    file.write_text(f"core: {python} -c 'import time; time.sleep(60)'\nbad: {python} -c 'raise SystemExit(3)'\n")
+    command = [*ATOLL, "chaos", "--procfile", str(file), "--server", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "error: bad ended with status 3: it said nothing\n"
