@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not gpu and not docker and not root and not browser
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills test test-slow test-gpu test-docker test-root test-browser lint format proto simulate simulate-defects bench wheel clean
+.PHONY: help demo chaos bench-kills test test-slow test-gpu test-docker test-root test-browser lint format proto simulate simulate-defects fuzz bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ chaos: $(READY) ## learners killed at random for ten minutes, beside a synchrono
 bench-kills: $(READY) ## the core killed 20 times under learners, beside undisturbed runs; and how soon it serves again
 	@$(BIN)/python -m benchmarks.restart
 	@$(BIN)/python -m benchmarks.core_kills $(ARGS)
+
+fuzz: $(READY) ## unsound bytes for everything that decodes from a network: INPUTS=1000000 ARGS="--json PATH"
+	@$(BIN)/python -m tests.fuzz.run --inputs $(or $(INPUTS),1000000) $(ARGS)
 
 bench: $(READY) ## codec and merge beside this machine's memory bandwidth
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -153,7 +153,7 @@ class Core:
             self.metrics, self.fail, self.disk,
         )  # fmt: skip
         if db is not None:
-            take_up(engine, db, restored)
+            take_up(engine, db, restored, self.clock.now())
         else:
             engine.spool.prepare(self.generation, len(restored.layout.fragments))
             for entry in self.roster.entries.values():

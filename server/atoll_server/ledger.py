@@ -218,6 +218,13 @@ def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -
     return rows
 
 
+def last_merged_at(db: sqlite3.Connection, generation: int, fragments: int) -> list[float | None]:
+    """Wall-clock seconds of each fragment's newest merge; None when it has none."""
+    query = "SELECT merged_at FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT 1"
+    rows = (db.execute(query, (generation, fragment)).fetchone() for fragment in range(fragments))
+    return [row[0] if row is not None else None for row in rows]
+
+
 def last_cycles(db: sqlite3.Connection, generation: int, fragments: int) -> list[int]:
     """The highest cycle known of each fragment, merged or answered: cycles never repeat."""
     cycles = [0] * fragments

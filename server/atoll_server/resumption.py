@@ -24,8 +24,8 @@ from atoll_server.rows import ContributionRow, FateRow
 log = structlog.get_logger()
 
 
-def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored) -> None:
-    """Brings an engine to where the ledger left the run; before anybody connects."""
+def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: float) -> None:
+    """Brings an engine to where the ledger left the run; before anybody connects. wall: seconds of the run's clock."""
     entries = engine.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
@@ -51,8 +51,10 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored) -> None:
             told = ledger.contributions(db, engine.generation, "AND fragment=? AND version=?", values)
             engine.cache.add(fragment, Publication(update, tuple(receipt_of(fate) for _, fate in told)))
     now, cycles = time.monotonic(), ledger.last_cycles(db, engine.generation, len(engine.layout.fragments))
+    merged_at = ledger.last_merged_at(db, engine.generation, len(cycles))
+    synced_at = [now - max(0.0, wall - (at or 0.0)) for at in merged_at]
     members = {e.name: Member(e.incarnation, now, now, gone=e.account.left_at is not None) for e in entries}
-    engine.syncer.restore(engine.versions(), cycles, waiting, members)
+    engine.syncer.restore(engine.versions(), cycles, waiting, members, synced_at)
     log.info("state taken up", outer_steps=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
 
 

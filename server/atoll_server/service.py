@@ -40,6 +40,7 @@ class OuterService(rpc.OuterServicer):
     def __init__(self, core: Core) -> None:
         self._core = core
         self._joining = Joining(core)
+        self._slots = asyncio.Semaphore(core.settings.limits.pushes)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Makes a learner known, or known again."""
@@ -103,15 +104,18 @@ class OuterService(rpc.OuterServicer):
             version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
             answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
-                yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
-                while not answer.whole():
-                    request = await self._next(requests, answer)
-                    if request is None:  # other streams of this contribution bring the rest
-                        await engine.uploads.ended(answer)
-                        break
-                    self._core.roster.still(entry, header.session.incarnation)
-                    if await engine.uploads.take(answer, request.frame, time.monotonic()):
-                        engine.dispatch(ev.Uploading(entry.name, header.fragment))
+                async with self._slots:  # each holds a frame in memory: the others' senders wait
+                    yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
+                    last = False
+                    while not answer.whole() and not last:
+                        request = await self._next(requests, answer)
+                        last = request is None
+                        if request is not None:
+                            self._core.roster.still(entry, header.session.incarnation)
+                            if await engine.uploads.take(answer, request.frame, time.monotonic()):
+                                engine.dispatch(ev.Uploading(entry.name, header.fragment))
+                if last:  # other streams of this contribution bring the rest
+                    await engine.uploads.ended(answer)
                 answer = await engine.uploads.complete(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:

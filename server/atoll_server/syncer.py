@@ -2,8 +2,9 @@
 
 Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
 - A fragment is idle, open (a round collects contributions), or merging. Never two rounds for one fragment.
-- Pace: a round opens every H/P steps of the fastest live learner, fragments in turn, while fewer than
-  max(1, ceil(tau P / H)) are in flight.
+- Pace: a round opens every H/P steps of the fastest live learner, of the fragment that waits longest, while fewer
+  than max(1, ceil(tau P / H)) are in flight. What an outage left undone is caught up at twice the pace, up to one
+  round of each fragment.
 - A round closes when every live learner has answered; or when K fresh contributions are there and the grace
   window (Eq. 3) has passed; or at its deadline, which is derived from how long the learners it waits for
   usually take. With nothing to merge it lapses: the cycle grows, the version does not.
@@ -25,6 +26,8 @@ from atoll_server.members import Member, smoothed
 from atoll_server.rounds import Closing, FragmentRounds, Pending, Phase, Waiting
 from atoll_server.settings import RunSettings
 
+CATCHING_UP = 2.0  # times the pace
+
 Weigh = Callable[[int, int, int, float], float]  # tokens, steps, staleness, exponent -> weight
 
 
@@ -36,8 +39,8 @@ class Syncer:
         self.weigh = weigh
         self.fragments = [FragmentRounds(version=0, cycle=0) for _ in range(fragments)]
         self.members: dict[str, Member] = {}
-        self.next_fragment = 0
-        self.next_open_at: float | None = None
+        self.due_at: float | None = None  # by the pace, the next opening; in the past: rounds are to be caught up
+        self.opened_at = 0.0  # the newest round
         self.quorum_s: float | None = None  # smoothed: opened -> K answered
         self.sync_s: float | None = None  # smoothed: closed -> adopted
 
@@ -49,14 +52,17 @@ class Syncer:
         cycles: Sequence[int],
         pending: Iterable[tuple[Key, Pending]],
         members: Mapping[str, Member],
+        synced_at: Sequence[float],
     ) -> None:
         """Takes up from a ledger. Pending contributions become answers that were rolled over.
 
+        synced_at: when each fragment's last merge was, on this clock.
         Asks for nothing yet: the first event after this does.
         """
         self.members.update(members)
-        for rounds, version, cycle in zip(self.fragments, versions, cycles, strict=True):
-            rounds.version, rounds.cycle = version, cycle
+        for rounds, version, cycle, at in zip(self.fragments, versions, cycles, synced_at, strict=True):
+            rounds.version, rounds.cycle, rounds.opened_at = version, cycle, at
+        self.due_at = max(synced_at)
         for key, waiting in pending:
             self.fragments[key.fragment].pending[key] = waiting
 
@@ -200,32 +206,29 @@ class Syncer:
     # ------------------------------------------------------------------------------ opening
 
     def _open_what_is_due(self, now: float) -> list[ev.Effect]:
+        interval, next_at = self.interval_s(now), self._next_open_at(now)
+        if interval is None or next_at is None or now < next_at or self._in_flight() >= self.most_in_flight():
+            return []
+        idle = [index for index, rounds in enumerate(self.fragments) if rounds.phase is Phase.IDLE]
+        if not idle:
+            return []
+        owed = now - interval * len(self.fragments)  # at most one round of each fragment
+        self.due_at = interval + (now if self.due_at is None else max(self.due_at, owed))
+        self.opened_at = now
+        return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
+
+    def _next_open_at(self, now: float) -> float | None:
+        """By the pace, and never in a burst; None while nobody trains: there is nothing to pace by."""
         interval = self.interval_s(now)
-        if interval is None:  # nobody trains: nothing to pace by
-            self.next_open_at = None
-            return []
-        if self.next_open_at is None:
-            self.next_open_at = now
-        if now < self.next_open_at or self._in_flight() >= self.most_in_flight():
-            return []
-        fragment = self._next_idle()
-        if fragment is None:
-            return []
-        late = now - self.next_open_at
-        self.next_open_at = now + interval - (late if late < interval else 0.0)  # a rate, but never a burst
-        self.next_fragment = (fragment + 1) % len(self.fragments)
-        return [self._open(fragment, now)]
+        if interval is None:
+            return None
+        return max(now if self.due_at is None else self.due_at, self.opened_at + interval / CATCHING_UP)
 
     def _open(self, fragment: int, now: float) -> ev.OpenRound:
         rounds = self.fragments[fragment]
         rounds.cycle += 1
         rounds.phase, rounds.opened_at, rounds.quorum_at = Phase.OPEN, now, None
         return ev.OpenRound(fragment, rounds.cycle)
-
-    def _next_idle(self) -> int | None:
-        count = len(self.fragments)
-        turns = ((self.next_fragment + turn) % count for turn in range(count))
-        return next((index for index in turns if self.fragments[index].phase is Phase.IDLE), None)
 
     # ------------------------------------------------------------------------------ derived
 
@@ -265,8 +268,9 @@ class Syncer:
             if rounds.phase is Phase.OPEN:
                 decision = self.decide(index, now)
                 times.append(decision.until if isinstance(decision, Waiting) else now)
-        if self.next_open_at is not None and self._in_flight() < self.most_in_flight():
-            times.append(self.next_open_at)
+        next_at = self._next_open_at(now)
+        if next_at is not None and self._in_flight() < self.most_in_flight():
+            times.append(next_at)
         if any(rounds.pending for rounds in self.fragments):
             times.append(now + 1.0)  # learners may stop being expected
         return min(times, default=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from atoll_server import events as ev
 from atoll_server import merge
@@ -228,6 +230,32 @@ def test_the_pace_is_one_round_of_each_fragment_in_h_steps_of_the_fastest():
     assert (late[-1] - late[0]) / (len(late) - 1) == pytest.approx(4 / 4 * 0.5, rel=0.15)
 
 
+def test_what_an_outage_left_undone_is_caught_up_at_twice_the_pace_from_where_it_stopped():
+    world = World({"a": 1}, fragments=4)
+    began, world.now = world.now, world.now + 3.0
+    world.syncer = Syncer(RunSettings(inner_steps=4), 4, merge.weight)
+    synced_at = [began - 1.0, began, began - 3.0, began - 2.0]
+    world.syncer.restore([5] * 4, [5] * 4, [], {"a": Member(1, world.now, world.now)}, synced_at)
+    opened: list[tuple[float, int]] = []
+    for tick in range(400):
+        world.now += 0.05
+        if tick % 20 == 0:
+            world.steps["a"] += 1
+            world.tell(ev.Heard("a", world.steps["a"], False))
+        for effect in world.tell(ev.Ticked()):
+            if isinstance(effect, ev.OpenRound):
+                opened.append((world.now, effect.fragment))
+                world.contribute("a", effect.fragment)
+        world.finish()
+    assert [fragment for _, fragment in opened[:8]] == [2, 3, 0, 1, 2, 3, 0, 1], "who waits longest comes first"
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(opened)]
+    interval = 4 / 4 * 1.0
+    assert gaps[:3] == pytest.approx([interval / 2] * 3, abs=0.11)
+    assert gaps[-5:] == pytest.approx([interval] * 5, abs=0.11)
+    owed = 4  # at most one of each fragment, however long it was away
+    assert len(opened) == pytest.approx(opened[-1][0] - opened[0][0] + owed, abs=1.5)
+
+
 @pytest.mark.parametrize(("overlap", "fragments", "most"), [(2, 24, 12), (2, 2, 1), (0.1, 24, 1), (1000, 3, 3)])
 def test_rounds_in_flight_are_bounded(overlap, fragments, most):
     syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=overlap), fragments, merge.weight)
@@ -246,7 +274,7 @@ def test_when_everybody_left_what_is_pending_is_merged_at_once():
 def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
     syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
     key = Key("a", 1, 0, 1)
-    syncer.restore([7], [9], [(key, Pending(9, 7, 100, 4))], {})
+    syncer.restore([7], [9], [(key, Pending(9, 7, 100, 4))], {}, [0.0])
     assert not syncer.on(ev.Joined("a", 1), 50.0)
     assert not syncer.on(ev.Ticked(), 55.0)
     (opened, closed) = syncer.on(ev.Ticked(), 61.0)
@@ -257,7 +285,9 @@ def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
 
 def test_after_a_restart_what_is_pending_of_learners_that_left_is_merged_at_the_first_event():
     syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
-    syncer.restore([7], [9], [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))], {"a": Member(1, 50.0, 50.0, gone=True)})
+    syncer.restore(
+        [7], [9], [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))], {"a": Member(1, 50.0, 50.0, gone=True)}, [0.0]
+    )
     (_, closed) = syncer.on(ev.Ticked(), 50.0)
     assert isinstance(closed, ev.Merge)
 

@@ -214,7 +214,7 @@ class World:
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=self.rng.choice((1.0, 3.0, 60.0)),
             record=self.record, keep_snapshots=self.rng.choice((2, 3)),
             limits=Limits(
-                norm_window=4, happenings=self.rng.choice((8, 64, 4096)),
+                norm_window=4, pushes=self.rng.choice((1, 2, 256)), happenings=self.rng.choice((8, 64, 4096)),
                 update_cache_versions=self.rng.choice((1, 4, 16)),
             ),
         )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Everything that decodes bytes from a network, fed with what nobody should send."""

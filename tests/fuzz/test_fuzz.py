@@ -1,0 +1,23 @@
+"""The short form, driven by hypothesis, which finds the smallest seed; `make fuzz` is the long one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.run import TARGETS
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_whatever_comes_ends_as_a_value_or_as_the_declared_error(name):
+    target = TARGETS[name][0]()
+
+    @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(st.integers(0, 1 << 48))
+    def feed(seed: int) -> None:
+        target.one(random.Random(seed))
+
+    feed()
