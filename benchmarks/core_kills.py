@@ -30,6 +30,7 @@ NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
 STEPS_BEFORE = 20  # of the slowest learner, before the first kill
 APART_S = 3.0
+LOWER = ["nice", "-n", "5"]  # learners and core share two CPUs here; a core of one's own would not wait for one
 IDLE = [sys.executable, "-c", "import time; time.sleep(3600)"]
 LARGEST_STEP_S, LARGEST_RATIO, LARGEST_CHANGE = 0.050, 1.5, 0.005  # what is promised
 
@@ -71,7 +72,7 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, console: Console
         learners = [
             group.start(
                 name,
-                [sys.executable, "-m", "benchmarks.island", str(directory / f"{name}.npy"), name, address, str(tokens),
+                [*LOWER, sys.executable, "-m", "benchmarks.island", str(directory / f"{name}.npy"), name, address, str(tokens),
                  str(seed)],
             )
             for name in NAMES

@@ -117,7 +117,8 @@ class Fetcher:
                 header = reply.header
             else:
                 payloads.append(_checked(reply.frame, len(payloads)))
-        if header is None or len(payloads) != len(fragment.frames) or None in payloads:
+        expected = pb.CODEC_FLOAT32 if whole else self._standing.settings.codec
+        if header is None or header.codec != expected or len(payloads) != len(fragment.frames) or None in payloads:
             return False
         return await self._take_in(line, fragment, header, [p for p in payloads if p is not None], whole=whole)
 

@@ -16,6 +16,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import MergeKind, TensorSpec
 
+from atoll.errors import NONSENSE, LearnerError
 from atoll.standing import Standing
 from atoll.stats import Counters
 
@@ -23,6 +24,7 @@ log = structlog.get_logger()
 
 PROTOCOL = 1
 JOIN_S = 60.0  # a core may have to read a whole model before it answers
+SHORTEST_RETRY_S = 0.5
 CHUNK_BYTES = 1 << 20
 KINDS = {MergeKind.AVERAGE: pb.MERGE_KIND_AVERAGE, MergeKind.DIRECTION: pb.MERGE_KIND_DIRECTION}
 
@@ -65,9 +67,11 @@ class Joiner:
                 return reply
             if reply.state == pb.JoinReply.STATE_INITIALISE:
                 await self._initialise(reply)
-            else:
+            elif reply.state == pb.JoinReply.STATE_WAIT:
                 log.info("another learner sends the first parameters", learner=self._identity.name)
-                await asyncio.sleep(reply.retry_s)
+                await asyncio.sleep(reply.retry_s if SHORTEST_RETRY_S < reply.retry_s < JOIN_S else SHORTEST_RETRY_S)
+            else:
+                raise LearnerError(f"the core answers Join with state {reply.state}, which is none: {NONSENSE}")
 
     def session(self, reply: pb.JoinReply) -> pb.Session:
         """What goes with every later call."""

@@ -17,9 +17,9 @@ import numpy as np
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.layout import Layout, plan
+from atoll_wire.layout import Layout, LayoutError, plan
 
-from atoll.errors import LearnerError
+from atoll.errors import NONSENSE, LearnerError
 from atoll.fetching import Fetcher
 from atoll.handover import Handover, Taken
 from atoll.joining import FirstModel, Identity, Joiner
@@ -121,9 +121,7 @@ class Presence:
     async def _join(self) -> None:
         """Joins, and begins to fetch what the core has that is newer."""
         standing, reply = self.standing, await self._joiner.join()
-        layout = plan(self._model.tensors, reply.settings.fragments)
-        if layout.fingerprint != reply.fingerprint:
-            raise LearnerError("the core lays the model out differently: use the same atoll version on both sides")
+        layout = self._planned(reply)
         if not standing.lines:
             standing.layout = layout
             standing.lines = [Line(f.index, np.empty(0, np.float32)) for f in layout.fragments]
@@ -139,8 +137,17 @@ class Presence:
         if self._said_away:
             log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
             self._said_away = False
-        for line, version in zip(standing.lines, reply.versions, strict=True):
+        for line, version in standing.newest(reply.versions):
             self._fetcher.heard_of(line, version)
+
+    def _planned(self, reply: pb.JoinReply) -> Layout:
+        try:
+            layout = plan(self._model.tensors, reply.settings.fragments)
+        except LayoutError as error:
+            raise LearnerError(f"the core lays the model out as it cannot be ({error}): {NONSENSE}") from error
+        if layout.fingerprint != reply.fingerprint:
+            raise LearnerError(f"the core lays the model out differently: {NONSENSE}")
+        return layout
 
     async def _stay(self) -> None:
         """Follows and reports until either breaks or some other call finds the core gone."""
@@ -197,7 +204,7 @@ class Presence:
                 case "current":
                     self._sender.ask_again()  # the state tells versions, but not the fates since our last position
                     self._tokens(happening.current.run_tokens)
-                    for line, version in zip(standing.lines, happening.current.versions, strict=True):
+                    for line, version in standing.newest(happening.current.versions):
                         self._fetcher.heard_of(line, version)
                     for opened in happening.current.open:
                         self._opened(opened)
@@ -205,7 +212,7 @@ class Presence:
                     self._opened(happening.opened)
                 case "published":
                     self._tokens(happening.published.run_tokens)
-                    line = standing.lines[happening.published.fragment]
+                    line = standing.line(happening.published.fragment)
                     self._fetcher.heard_of(line, happening.published.version)
                 case "receipt":
                     self._sender.decided(happening.receipt)
@@ -213,7 +220,7 @@ class Presence:
                     return
 
     def _opened(self, opened: pb.RoundOpened) -> None:
-        if self.standing.lines[opened.fragment].flight is not None:
+        if self.standing.line(opened.fragment).flight is not None:
             self._decline(opened.fragment, opened.cycle, "its contribution is in flight")
         else:
             self._handover.ask(opened.fragment, opened.cycle)

@@ -158,7 +158,7 @@ class Sender:
 
     def decided(self, receipt: pb.Receipt) -> None:
         """A receipt that came outside of an update: acts on a refusal; a merge is left to its update."""
-        line = self._standing.lines[receipt.fragment]
+        line = self._standing.line(receipt.fragment)
         if (
             line.flight is None
             or line.flight.seq != receipt.seq

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Fragment, Layout
 
 from atoll.adoption import F32
+from atoll.errors import NONSENSE, LearnerError
 from atoll.handover import Taken
 from atoll.transport import Link
 
@@ -56,6 +58,18 @@ class Standing:
     sequence: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # some call found the session or the core gone
+
+    def line(self, fragment: int) -> Line:
+        """What is known of a fragment that the core speaks of. LearnerError when there is none of that number."""
+        if fragment >= len(self.lines):
+            raise LearnerError(f"the core speaks of fragment {fragment}, the run has {len(self.lines)}: {NONSENSE}")
+        return self.lines[fragment]
+
+    def newest(self, versions: Sequence[int]) -> Iterator[tuple[Line, int]]:
+        """Each line with the version that the core has of it. Raises LearnerError for another number of them."""
+        if len(versions) != len(self.lines):
+            raise LearnerError(f"the core has {len(versions)} fragments, the run {len(self.lines)}: {NONSENSE}")
+        return zip(self.lines, versions, strict=True)
 
     def fragment(self, index: int) -> Fragment:
         """The layout's fragment."""

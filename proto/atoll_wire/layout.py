@@ -12,6 +12,7 @@ others like water, which makes fragments nearly equal and the peak rate of the w
 from __future__ import annotations
 
 import hashlib
+import heapq
 import itertools
 import json
 import math
@@ -24,6 +25,7 @@ from atoll_wire.errors import UserError
 FORMAT = 1  # of layouts; part of the fingerprint
 BLOCK = 256  # parameters that share a scale
 FRAME_PARAMETERS = 1 << 18  # of a frame at most
+MOST_FRAGMENTS = 4096
 DEFAULT_FRAGMENTS = 24
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -130,15 +132,19 @@ def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
     Raises LayoutError when a fragment would be empty, or when tensors are malformed.
     """
     _check(tensors)
+    if fragments > MOST_FRAGMENTS:
+        raise LayoutError(f"{fragments} fragments: at most {MOST_FRAGMENTS} are possible")
     if fragments:
         bins = _pack(tensors, fragments)
         if not all(bins):
-            most = _most_fragments(tensors, fragments)
+            while not all(bins):  # fewer, until none is empty
+                bins = _pack(tensors, max(1, min(sum(map(bool, bins)), 3 * len(bins) // 4)))
             raise LayoutError(
-                f"{fragments} fragments are more than these tensors allow: use --fragments {most} or less"
+                f"{fragments} fragments are more than these tensors allow: use --fragments {len(bins)}, or leave it out"
             )
     else:
-        bins = _pack(tensors, _most_fragments(tensors, DEFAULT_FRAGMENTS + 1))
+        packed = (_pack(tensors, count) for count in range(DEFAULT_FRAGMENTS, 0, -1))
+        bins = next(bins for bins in packed if all(bins))
     laid = tuple(_lay(index, tensors, cuts) for index, cuts in enumerate(bins))
     return Layout(tuple(tensors), laid, _fingerprint(tensors, laid))
 
@@ -183,11 +189,6 @@ def _check(tensors: Sequence[TensorSpec]) -> None:
 # ------------------------------------------------------------------------------------------------- packing
 
 
-def _most_fragments(tensors: Sequence[TensorSpec], below: int) -> int:
-    """The largest number of fragments, less than `below`, that leaves none empty."""
-    return next(count for count in range(below - 1, 0, -1) if all(_pack(tensors, count)))
-
-
 def _pack(tensors: Sequence[TensorSpec], count: int) -> list[list[_Cut]]:
     mean = sum(tensor.size for tensor in tensors) / count
     bins: list[list[_Cut]] = [[] for _ in range(count)]
@@ -198,10 +199,12 @@ def _pack(tensors: Sequence[TensorSpec], count: int) -> list[list[_Cut]]:
         if t.kind is MergeKind.DIRECTION and t.size
         for cut in _pieces(index, t, mean)
     ]
+    emptiest = [(0, place) for place in range(count)]  # a heap
     for cut in sorted(by_direction, key=lambda cut: (-cut.length, cut.tensor, cut.start)):
-        emptiest = loads.index(min(loads))
-        bins[emptiest].append(cut)
-        loads[emptiest] += cut.length
+        load, place = emptiest[0]
+        bins[place].append(cut)
+        loads[place] = load + cut.length
+        heapq.heapreplace(emptiest, (loads[place], place))
     _pour([(index, t) for index, t in enumerate(tensors) if t.kind is MergeKind.AVERAGE and t.size], bins, loads)
     return bins
 

@@ -73,7 +73,7 @@ class Joining:
             free = core.engine is None and (
                 self._lease is None or now > self._lease.until or self._lease.learner == request.learner
             )
-            layout = self._planned(tensors) if free else self._same_model(request, tensors)
+            layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
             entry = core.roster.join(
                 request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
                 request.proof, secrets.token_bytes(16), core.clock.now(), now,

@@ -15,6 +15,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
 from atoll_server import ledger
+from atoll_server.admission import MOST_NUMBER
 from atoll_server.checkpoint import write_checkpoint
 from atoll_server.contributions import receipt_of
 from atoll_server.core import Core
@@ -46,7 +47,8 @@ class OperatorService(rpc.OperatorServicer):
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
         fate = FATES.get(request.fate, "")
-        rows = await asyncio.to_thread(self._receipts, request.learner, fate, request.before, limit)
+        before = min(request.before, MOST_NUMBER)
+        rows = await asyncio.to_thread(self._receipts, request.learner, fate, before, limit)
         return pb.ListReceiptsReply(receipts=[logged_receipt(*row) for row in rows])
 
     def _receipts(self, *wanted: Any) -> list[tuple[int, ContributionRow, FateRow]]:  # noqa: ANN401

@@ -23,6 +23,5 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault of this program
     """Nothing was changed; the caller is told why in one line."""
 
     def __init__(self, status: Status, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
+        self.status, self.detail = status, " ".join(detail.split())  # what a peer called itself may hold line breaks
+        super().__init__(self.detail)

@@ -65,6 +65,8 @@ def mutate_message(rng: random.Random, message: M) -> M:
 
 
 def _change(rng: random.Random, message: Message) -> None:
+    if not message.DESCRIPTOR.fields:
+        return
     field = rng.choice(message.DESCRIPTOR.fields)
     if field.is_repeated:
         _change_list(rng, message, field)

@@ -38,12 +38,12 @@ class Target(Protocol):
 
 
 TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # with their shares of the inputs
-    "frames": (Frames, 0.45),
-    "layouts": (Layouts, 0.1),
+    "frames": (Frames, 0.6),
+    "layouts": (Layouts, 0.05),
     "tensor files": (TensorFiles, 0.1),
-    "calls of a core": (Calls, 0.2),
+    "calls of a core": (Calls, 0.175),
     "calls of a core without parameters": (partial(Calls, initialised=False), 0.025),
-    "what a learner hears": (Ears, 0.125),
+    "what a learner hears": (Ears, 0.05),
 }
 
 
