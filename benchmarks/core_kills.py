@@ -69,14 +69,11 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, console: Console
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         directory = Path(place)
         core, address = group.start_core(directory / "run", "127.0.0.1:0", OPTIONS)
-        learners = [
-            group.start(
-                name,
-                [*LOWER, sys.executable, "-m", "benchmarks.island", str(directory / f"{name}.npy"), name, address, str(tokens),
-                 str(seed)],
-            )
-            for name in NAMES
-        ]  # fmt: skip
+        learners = []
+        for name in NAMES:
+            times = str(directory / f"{name}.npy")
+            command = [*LOWER, sys.executable, "-m", "benchmarks.island", times, name, address, str(tokens), str(seed)]
+            learners.append(group.start(name, command))
         with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
             stub = rpc.OperatorStub(channel)
             while min((each.steps for each in ask(stub).learners), default=0) < STEPS_BEFORE:

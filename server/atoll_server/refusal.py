@@ -19,9 +19,13 @@ class Status(Enum):
     UNAVAILABLE = "unavailable"
 
 
+LONGEST = 1000  # characters
+
+
 class Refused(Exception):  # noqa: N818 - an answer, not a fault of this program
     """Nothing was changed; the caller is told why in one line."""
 
     def __init__(self, status: Status, detail: str) -> None:
-        self.status, self.detail = status, " ".join(detail.split())  # what a peer called itself may hold line breaks
+        line = " ".join(detail.split())  # what a peer called itself may hold line breaks, and be long
+        self.status, self.detail = status, line if len(line) <= LONGEST else line[: LONGEST - 4] + " ..."
         super().__init__(self.detail)

@@ -116,7 +116,9 @@ def _value(rng: random.Random, field: FieldDescriptor, old: Any) -> Any:
         FieldDescriptor.CPPTYPE_UINT32: 1 << 32, FieldDescriptor.CPPTYPE_UINT64: 1 << 64,
         FieldDescriptor.CPPTYPE_INT32: 1 << 31, FieldDescriptor.CPPTYPE_INT64: 1 << 63,
     }[kind]  # fmt: skip
-    return rng.choice([value for value in WHOLE if value < largest] + [max(0, (old or 0) + rng.choice((-1, 1)))])
+    return rng.choice(
+        [value for value in WHOLE if value < largest] + [min(largest - 1, max(0, (old or 0) + rng.choice((-1, 1))))]
+    )
 
 
 def sometimes(rng: random.Random, chance: float, change: Callable[[random.Random, M], M], message: M) -> M:
