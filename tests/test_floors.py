@@ -32,7 +32,7 @@ FLOORS = {
         ["resumption"],
         ["core"],
         ["joining", "status", "eviction", "attendance"],
-        ["service", "operators"],
+        ["service", "operators", "gauges"],
         ["server", "offline", "remote"],
         ["receipts"],
         ["commands"],

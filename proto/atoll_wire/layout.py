@@ -25,8 +25,7 @@ from atoll_wire.errors import UserError
 FORMAT = 1  # of layouts; part of the fingerprint
 BLOCK = 256  # parameters that share a scale
 FRAME_PARAMETERS = 1 << 18  # of a frame at most
-MOST_FRAGMENTS = 4096
-DEFAULT_FRAGMENTS = 24
+DEFAULT_FRAGMENTS, MOST_FRAGMENTS = 24, 4096
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -50,6 +50,7 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
     if core.engine is None:
         return
     core.engine.dispatch(ev.Heard(entry.name, seen.steps, seen.paused))
+    entry.account.step_time_s = core.engine.syncer.members[entry.name].step_time_s
     fragments = len(core.engine.layout.fragments)
     for declined in seen.declined:
         if declined.fragment < fragments:

@@ -88,7 +88,7 @@ class Core:
                     self.engine.dispatch(ev.Gone(entry.name, unwanted(entry.evicted)))
             self.engine.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
-        self._housekeeping.add_done_callback(self._house_kept)
+        self._housekeeping.add_done_callback(self.watched)
         self.metrics.restore_seconds.set(time.monotonic() - self.started_at)
 
     def _take_directory(self, directory: Path) -> None:
@@ -194,12 +194,14 @@ class Core:
             await self._write_accounts()
             if self.engine is not None and self.keeper is not None:
                 free = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
+                self.metrics.disk_free.set(free)
                 self.engine.room(free)
                 self.engine.uploads.expire(time.monotonic())
                 if self.keeper.due():
                     self.engine.spawn(self._snapshot())
 
-    def _house_kept(self, task: asyncio.Task[None]) -> None:
+    def watched(self, task: asyncio.Task[None]) -> None:
+        """The end of a task that should never end but by being cancelled."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 

@@ -68,6 +68,7 @@ class Account:
     bytes_whole: int = 0  # of whole fragments and first parameters, both ways
     parameters_up: int = 0  # that the coded bytes stand for
     parameters_down: int = 0
+    step_time_s: float | None = None  # of its inner steps, as last seen
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
 

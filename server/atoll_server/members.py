@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 LEAST_STEP_S = 0.0005  # nobody trains faster, and rounds would follow whoever said so
 SMOOTHING = 0.2  # of exponential averages; a half-life of three observations
+FIRST_STEPS = 16  # over which a step time is a plain mean: reports come at any moment within a step
 LIVE_STEPS = 4.0  # a learner is live while its last inner step is at most so many of its own steps ago
 LIVE_REPORTS = 5.0  # ... or so many of its own report intervals
 EXPECTED_S = 10.0  # a learner that fell silent is still expected back for so long
@@ -28,6 +29,9 @@ class Member:
     steps: int = 0
     stepped_at: float | None = None  # when the step counter was last seen to grow
     step_time_s: float | None = None
+    remembered: bool = False  # the step time is of before a restart of the core: it counts until enough is seen
+    first_at: float = 0.0  # when the step counter was first seen, at first_steps
+    first_steps: int = 0
     report_interval_s: float | None = None
     answer_s: float | None = None  # round opened -> its contribution durable
     paused: bool = False
@@ -41,12 +45,20 @@ class Member:
         self.heard_at = now
         grown = steps - self.steps
         if grown > 0:
-            if self.stepped_at is not None and not self.paused and now > self.stepped_at:
-                step_s = max(LEAST_STEP_S, (now - self.stepped_at) / grown)
-                self.step_time_s = smoothed(self.step_time_s, step_s)
+            if self.stepped_at is None:
+                self.first_at, self.first_steps = now, steps
+            elif not self.paused and now > self.stepped_at:
+                self._see_steps(steps, (now - self.stepped_at) / grown, now)
             self.stepped_at = now
             self.steps = steps
         self.paused = paused
+
+    def _see_steps(self, steps: int, each_s: float, now: float) -> None:
+        seen = steps - self.first_steps
+        if seen > FIRST_STEPS:
+            self.step_time_s = smoothed(self.step_time_s, max(LEAST_STEP_S, each_s))
+        elif not self.remembered:
+            self.step_time_s = max(LEAST_STEP_S, (now - self.first_at) / seen)
 
     def silent_after_s(self) -> float:
         """How long without a step makes this learner no longer live."""

@@ -41,6 +41,7 @@ class Metrics:
             "atoll_staleness_versions", "Of merged contributions", registry=r, buckets=(0, 1, 2, 3, 4, 8, 16)
         )
         self.spool_bytes = Gauge("atoll_spool_bytes", "Reserved or held by payloads", registry=r)
+        self.disk_free = Gauge("atoll_disk_free_bytes", "Of the file system that the run lives on", registry=r)
         self.snapshot_at = Gauge("atoll_snapshot_timestamp_seconds", "When the newest snapshot was taken", registry=r)
         self.restore_seconds = Gauge("atoll_restore_seconds", "This core's start, until it could serve", registry=r)
 

@@ -13,6 +13,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.errors import UserError
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 TIMEOUT_S = 10.0
@@ -54,6 +55,8 @@ def show_status(address: str, *, as_json: bool) -> None:
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  "
         f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.outer_steps:,} outer steps"
     )
+    for trouble in reply.troubles:
+        out.print(f"[bold red]{escape(trouble)}[/]")
     out.print(_totals(reply))
     out.print(_learners(reply))
     out.print(_fragments(reply))

@@ -18,6 +18,7 @@ from atoll_server.keeper import covered
 from atoll_server.members import Member
 from atoll_server.publications import Publication
 from atoll_server.restore import Restored
+from atoll_server.roster import Entry
 from atoll_server.rounds import Pending
 from atoll_server.rows import ContributionRow, FateRow
 
@@ -53,7 +54,7 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
     now, cycles = time.monotonic(), ledger.last_cycles(db, engine.generation, len(engine.layout.fragments))
     merged_at = ledger.last_merged_at(db, engine.generation, len(cycles))
     synced_at = [now - max(0.0, wall - (at or 0.0)) for at in merged_at]
-    members = {e.name: Member(e.incarnation, now, now, gone=e.account.left_at is not None) for e in entries}
+    members = {entry.name: _member(entry, now) for entry in entries}
     engine.syncer.restore(engine.versions(), cycles, waiting, members, synced_at)
     log.info("state taken up", outer_steps=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
 
@@ -68,3 +69,11 @@ def _contribution(engine: Engine, row: ContributionRow, fate: FateRow) -> Pendin
     norms_sq = np.array(row.norms_sq, np.float64)
     engine.contributions.hold(row, engine.spool.open(engine.generation, row.key, Codec(row.codec), norms_sq, row.scale))
     return Pending(row.cycle, row.base_version, row.tokens, row.steps)
+
+
+def _member(entry: Entry, now: float) -> Member:
+    step_s = entry.account.step_time_s
+    return Member(
+        entry.incarnation, now, now, gone=entry.account.left_at is not None, step_time_s=step_s,
+        remembered=step_s is not None,
+    )  # fmt: skip

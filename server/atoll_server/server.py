@@ -19,6 +19,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from atoll_server.core import Core
+from atoll_server.gauges import keep_gauges
 from atoll_server.operators import OperatorService
 from atoll_server.service import OuterService, message_options
 from atoll_server.settings import LOOPBACK, CoreSettings, SettingsError
@@ -54,6 +55,8 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     metrics_port = _serve_metrics(core, settings.metrics_listen)
     await core.start()
     told = _told(core)
+    gauges = asyncio.create_task(keep_gauges(core))
+    gauges.add_done_callback(core.watched)
     await server.start()
     for name in ("", *SERVICES):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -61,7 +64,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     for address in addresses:
         announce(address)
     try:
-        await _serve_until(told, core, server, health)
+        await _serve_until(told, core, server, health, gauges)
     except (OSError, sqlite3.Error) as error:
         raise CoreFailed(
             f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
@@ -70,13 +73,18 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
 
 
 async def _serve_until(
-    told: asyncio.Event, core: Core, server: grpc.aio.Server, health: health_aio.HealthServicer
+    told: asyncio.Event,
+    core: Core,
+    server: grpc.aio.Server,
+    health: health_aio.HealthServicer,
+    gauges: asyncio.Task[None],
 ) -> None:
     try:
         await told.wait()
         if core.failed.done():
             core.failed.result()
     finally:
+        gauges.cancel()
         await health.enter_graceful_shutdown()
         core.happenings.close()
         await server.stop(0 if core.failed.done() else GRACE_S)

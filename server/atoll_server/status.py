@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from atoll_wire import outer_pb2 as pb
@@ -17,6 +19,9 @@ def status(core: Core) -> pb.StatusReply:
     wall, now = core.clock.now(), time.monotonic()
     entries = sorted(core.roster.entries.values(), key=lambda entry: entry.name)
     balances = [entry.account.balance(wall) for entry in entries]
+    pending = (
+        Counter(key.learner for key in core.engine.contributions.pending) if core.engine is not None else Counter()
+    )
     reply = pb.StatusReply(
         run=core.run_id,
         generation=core.generation,
@@ -24,7 +29,10 @@ def status(core: Core) -> pb.StatusReply:
         uptime_s=now - core.started_at,
         wall_s=wall - min((entry.account.first_joined_at for entry in entries), default=wall),
         settings=core.settings_message(),
-        learners=[_learner(core, entry, balance, now) for entry, balance in zip(entries, balances, strict=True)],
+        learners=[
+            _learner(core, entry, balance, now, pending[entry.name])
+            for entry, balance in zip(entries, balances, strict=True)
+        ],
         goodput=_goodput(overall(balances)),
         tokens_trained=core.roster.tokens(),
         tokens_merged=sum(entry.account.merged_tokens for entry in entries),
@@ -32,7 +40,18 @@ def status(core: Core) -> pb.StatusReply:
     )
     if core.engine is not None:
         _add_fragments(core, reply, now)
+    reply.troubles.extend(_troubles(core))
     return reply
+
+
+def _troubles(core: Core) -> Iterator[str]:
+    if core.writer.full:
+        yield "the disk is full: nothing is acknowledged until there is room"
+    elif core.engine is not None and core.engine.spool.room_bytes == 0:
+        yield "the disk is nearly full: new contributions wait until there is room"
+    for entry in core.roster.entries.values():
+        if entry.evicted:
+            yield f"{entry.name} is evicted: {entry.evicted}"
 
 
 def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
@@ -50,7 +69,7 @@ def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
     )
 
 
-def _learner(core: Core, entry: Entry, balance: Balance, now: float) -> pb.LearnerStatus:
+def _learner(core: Core, entry: Entry, balance: Balance, now: float, pending: int) -> pb.LearnerStatus:
     account, engine = entry.account, core.engine
     member = engine.syncer.members.get(entry.name) if engine is not None else None
     there = account.total("stepping_s") + account.total("blocked_s")
@@ -67,7 +86,7 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float) -> pb.Learn
         blocked_fraction=account.total("blocked_s") / there if there > 0 else 0.0,
         waiting_for=engine.syncer.waits_for(entry.name) if engine is not None else "the first parameters",
         goodput=_goodput(balance),
-        pending=sum(key.learner == entry.name for key in engine.contributions.pending) if engine is not None else 0,
+        pending=pending,
         wire=_wire([entry]),
         comeback=pb.Comeback(**asdict(entry.comeback)),
     )

@@ -67,11 +67,15 @@ def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
         trainee.done()
         port = running.log().split('"metrics_port": ')[1].split(",")[0]
         eventually(lambda: running.status().contributions.pending == 0)
-        text = read(port)
-        status = running.status()
+        eventually(lambda: 'atoll_learners{state="left"} 1.0' in read(port))
+        text, status = read(port), running.status()
     merged = f'atoll_contributions_total{{fate="merged"}} {status.contributions.merged:.1f}'
-    for line in (merged, 'atoll_learner_inner_steps_total{learner="a"} 80.0', "atoll_goodput_ratio 0."):
+    for line in (merged, 'atoll_learner_inner_steps_total{learner="a"} 80.0', "atoll_spool_bytes "):
         assert line in text
+    goodput = float(text.split("\natoll_goodput_ratio ")[1].split()[0])
+    assert goodput == pytest.approx(status.goodput.ratio, abs=0.02)
+    lost = sum(float(line.split()[1]) for line in text.splitlines() if line.startswith("atoll_lost_seconds{"))
+    assert lost == pytest.approx(status.goodput.provisioned_s - status.goodput.useful_s, abs=0.3)
     for name in ('atoll_wan_bytes_total{direction="up",region="eu"}', 'atoll_fragment_version{fragment="0"}'):
         assert name in text
     assert 'atoll_learner_inner_steps_total{learner="a"} 80.0' in learners

@@ -386,3 +386,23 @@ def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fat
         world.finish()
         world.tell(ev.Ticked())
     assert not any(rounds.pending for rounds in world.syncer.fragments), "nothing stays for ever"
+
+
+def heard(member: Member, step_s: float, seconds: float, every_s: float = 0.25) -> float | None:
+    """A member that reports at its own times, which are not those of its steps."""
+    for report in range(1, int(seconds / every_s) + 1):
+        member.hear(int(report * every_s / step_s), False, 50.0 + report * every_s)
+    return member.step_time_s
+
+
+def test_a_step_time_is_right_within_a_few_steps_though_reports_come_at_any_moment():
+    for seconds in (2.0, 3.0, 5.0, 20.0):
+        assert heard(Member(1, 50.0, 50.0), 0.2, seconds) == pytest.approx(0.2, rel=0.15)
+
+
+def test_a_remembered_step_time_counts_until_enough_is_seen_and_then_follows_what_is():
+    assert heard(Member(1, 50.0, 50.0, step_time_s=0.3, remembered=True), 0.2, 1.0) == 0.3
+    assert heard(Member(1, 50.0, 50.0, step_time_s=0.3, remembered=True), 0.2, 10.0) == pytest.approx(0.2, rel=0.2)
+    member = Member(1, 50.0, 50.0, step_time_s=0.3, remembered=True)
+    member.hear(1000, False, 50.3)
+    assert member.live(50.4), "one report of a step is enough for one that is known"
