@@ -137,7 +137,7 @@ def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
         bins = _pack(tensors, fragments)
         if not all(bins):
             while not all(bins):  # fewer, until none is empty
-                bins = _pack(tensors, max(1, min(sum(map(bool, bins)), 3 * len(bins) // 4)))
+                bins = _pack(tensors, len(bins) - 1 if len(bins) <= 64 else 3 * len(bins) // 4)
             raise LayoutError(
                 f"{fragments} fragments are more than these tensors allow: use --fragments {len(bins)}, or leave it out"
             )

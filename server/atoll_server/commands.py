@@ -49,8 +49,8 @@ def core(
     max_staleness: Annotated[int | None, typer.Option(help="Versions; beyond it a contribution is refused [4].", rich_help_panel=RUN)] = None,
     outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.9].", rich_help_panel=RUN)] = None,
     outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.5].", rich_help_panel=RUN)] = None,
-    norm_limit: Annotated[float | None, typer.Option(help="A contribution so many times larger than usual is refused; 0: none is [10].", rich_help_panel=RUN)] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="One so many times larger than usual is scaled down; 0: none is [0].", rich_help_panel=RUN)] = None,
+    norm_limit: Annotated[float | None, typer.Option(help="A contribution so many times larger than usual is refused; 0: none is [100].", rich_help_panel=RUN)] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="One so many times larger than usual is scaled down to that; 0: none is [10].", rich_help_panel=RUN)] = None,
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
 ) -> None:  # fmt: skip
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""

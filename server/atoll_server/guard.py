@@ -7,10 +7,11 @@ be expected to have the norm
     median norm x r        for r = steps / median steps >= 1
     median norm x sqrt(r)  for r < 1
 
-Beyond `norm_limit` times that it is refused; beyond `clip_norm` times that it is scaled down to it. Refused ones move
-the median too: one island's garbage cannot shift it, and when all islands change, it follows instead of refusing for
-ever. Nothing is judged before the window is full: while a learning rate warms up, norms grow tenfold within a few
-rounds.
+Beyond `norm_limit` times that it is refused; beyond `clip_norm` times that it is scaled down to it. Between the two is
+what is unusual and honest: an island that joins with an optimizer without history makes steps many times those of the
+others. Refused ones move the median too: one island's garbage cannot shift it, and when all islands change, it follows
+instead of refusing for ever. Nothing is judged before the window is full: while a learning rate warms up, norms grow
+tenfold within a few rounds.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class RunSettings(BaseModel):
     max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 4
     outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.9
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # times the running median; 0: none
-    clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # the same; 0: nothing is clipped
+    norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 100.0  # times what is usual; 0: none
+    clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # the same; 0: nothing is clipped
     codec: Codec = Codec.INT4
 
     @field_validator("codec", mode="before")
