@@ -510,8 +510,8 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
     """Rounds that could close at a start are taken for closed, and nobody merges them (found by seed 1076)."""
     restore_rounds = syncer.Syncer.restore
 
-    def swallow(self: syncer.Syncer, versions: Any, cycles: Any, pending: Any, members: Any) -> None:
-        restore_rounds(self, versions, cycles, pending, members)
+    def swallow(self: syncer.Syncer, *values: Any) -> None:
+        restore_rounds(self, *values)
         self._close_what_can(0.0)
 
     with patch(syncer.Syncer, "restore", swallow):

@@ -169,6 +169,8 @@ class World:
             for fragment, track in enumerate(island.tracks):
                 if codec.vector_crc32c(track.anchor) != before[fragment][1]:
                     raise Violation(4, f"{island.process.name} ends with another anchor of fragment {fragment}")
+        for island in self.islands.values():
+            island.process.kill()  # what they trained since would be merged as soon as the core is back
         self.kill_core(power=True)
         self.start_core()
         await self._guarded(lambda: self.core is not None and self.core.engine is not None)
