@@ -85,7 +85,10 @@ class World:
             older = next((z for z in self.zombies if z.name == name and z.process.alive), None)
             if island.error is not None and older is not None and "is connected now" in str(island.error):
                 self.islands[name] = older  # it was back before the new one could take its place
-            elif island.error is not None and "was evicted" not in str(island.error):
+            elif island.error is not None and "was evicted" in str(island.error):
+                if not self.stormy:
+                    self.start_island(name)  # it heard of it late, when it had been let in again
+            elif island.error is not None:
                 raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
 
     async def _peace(self) -> None:
