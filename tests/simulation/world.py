@@ -118,16 +118,17 @@ class World:
             return all(i.counters.connected and i.counters.steps > trained[n] + 4 for n, i in self.islands.items())
 
         await self._guarded(useful)
-        for island in self.islands.values():
-            island.training = False
 
         def at_rest() -> bool:
+            for island in self.islands.values():
+                island.training = False
             assert self.loop.now < deadline, self._stuck("did not come to rest")
             engine = self.core.engine if self.core is not None else None
             return (
                 engine is not None
                 and not engine.contributions.pending
                 and all(i.idle() for i in self.islands.values())
+                and all(len(i.tracks) == len(engine.states) for i in self.islands.values())
                 and all(
                     i.tracks[f].version == s.version for i in self.islands.values() for f, s in enumerate(engine.states)
                 )
