@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 
 import grpc
 import grpc.aio
@@ -25,7 +25,7 @@ from atoll.handover import Handover, Prepared
 from atoll.sending import Sender
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
-from atoll.transport import Cure, backoff_s, cure, one_line
+from atoll.transport import Cure, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 
@@ -94,7 +94,7 @@ class Fetcher:
             case Cure.FETCH_WHOLE | Cure.GIVE_UP | Cure.DROP_WORK if not line.whole:
                 line.whole = True
             case Cure.STOP:
-                raise LearnerError(str(error.details()))
+                raise LearnerError(detail(error))
             case Cure.JOIN_AGAIN:
                 self._standing.connected.clear()
                 self._standing.lost.set()
@@ -110,17 +110,15 @@ class Fetcher:
         request = pb.FetchRequest(
             session=self._standing.session, fragment=line.fragment, version=line.version + 1, whole=whole
         )
-        call = self._standing.link.data.Fetch(request)
-        header, payloads = None, list[bytes | None]()
-        async for reply in call:
-            if reply.WhichOneof("what") == "header":
-                header = reply.header
-            else:
-                payloads.append(_checked(reply.frame, len(payloads)))
         expected = pb.CODEC_FLOAT32 if whole else self._standing.settings.codec
-        if header is None or header.codec != expected or len(payloads) != len(fragment.frames) or None in payloads:
+        call = self._standing.link.data.Fetch(request)
+        try:
+            header, payloads = await _received(call, len(fragment.frames))
+        finally:
+            call.cancel()  # what goes on after it was whole, or after it was unsound, is not listened to
+        if header is None or header.codec != expected or (header.version != request.version and not whole):
             return False
-        return await self._take_in(line, fragment, header, [p for p in payloads if p is not None], whole=whole)
+        return await self._take_in(line, fragment, header, payloads, whole=whole)
 
     async def _take_in(
         self, line: Line, fragment: Fragment, header: pb.FetchHeader, payloads: list[bytes], *, whole: bool
@@ -161,10 +159,18 @@ class Fetcher:
         return Fate(drop=drop)
 
 
-def _checked(frame: pb.Frame, index: int) -> bytes | None:
-    """The payload of the next frame; None when it is another one, or changed on its way."""
-    sound = frame.index == index and codec.crc32c(frame.payload) == frame.crc32c
-    return frame.payload if sound else None
+async def _received(call: AsyncIterable[pb.FetchReply], frames: int) -> tuple[pb.FetchHeader | None, list[bytes]]:
+    """A header and all its frames; no header as soon as something is missing, too much, or changed on its way."""
+    header, payloads = None, list[bytes]()
+    async for reply in call:
+        if reply.WhichOneof("what") == "header" and header is None:
+            header = reply.header
+            continue
+        frame, index = reply.frame, len(payloads)
+        if index == frames or frame.index != index or codec.crc32c(frame.payload) != frame.crc32c:
+            return None, []
+        payloads.append(frame.payload)
+    return (header, payloads) if len(payloads) == frames else (None, [])
 
 
 def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: list[bytes]) -> tuple[F32 | None, int]:

@@ -57,11 +57,13 @@ class Joiner:
 
     async def join(self) -> pb.JoinReply:
         """Returns once the run has parameters; AioRpcError when the core is away or refuses."""
-        proof = b""
+        proof, confirming = b"", False
         while True:
             reply: pb.JoinReply = await self._standing.link.control.Join(self._request(proof), timeout=JOIN_S)
             if reply.state == pb.JoinReply.STATE_CONFIRM:
-                proof = reply.token
+                if confirming:  # once more: another one of this name joined in between
+                    await asyncio.sleep(SHORTEST_RETRY_S)
+                proof, confirming = reply.token, True
                 continue
             if reply.state == pb.JoinReply.STATE_READY:
                 return reply

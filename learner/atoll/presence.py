@@ -17,6 +17,7 @@ import numpy as np
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
+from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, LayoutError, plan
 
 from atoll.errors import NONSENSE, LearnerError
@@ -26,7 +27,7 @@ from atoll.joining import FirstModel, Identity, Joiner
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
-from atoll.transport import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, Link, backoff_s, cure, one_line
+from atoll.transport import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, Link, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 
@@ -37,6 +38,7 @@ LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a core that is silent; bet
 WATCH_S = 0.5
 RETIRED_S = 60.0  # calls of a connection that was given up have found out by then
 HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
+CODECS = frozenset(int(kind) for kind in Codec)
 DUPLICATE_S = 12.0  # a core may not know yet that this name's last process is dead
 PART_OF_AN_OUTAGE = 0.1  # waited between attempts to join: it gets at most so much longer by that
 
@@ -107,7 +109,7 @@ class Presence:
         address, name = self.standing.link.address, self._identity.name
         duplicate = error.code() is grpc.StatusCode.ALREADY_EXISTS and waited_s < DUPLICATE_S
         if cure(error) in {Cure.STOP, Cure.GIVE_UP} and not duplicate:
-            raise LearnerError(f"learner {name!r} cannot go on: {error.details()}")
+            raise LearnerError(f"learner {name!r} cannot go on: {detail(error)}")
         if not self._entered and waited_s > self._identity.connect_timeout_s:
             raise LearnerError(
                 f"no core at {address} within {waited_s:.0f} s ({one_line(error)}): start one, or check --server"
@@ -141,6 +143,8 @@ class Presence:
             self._fetcher.heard_of(line, version)
 
     def _planned(self, reply: pb.JoinReply) -> Layout:
+        if reply.settings.codec not in CODECS:
+            raise LearnerError(f"the core wants codec {reply.settings.codec}, which is none: {NONSENSE}")
         try:
             layout = plan(self._model.tensors, reply.settings.fragments)
         except LayoutError as error:

@@ -22,7 +22,7 @@ from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
-from atoll.transport import Cure, backoff_s, cure, one_line
+from atoll.transport import Cure, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 
@@ -141,13 +141,13 @@ class Sender:
             return  # its fate came another way meanwhile
         match cure(error):
             case Cure.DROP_WORK:
-                log.warning("too stale: outstanding work is given up", fragment=line.fragment, detail=error.details())
+                log.warning("too stale: outstanding work is given up", fragment=line.fragment, detail=detail(error))
                 self._drop(line)
             case Cure.GIVE_UP:
-                log.error("contribution refused", fragment=line.fragment, detail=error.details())
+                log.error("contribution refused", fragment=line.fragment, detail=detail(error))
                 self.end(line, merged=False)
             case Cure.STOP:
-                raise LearnerError(str(error.details()))
+                raise LearnerError(detail(error))
             case Cure.JOIN_AGAIN:
                 self._standing.connected.clear()
                 self._standing.lost.set()

@@ -56,7 +56,12 @@ def cure(error: grpc.aio.AioRpcError) -> Cure:
 
 def one_line(error: grpc.aio.AioRpcError) -> str:
     """For people: the status and its details."""
-    return f"{error.code().name.lower()}: {(error.details() or 'no details').splitlines()[0]}"
+    return f"{error.code().name.lower()}: {detail(error)}"
+
+
+def detail(error: grpc.aio.AioRpcError) -> str:
+    """What the other side said, on one line: it may be anybody."""
+    return " ".join((error.details() or "no details").split())
 
 
 def backoff_s(attempt: int, rng: random.Random) -> float:

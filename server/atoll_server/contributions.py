@@ -62,7 +62,7 @@ class Contributions:
             self.pending_bytes[row.key.learner] -= row.size_bytes
         entry = self._roster.entries[row.key.learner]
         if fate.fate == "merged":
-            entry.account.merged_tokens += self._weighted(row)
+            entry.account.merged_token_parameters += row.tokens * self._layout.fragments[row.key.fragment].length
             self._metrics.staleness.observe(fate.staleness)
         else:
             entry.account.accepted(-self._weighted(row), current=row.key.incarnation == entry.incarnation)

@@ -62,7 +62,7 @@ class Account:
     away_s: float = 0.0  # between clean good-byes and returns: not provisioned
     down_s: float = 0.0
     restarting_s: float = 0.0
-    merged_tokens: float = 0.0  # mean over fragments, weighted by parameters
+    merged_token_parameters: int = 0  # tokens of each contribution times its fragment's parameters: sums are exact
     bytes_up: int = 0  # payloads: of acknowledged contributions,
     bytes_down: int = 0  # of published updates,
     bytes_whole: int = 0  # of whole fragments and first parameters, both ways
@@ -100,7 +100,7 @@ class Account:
 
     def forget_contributions(self) -> None:
         """Before they are counted again from the ledger, which is exact; this account was written some time before."""
-        self.merged_tokens, self.bytes_up, self.parameters_up = 0.0, 0, 0
+        self.merged_token_parameters, self.bytes_up, self.parameters_up = 0, 0, 0
         for spent in (self.current, *self.past):
             spent.accepted_tokens = 0.0
 

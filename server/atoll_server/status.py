@@ -35,7 +35,6 @@ def status(core: Core) -> pb.StatusReply:
         ],
         goodput=_goodput(overall(balances)),
         tokens_trained=core.roster.tokens(),
-        tokens_merged=sum(entry.account.merged_tokens for entry in entries),
         wire=_wire(entries),
     )
     if core.engine is not None:
@@ -58,6 +57,8 @@ def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
     engine = core.engine
     assert engine is not None, "only a run with parameters has fragments"
     reply.parameters = engine.layout.parameters
+    merged = sum(entry.account.merged_token_parameters for entry in core.roster.entries.values())
+    reply.tokens_merged = merged / engine.layout.parameters  # never more than were trained
     reply.outer_steps = sum(engine.versions())
     for fragment, rounds in zip(engine.layout.fragments, engine.syncer.fragments, strict=True):
         reply.fragments.add(

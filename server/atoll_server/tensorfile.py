@@ -26,6 +26,7 @@ BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, 
          "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8}  # fmt: skip
 FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of trainable tensors
 MOST_HEADER_BYTES = 100_000_000  # the library's own limit
+MOST_DIMENSIONS = 64  # torch's own limit
 
 
 class Sink(Protocol):
@@ -91,7 +92,9 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
             metadata = header.pop("__metadata__", {})
             base = 8 + length
             entries = {name: _entry(item, base, size) for name, item in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            if sum(entry.stop - entry.start for entry in entries.values()) > size - base:
+                raise ValueError("its tensors lie on top of each other")  # written again they would be any size
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TensorFileError(f"{path} is not a safetensors file: {error}") from error
     data = disk.map(path) if size > base else np.empty(base, np.uint8)
     return TensorFile(path, entries, metadata, data)
@@ -101,12 +104,10 @@ def _entry(item: Mapping[str, Any], base: int, size: int) -> Entry:
     shape, (start, stop) = tuple(item["shape"]), item["data_offsets"]
     if not all(type(number) is int for number in (*shape, start, stop)):
         raise ValueError(f"shape {shape} and place {start}:{stop} are not all whole numbers")
+    if len(shape) > MOST_DIMENSIONS or not all(0 <= number < 1 << 63 for number in shape):
+        raise ValueError("a tensor has too many dimensions, or impossible ones")  # their product might take hours
     count = math.prod(shape)
-    if (
-        min(shape, default=0) < 0
-        or stop - start != count * BYTES[item["dtype"]]
-        or not 0 <= start <= stop <= size - base
-    ):
+    if stop - start != count * BYTES[item["dtype"]] or not 0 <= start <= stop <= size - base:
         raise ValueError(f"a tensor of shape {shape} and type {item['dtype']} cannot lie at {start}:{stop}")
     return Entry(item["dtype"], shape, base + start, base + stop)
 

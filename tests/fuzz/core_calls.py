@@ -1,14 +1,21 @@
-"""Fuzzed: every call of a core, on a real core in this process; its requests are changed anywhere, at any message."""
+"""Fuzzed: every call of a core, on a real core in this process; its requests are changed anywhere, at any message.
+
+At the end of a row the core is stopped and started again: nothing that it took in may keep it from coming up.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import itertools
 import random
-import tempfile
-from collections.abc import AsyncIterator, Sequence
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import numpy as np
@@ -17,22 +24,24 @@ from atoll.joining import PROTOCOL, tensor_message
 from atoll_server.core import Core
 from atoll_server.operators import OperatorService
 from atoll_server.service import OuterService
-from atoll_server.settings import CoreSettings, Limits
+from atoll_server.settings import CoreSettings
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec
 from google.protobuf.message import Message
 
-from tests.fuzz.decoders import SPECS
-from tests.fuzz.mutate import mutate_bytes, mutate_message, sometimes
+from tests.fuzz.decoders import LIMITS, SPECS
+from tests.fuzz.mutate import TEXT, mutate_bytes, mutate_message, sometimes
+from tests.fuzz.payloads import unsound
+from tests.fuzz.watch import in_room, place
 
 LONGEST_S = 20.0  # of a call: a hang
+MOST_BYTES = 8 << 20  # of a call; a request has 100 kB at most, and the core some in the background
 DECLARED = {
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS,
     grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE,
 }  # fmt: skip
-LIMITS = Limits(learners=32, parameters=1 << 20, model_bytes=1 << 24, spool_bytes=1 << 26, happenings=64, tensors=64)
 
 
 class Aborted(Exception):
@@ -53,14 +62,21 @@ class Calls:
     """One core with first parameters, and a learner that joined; `initialised` False: a core that waits for them."""
 
     def __init__(self, *, initialised: bool = True) -> None:
+        self.row = 250 if initialised else 50  # a core has its first parameters soon
         self._loop = asyncio.new_event_loop()
-        self._place = tempfile.TemporaryDirectory()
+        self._place = place()
+        self._settings = CoreSettings.of(
+            listen=("127.0.0.1:1",), directory=Path(self._place.name) / "run", limits=LIMITS
+        )  # fmt: skip
         self._sequence = itertools.count(1)
+        self._names = contextlib.ExitStack()  # what a core draws at random is drawn from a seed, for rows to replay
+        drawn = random.Random(0)
+        self._names.enter_context(mock.patch("secrets.token_bytes", drawn.randbytes))
+        self._names.enter_context(mock.patch("uuid.uuid4", partial(_uuid, drawn)))
         self._loop.run_until_complete(self._begin(initialised))
 
     async def _begin(self, initialised: bool) -> None:
-        settings = CoreSettings.of(listen=("127.0.0.1:1",), directory=Path(self._place.name) / "run", limits=LIMITS)
-        self._core = Core(settings, {"fragments": 2})
+        self._core = Core(self._settings, {"fragments": 2})
         await self._core.start()
         self._outer, self._operator = OuterService(self._core), OperatorService(self._core)
         self._join = pb.JoinRequest(
@@ -70,35 +86,51 @@ class Calls:
         self._session = pb.Session(
             run=reply.run, learner="a", incarnation=reply.incarnation, generation=reply.generation, token=reply.token
         )
-        file = safetensors.numpy.save({spec.name: np.ones(spec.shape, np.float32) for spec in SPECS})
-        import hashlib
-
-        header = pb.InitialiseHeader(
-            session=self._session, size_bytes=len(file), sha256=hashlib.sha256(file).digest()
-        )  # fmt: skip
-        chunks = [file[at : at + 5000] for at in range(0, len(file), 5000)]
-        self._first = [pb.InitialiseRequest(header=header), *(pb.InitialiseRequest(chunk=chunk) for chunk in chunks)]
+        self._file = safetensors.numpy.save({spec.name: np.ones(spec.shape, np.float32) for spec in SPECS})
         if initialised:
-            await self._outer.Initialise(_stream(self._first), Context())
+            await self._outer.Initialise(_stream(self._upload(self._file)), Context())
 
-    def one(self, rng: random.Random) -> None:
-        """One call."""
-        self._loop.run_until_complete(asyncio.wait_for(self._call(rng), LONGEST_S))
+    def one(self, rng: random.Random) -> bool:
+        """One call: answered, or refused."""
+        answered = self._loop.run_until_complete(asyncio.wait_for(self._call(rng), LONGEST_S))
         assert not self._core.failed.done(), self._core.failed.exception()
+        return answered
 
-    async def _call(self, rng: random.Random) -> None:
+    def close(self) -> None:
+        """The core comes up again with what it had."""
+        try:
+            self._loop.run_until_complete(asyncio.wait_for(self._restart(), LONGEST_S))
+        finally:
+            self._names.close()
+            self._place.cleanup()
+        self._loop.close()
+
+    async def _restart(self) -> None:
+        await self._core.stop()
+        again = Core(self._settings, {})
+        await again.start()
+        assert again.versions() == self._core.versions()
+        assert again.roster.entries.keys() == self._core.roster.entries.keys()
+        await OperatorService(again).Status(pb.StatusRequest(), Context())
+        await again.stop()
+
+    async def _call(self, rng: random.Random) -> bool:
         calls = (
             self._joined, self._initialise, self._push, self._push, self._push, self._fetch, self._report, self._follow,
             self._leave, self._operate,
         )  # fmt: skip
         try:
-            await rng.choice(calls)(rng)
+            call = rng.choice(calls)(rng)
+            with in_room(MOST_BYTES):
+                await call
         except Aborted:
-            return
+            return False
+        else:
+            return True
         finally:
             if self._core.engine is not None and rng.random() < 0.01:
                 self._core.engine.uploads.expire(1e18)
-            if rng.random() < 0.05:  # a name that was taken over, evicted, or left speaks again
+            if rng.random() < 0.4:  # a name that was taken over, evicted, or left speaks again
                 await self._again()
 
     async def _again(self) -> None:
@@ -106,24 +138,34 @@ class Calls:
         entry.evicted, entry.streams, entry.token, entry.account.left_at = "", 0, self._session.token, None
         entry.incarnation, entry.nonces = self._session.incarnation, [7]
 
-    async def _joined(self, rng: random.Random) -> None:
-        await self._outer.Join(mutate_message(rng, self._join), Context())
+    def _joined(self, rng: random.Random) -> Awaitable[Any]:
+        request = mutate_message(rng, self._join)
+        if rng.random() < 0.3:  # another name: whatever it is called, the run has to keep it
+            request.learner, request.nonce = rng.choice(("b", "c", *TEXT)), rng.getrandbits(64)
+        return self._outer.Join(request, Context())
 
-    async def _initialise(self, rng: random.Random) -> None:
-        await self._outer.Initialise(_stream(self._changed(rng, self._first)), Context())
+    def _initialise(self, rng: random.Random) -> Awaitable[Any]:
+        file = mutate_bytes(rng, self._file) if rng.random() < 0.5 else self._file
+        return self._outer.Initialise(_stream(self._changed(rng, self._upload(file))), Context())
 
-    async def _push(self, rng: random.Random) -> None:
+    def _upload(self, file: bytes) -> list[pb.InitialiseRequest]:
+        """A file whose checksum is right."""
+        digest = hashlib.sha256(file).digest()
+        header = pb.InitialiseHeader(session=self._session, size_bytes=len(file), sha256=digest)
+        chunks = [file[at : at + 5000] for at in range(0, len(file), 5000)]
+        return [pb.InitialiseRequest(header=header), *(pb.InitialiseRequest(chunk=chunk) for chunk in chunks)]
+
+    def _push(self, rng: random.Random) -> Awaitable[Any]:
         engine = self._core.engine
         if engine is None:
-            await _all(
-                self._outer.Push(_stream([pb.PushRequest(header=pb.PushHeader(session=self._session))]), Context())
-            )
-            return
+            nothing = pb.PushRequest(header=pb.PushHeader(session=self._session))
+            return _all(self._outer.Push(_stream([nothing]), Context()))
         fragment = engine.layout.fragments[rng.randrange(len(engine.layout.fragments))]
         vector = (np.random.default_rng(rng.getrandbits(32)).standard_normal(fragment.length) * 1e-3).astype(np.float32)
         payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
         if rng.random() < 0.4:
-            payloads = [mutate_bytes(rng, payload) for payload in payloads]
+            spans = fragment.frames
+            payloads = [unsound(rng, p, span, Codec.INT4) for p, span in zip(payloads, spans, strict=True)]
         table = [(len(p), codec.crc32c(p)) for p in payloads]
         header = pb.PushHeader(
             session=self._session, fragment=fragment.index, seq=next(self._sequence), cycle=0,
@@ -135,40 +177,40 @@ class Calls:
         ]
         messages = [pb.PushRequest(header=header), *frames]
         replies = self._outer.Push(_stream(self._changed(rng, messages)), Context())
-        await _all(replies, patience_s=0.2)  # a stream that ends early waits for others to bring the rest
+        return _all(replies, patience_s=0.2)  # a stream that ends early waits for others to bring the rest
 
-    async def _fetch(self, rng: random.Random) -> None:
+    def _fetch(self, rng: random.Random) -> Awaitable[Any]:
         request = pb.FetchRequest(session=self._session, fragment=rng.randrange(2), version=1, whole=rng.random() < 0.5)
-        await _all(self._outer.Fetch(mutate_message(rng, request), Context()))
+        return _all(self._outer.Fetch(mutate_message(rng, request), Context()))
 
-    async def _report(self, rng: random.Random) -> None:
+    def _report(self, rng: random.Random) -> Awaitable[Any]:
         progress = pb.Progress(
             session=self._session, steps=5, tokens=50, loss=1.0, step_time_s=0.1, stepping_s=1.0,
             declined=[pb.Declined(fragment=1, cycle=1, reason="r")], adopted=[pb.Adopted(fragment=0, version=1)],
         )  # fmt: skip
-        await self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
+        return self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
 
-    async def _follow(self, rng: random.Random) -> None:
+    def _follow(self, rng: random.Random) -> Awaitable[Any]:
         request = pb.FollowRequest(session=self._session, epoch=self._core.epoch, sequence=0)
-        await _all(self._outer.Follow(mutate_message(rng, request), Context()), patience_s=0.005)
+        return _all(self._outer.Follow(mutate_message(rng, request), Context()), patience_s=0.005)
 
-    async def _leave(self, rng: random.Random) -> None:
-        await self._outer.Leave(
+    def _leave(self, rng: random.Random) -> Awaitable[Any]:
+        return self._outer.Leave(
             mutate_message(rng, pb.LeaveRequest(session=self._session, last=pb.Progress(steps=6))), Context()
         )
 
-    async def _operate(self, rng: random.Random) -> None:
+    def _operate(self, rng: random.Random) -> Awaitable[Any]:
         receipts = pb.ListReceiptsRequest(learner="a", fate=pb.FATE_MERGED, limit=3, before=9)
         match rng.randrange(4):
             case 0:
-                await self._operator.ListReceipts(mutate_message(rng, receipts), Context())
+                return self._operator.ListReceipts(mutate_message(rng, receipts), Context())
             case 1:
-                await self._operator.Evict(mutate_message(rng, pb.EvictRequest(learner="b", reason="r")), Context())
+                return self._operator.Evict(mutate_message(rng, pb.EvictRequest(learner="b", reason="r")), Context())
             case 2:
-                await self._operator.Status(pb.StatusRequest(), Context())
+                return self._operator.Status(pb.StatusRequest(), Context())
             case _:
                 request = pb.ExportCheckpointRequest(initial=rng.random() < 0.5)
-                await _all(self._operator.ExportCheckpoint(request, Context()))
+                return _all(self._operator.ExportCheckpoint(request, Context()))
 
     def _changed(self, rng: random.Random, messages: Sequence[Message]) -> list[Message]:
         """The messages of a stream: some changed, dropped, repeated, or out of order."""
@@ -181,6 +223,10 @@ class Calls:
             case 2:
                 rng.shuffle(stream)
         return stream
+
+
+def _uuid(drawn: random.Random) -> uuid.UUID:
+    return uuid.UUID(bytes=drawn.randbytes(16))
 
 
 async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import grpc
 import grpc.aio
 import numpy as np
+from atoll import fetching
 from atoll.adoption import Outstanding
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
@@ -23,51 +26,21 @@ from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
 
 from tests.fuzz.decoders import SPECS
+from tests.fuzz.hostile import Hostile, status
 from tests.fuzz.mutate import mutate_message, sometimes
+from tests.fuzz.payloads import unsound
+from tests.fuzz.watch import in_room
 
 LONGEST_S = 20.0
-
-
-class Hostile:
-    """A link whose core says what `says` holds. Stands for both of its connections."""
-
-    address = "hostile"
-
-    def __init__(self) -> None:
-        self.control = self.data = self
-        self.says: list[Any] = []
-
-    async def Join(self, *_: Any, **__: Any) -> Any:
-        return self.says[0]
-
-    def Follow(self, _: Any) -> AsyncIterator[Any]:
-        return self._stream()
-
-    def Fetch(self, _: Any) -> AsyncIterator[Any]:
-        return self._stream()
-
-    def Push(self) -> Hostile:
-        return self
-
-    async def write(self, _: Any) -> None:
-        return
-
-    async def read(self) -> Any:
-        return self.says.pop(0) if self.says else grpc.aio.EOF
-
-    def cancel(self) -> None:
-        return
-
-    async def close(self) -> None:
-        return
-
-    async def _stream(self) -> AsyncIterator[Any]:
-        for message in self.says:
-            yield message
+MOST_BYTES = 1 << 21  # of one answer; a fragment has 7 kB
+PATIENT = 3  # answers to Join in a row that may come without a pause
+_sleep = asyncio.sleep
 
 
 class Ears:
     """An agent that has joined and has a contribution in flight, anew for every input."""
+
+    row = 1
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -86,16 +59,23 @@ class Ears:
             for f, v in zip(self._layout.fragments, self._vectors, strict=True)
         ]
 
-    def one(self, rng: random.Random) -> None:
-        """One answer to one of the agent's calls."""
+    def one(self, rng: random.Random) -> bool:
+        """One answer to one of the agent's calls: taken in, or the end of the learner with one line for its user."""
         try:
-            self._loop.run_until_complete(asyncio.wait_for(self._hear(rng), LONGEST_S))
+            return self._loop.run_until_complete(asyncio.wait_for(self._hear(rng), LONGEST_S))
         except LearnerError as error:
             assert "\n" not in str(error)
+            return False
+        except grpc.aio.AioRpcError:  # `Presence.live` and the loops of Sender and Fetcher try again
+            return False
 
-    async def _hear(self, rng: random.Random) -> None:
+    def close(self) -> None:
+        """Nothing is left."""
+        self._loop.close()
+
+    async def _hear(self, rng: random.Random) -> bool:
         link, stopped = Hostile(), list[Exception]()
-        identity, model = Identity("a", "", ["hostile"], 1.0), FirstModel(SPECS, b"", lambda _: None)
+        identity, model = Identity("a", "", ["hostile"], 1.0), FirstModel(SPECS, b"", _save)
         presence = Presence(identity, model, Handover(), Counters(), lambda _: None, stopped.append, lambda _: link)  # type: ignore[arg-type,return-value]
         standing = presence.standing
         standing.layout, standing.settings = self._layout, self._joined.settings
@@ -108,29 +88,62 @@ class Ears:
             line.flight, line.seq = Flight(self._taken(line.fragment), 1, tuple(self._coded[line.fragment]), True), 1
             presence._counters.pending += 1
             presence._handover.submitted()
+        hear = rng.choice((self._join, self._follow, self._fetch, self._push))(rng, presence, link)
         try:
-            await rng.choice((self._join, self._follow, self._fetch, self._push))(rng, presence, link)
+            heard = await hear
+        except grpc.aio.AioRpcError as error:
+            presence._note(error, 0.0)  # raises what the user is told
+            heard = False
         finally:
-            fetching = [line.fetching for line in standing.lines if line.fetching is not None]
-            asking = [*presence._sender._tasks, *fetching]
+            running = [line.fetching for line in standing.lines if line.fetching is not None]
+            asking = [*presence._sender._tasks, *running]
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
         for error in stopped:
             if not isinstance(error, LearnerError):
                 raise error
+        return heard and not stopped
 
     def _taken(self, fragment: int) -> Taken:
         return Taken(fragment, 1, Outstanding(self._vectors[fragment], 10, 1, 1))
 
-    async def _join(self, rng: random.Random, presence: Presence, link: Hostile) -> None:
-        reply = mutate_message(rng, self._joined)
-        if reply.state in {pb.JoinReply.STATE_INITIALISE, pb.JoinReply.STATE_WAIT, pb.JoinReply.STATE_CONFIRM, 0}:
-            return  # it asks again, at its leisure: nothing to decode
-        link.says = [reply]
-        await presence._join()
+    def _says(self, rng: random.Random, chance: float, messages: Sequence[Any]) -> list[Any]:
+        """Messages of a stream: some changed, one gone or twice, or a status among them."""
+        says = [sometimes(rng, chance, mutate_message, message) for message in messages]
+        match rng.randrange(10):
+            case 0:
+                says.insert(rng.randrange(len(says) + 1), status(rng))
+            case 1:
+                del says[rng.randrange(len(says))]
+            case 2:
+                says.insert(rng.randrange(len(says) + 1), rng.choice(says))
+        return says
 
-    async def _follow(self, rng: random.Random, presence: Presence, link: Hostile) -> None:
+    async def _join(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
+        replies = [self._joined]
+        for _ in range(rng.choice((0, 0, 1, 20))):
+            states = (pb.JoinReply.STATE_INITIALISE, pb.JoinReply.STATE_WAIT, pb.JoinReply.STATE_CONFIRM)
+            other = pb.JoinReply(state=rng.choice(states), token=b"t", retry_s=1.0)
+            replies = [*([other] * rng.choice((1, 20))), *replies]
+        link.says = [*self._says(rng, 0.3, replies), self._joined]
+        pauses = 0
+
+        async def pause(seconds: float) -> None:
+            nonlocal pauses
+            assert 0 <= seconds <= 60
+            pauses += seconds > 0
+            await _sleep(0)
+
+        presence.standing.connected.clear()
+        with mock.patch("asyncio.sleep", pause), in_room(MOST_BYTES):
+            await presence._join()
+        hasty = link.joins - link.uploads - pauses  # what it was asked to send takes its time
+        assert hasty <= PATIENT, f"{link.joins} joins with {pauses} pauses: the core is not left alone"
+        assert presence.standing.settings.codec in set(Codec), "what is sent next would fail"
+        return True
+
+    async def _follow(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
         happenings = [
             pb.Happening(epoch=1, sequence=1, current=pb.Current(versions=[2, 2], open=[pb.RoundOpened(cycle=3)])),
             pb.Happening(epoch=1, sequence=2, opened=pb.RoundOpened(fragment=0, cycle=2)),
@@ -140,36 +153,52 @@ class Ears:
             pb.Happening(epoch=1, sequence=6, shutting_down=pb.ShuttingDown()),
         ]  # fmt: skip
         rng.shuffle(happenings)
-        link.says = [sometimes(rng, 0.4, mutate_message, happening) for happening in happenings]
-        await presence._follow()
+        link.says = self._says(rng, 0.4, happenings)
+        with in_room(MOST_BYTES):
+            await presence._follow()
+        return True
 
-    async def _fetch(self, rng: random.Random, presence: Presence, link: Hostile) -> None:
+    async def _fetch(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
+        """Checksums are right, so that what a core has coded wrongly is decoded."""
         line = rng.choice(presence.standing.lines)
         fragment, line.whole, line.target = self._layout.fragments[line.fragment], rng.random() < 0.5, 2
         kind = Codec.FLOAT32 if line.whole else Codec.INT4
-        vector = self._vectors[line.fragment]
-        payloads = [codec.encode_frame(vector, span, kind) for span in fragment.frames]
-        after = vector.copy()
-        if not line.whole:
-            for span, payload in zip(fragment.frames, payloads, strict=True):
-                codec.decode_add(payload, span, kind, np.ones(len(span.segments), np.float32), after)
+        payloads = [codec.encode_frame(self._vectors[line.fragment], span, kind) for span in fragment.frames]
+        if rng.random() < 0.5:
+            spans = fragment.frames
+            payloads = [unsound(rng, p, span, kind) for p, span in zip(payloads, spans, strict=True)]
+        anchor, checksum = fetching._anchor(None if line.whole else line.anchor, fragment, kind, payloads)
         receipt = pb.Receipt()
         receipt.CopyFrom(self._receipt)
         receipt.fragment = line.fragment
         header = pb.FetchHeader(
-            fragment=line.fragment, version=2, codec=int(kind), frames=len(payloads), size_bytes=1,
-            crc32c=codec.vector_crc32c(after), receipts=[receipt],
+            fragment=line.fragment, version=2, codec=int(kind), frames=len(payloads), size_bytes=1, crc32c=checksum,
+            receipts=[receipt],
         )  # fmt: skip
         frames = [pb.Frame(index=n, crc32c=codec.crc32c(p), payload=p) for n, p in enumerate(payloads)]
         says = [pb.FetchReply(header=header), *(pb.FetchReply(frame=frame) for frame in frames)]
-        link.says = [sometimes(rng, 0.4, mutate_message, message) for message in says]
-        before = line.anchor
-        if not await presence._fetcher._step(line):
-            assert line.anchor is before, "what is not sound is not taken over"
+        link.says, link.forever = self._says(rng, 0.2, says), rng.random() < 0.05
+        before, whole = line.anchor, line.whole
+        with in_room(MOST_BYTES):
+            sound = await presence._fetcher._step(line)
+        assert sound or line.anchor is before, "what is not sound is not taken over"
+        assert not sound or anchor is not None, "only what can be decoded is sound"
+        assert not sound or whole or line.version == 2, "an update leads to the next version"
+        return sound
 
-    async def _push(self, rng: random.Random, presence: Presence, link: Hostile) -> None:
+    async def _push(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
         line = presence.standing.lines[0]
         replies = [pb.PushReply(have=pb.Have(frames=[0])), pb.PushReply(receipt=self._receipt)]
-        link.says = [sometimes(rng, 0.6, mutate_message, reply) for reply in replies]
+        link.says = self._says(rng, 0.6, replies)
         assert line.flight is not None, "it was just made"
-        await presence._sender._push(line, line.flight)
+        try:
+            with in_room(MOST_BYTES):
+                return await presence._sender._push(line, line.flight)
+        except grpc.aio.AioRpcError as error:
+            with mock.patch("asyncio.sleep", partial(_sleep, 0)):
+                await presence._sender._failed(line, line.flight, error, 0)
+            return False
+
+
+def _save(path: Path) -> None:
+    path.write_bytes(b"first parameters")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 M = TypeVar("M", bound=Message)
 
@@ -56,7 +56,12 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_message(rng: random.Random, message: M) -> M:
-    """A copy with one to three fields changed, anywhere in it."""
+    """A copy with one to three fields changed, anywhere in it; or changed as bytes, as far as these can be parsed."""
+    if rng.random() < 0.15:
+        try:
+            return type(message).FromString(mutate_bytes(rng, message.SerializeToString()))
+        except DecodeError:  # gRPC refuses such a message before anybody of ours sees it
+            return message
     changed = type(message)()
     changed.CopyFrom(message)
     for _ in range(rng.choice((1, 1, 2, 3))):

@@ -1,4 +1,4 @@
-"""The long form: `make fuzz INPUTS=1000000`. A finding is printed with what replays it: a seed gives one input.
+"""The long form: `make fuzz INPUTS=1000000`. A finding is printed with what replays it.
 
 python -m tests.fuzz.run --inputs N [--json PATH] | --replay TARGET:SEED
 """
@@ -8,55 +8,63 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import random
 import resource
 import sys
 import time
 import traceback
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
 from tests.fuzz.core_calls import Calls
-from tests.fuzz.decoders import Frames, Layouts, TensorFiles
+from tests.fuzz.decoders import Frames, Layouts
+from tests.fuzz.door import Door
+from tests.fuzz.first_parameters import FirstParameters
 from tests.fuzz.learner_ears import Ears
+from tests.fuzz.watch import Hang, Target, first_of_row, generator, in_time
 
-BATCH = 2500  # inputs of one target in a row; a finding ends it
+BATCH = 2500  # inputs of one target in one process; a finding ends it
+MEASURED = 20  # of so many batches one has its memory traced, which slows it down
 MOST_MEMORY_BYTES = 2 << 30  # of address space beyond what a process has at its start
 
-
-class Target(Protocol):
-    """Something that decodes."""
-
-    def one(self, rng: random.Random) -> None:
-        """Makes one input and feeds it in. Raises for whatever is not declared."""
-
-
 TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # with their shares of the inputs
-    "frames": (Frames, 0.6),
+    "frames": (Frames, 0.5),
     "layouts": (Layouts, 0.05),
-    "tensor files": (TensorFiles, 0.1),
+    "first parameters": (FirstParameters, 0.1),
+    "door": (Door, 0.1),
     "calls of a core": (Calls, 0.175),
     "calls of a core without parameters": (partial(Calls, initialised=False), 0.025),
     "what a learner hears": (Ears, 0.05),
 }
 
 
-def feed(name: str, first: int, count: int) -> str:
-    """Inputs `first` and on of a target; what was found, or nothing. Replays: `feed(name, seed, 1)`."""
+def feed(name: str, first: int, stop: int) -> tuple[str, int]:
+    """Inputs from `first` to below `stop` of a target, in whole rows: (what was found, or nothing; inputs answered)."""
+    make, answered = TARGETS[name][0], 0
+    target, seed = make(), first
+    row = target.row
+    try:
+        for seed in range(first, stop):
+            if seed > first and seed % row == 0 and row > 1:
+                target.close()
+                target = make()
+            with in_time():
+                answered += target.one(generator(name, seed))
+        target.close()
+    except (Exception, Hang):
+        return f"{name}:{seed}\n{traceback.format_exc()}", answered
+    return "", answered
+
+
+def fed_quietly(name: str, first: int, stop: int) -> tuple[str, int]:
+    """`feed` in a process of its own."""
     quiet()
-    target = TARGETS[name][0]()
-    for seed in range(first, first + count):
-        try:
-            target.one(random.Random(f"{name} {seed}"))
-        except Exception:
-            return f"{name}:{seed} (in a row that began at {first})\n{traceback.format_exc()}"
-    return ""
+    return feed(name, first, stop)
 
 
 def quiet() -> None:
@@ -72,35 +80,43 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--replay", help="TARGET:SEED or TARGET:SEED:COUNT, from a finding")
+    parser.add_argument("--replay", help="TARGET:SEED, from a finding; what came before it in its row comes again")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
     if arguments.replay:
-        name, seed, *count = arguments.replay.split(":")
-        found = feed(name, int(seed), int(count[0]) if count else 1)
+        name, seed = arguments.replay.split(":")
+        quiet()
+        tracemalloc.start()
+        found, _ = feed(name, first_of_row(TARGETS[name][0]().row, int(seed)), int(seed) + 1)
         print(found or "nothing found")
         return 1 if found else 0
-    began, fed, findings, said = time.monotonic(), Counter[str](), [], 0.0
-    with ProcessPoolExecutor() as pool:
+    began, said = time.monotonic(), 0.0
+    fed, answered, findings = Counter[str](), Counter[str](), []
+    with ProcessPoolExecutor() as pool, ProcessPoolExecutor(1, initializer=tracemalloc.start) as measured:
         waiting = {}
         for name, (_, share) in TARGETS.items():
-            for first in range(0, round(share * arguments.inputs), BATCH):
-                count = min(BATCH, round(share * arguments.inputs) - first)
-                waiting[pool.submit(feed, name, arguments.first + first, count)] = name, count
+            stop = arguments.first + round(share * arguments.inputs)
+            for first in range(arguments.first, stop, BATCH):
+                end = min(stop, first + BATCH)
+                where = measured if first // BATCH % MEASURED == 0 else pool
+                waiting[where.submit(fed_quietly, name, first, end)] = name, end - first
         for done in as_completed(waiting):
             name, count = waiting[done]
+            found, sound = done.result()
             fed[name] += count
-            if done.result():
-                findings.append(done.result())
-                print(done.result(), flush=True)
+            answered[name] += sound
+            if found:
+                findings.append(found)
+                print(found, flush=True)
             if time.monotonic() - said > 10:
                 said = time.monotonic()
                 print(f"[{said - began:4.0f} s] {fed.total():,} inputs, {len(findings)} findings", flush=True)
     for name, count in fed.items():
-        print(f"{count:10,}  {name}")
+        print(f"{count:10,}  {name} ({answered[name] / count:.0%} sound enough to be taken)")
     print(f"{fed.total():10,}  inputs, {len(findings)} findings, {time.monotonic() - began:.0f} s")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps({"inputs": fed, "findings": findings}) + "\n")
+        found = {"inputs": fed, "taken": answered, "findings": findings, "seconds": round(time.monotonic() - began)}
+        arguments.json_path.write_text(json.dumps(found) + "\n")
     return 1 if findings else 0
 
 

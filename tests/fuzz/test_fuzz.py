@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.run import TARGETS
+from tests.fuzz.watch import generator, in_time
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -18,6 +17,8 @@ def test_whatever_comes_ends_as_a_value_or_as_the_declared_error(name):
     @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(st.integers(0, 1 << 48))
     def feed(seed: int) -> None:
-        target.one(random.Random(seed))
+        with in_time():
+            target.one(generator(name, seed))
 
     feed()
+    target.close()

@@ -77,11 +77,11 @@ def test_an_account_survives_its_ledger_form_and_sums_are_made_anew():
     a = account()
     a.heard(10.0, Spent(tokens=100, stepping_s=10.0))
     a.joined(12.0, 1.0, returning=True)
-    a.merged_tokens, a.bytes_up = 7.0, 8
+    a.merged_token_parameters, a.bytes_up = 7, 8
     again = Account.from_data(a.as_data())
     assert again == a
     again.forget_contributions()
-    assert (again.merged_tokens, again.bytes_up, again.past[0].accepted_tokens) == (0.0, 0, 0.0)
+    assert (again.merged_token_parameters, again.bytes_up, again.past[0].accepted_tokens) == (0, 0, 0.0)
 
 
 def test_the_run_is_the_sum_of_its_learners():

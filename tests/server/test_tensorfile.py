@@ -78,7 +78,13 @@ def _file(header: object, data: bytes = b"") -> bytes:
         _file(b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}', bytes(4)),
         _file({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4.0]}}, bytes(4)),
         _file({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
+        _file(b'{"a": ' + b"[" * 200_000),  # deeper than the parser's stack
+        _file(b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 0]}}' % b",".join([b"9" * 4000] * 1000)),
+        _file(b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 0]}}' % b",".join([b"-" + b"9" * 4000] * 99)),
+        _file({"a": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}}, bytes(4)),
+        _file({n: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for n in "ab"}, bytes(4)),  # one on the other
     ],
+    ids=range(18),
 )
 def test_a_file_that_is_not_one_is_said_to_be_none(tmp_path, content):
     (tmp_path / "odd").write_bytes(content)

@@ -1,0 +1,189 @@
+"""Fuzzed: the door for contributions, without gRPC: headers, and frames whose checksums are right."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from atoll_server.admission import check_header
+from atoll_server.events import Key
+from atoll_server.guard import Guard
+from atoll_server.refusal import Refused
+from atoll_server.rows import ContributionRow
+from atoll_server.spool import RECORD, Spool, Stored, Upload
+from atoll_server.uploads import Uploads
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
+
+from tests.fuzz.decoders import LIMITS, SPECS
+from tests.fuzz.mutate import mutate_bytes, mutate_message, sometimes
+from tests.fuzz.payloads import unsound
+from tests.fuzz.watch import in_room, place
+
+LONGEST_S = 20.0
+MOST_BYTES = 1 << 20  # besides what came, and what is compared here
+# One fragment has two frames: they come in any order, twice, or not at all.
+LAYOUT = plan([*SPECS, TensorSpec("cut", (FRAME_PARAMETERS + 5000,), "float32", MergeKind.DIRECTION)], 2)
+LARGE, SMALL = sorted(LAYOUT.fragments, key=lambda fragment: -fragment.length)
+VERSION, CYCLE, MOST_STALENESS = 5, 7, 4
+
+
+class Door:
+    """Uploads into a directory, and books that keep everything they are given."""
+
+    row = 250
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._place, self._workers = place(), ThreadPoolExecutor(1)
+        self._spool = Spool(Path(self._place.name), LIMITS.spool_bytes)
+        self._spool.prepare(1, len(LAYOUT.fragments))
+        guard = Guard(len(LAYOUT.fragments), 8, 100.0, 10.0)
+        self._uploads = Uploads(LAYOUT, Codec.INT4, 1, self._spool, LIMITS, self._workers, guard, self)
+        self._sequence, self._kept = itertools.count(1), dict[Key, tuple[ContributionRow, Stored]]()
+        rng = np.random.default_rng(0)
+        self._sound = []
+        for fragment in LAYOUT.fragments:
+            vector = (rng.standard_normal(fragment.length) * 1e-3).astype(np.float32)
+            self._sound.append([codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames])
+
+    async def keep(self, row: ContributionRow, stored: Stored) -> None:
+        self._kept[row.key] = row, stored
+
+    async def refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
+        key = row.key
+        return pb.Receipt(
+            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_REFUSED,
+            reason=reason,
+        )  # fmt: skip
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    def pending_bytes(self, _learner: str) -> int:
+        return 0
+
+    def one(self, rng: random.Random) -> bool:
+        """One contribution: acknowledged, or refused, or not whole."""
+        fragment = SMALL if rng.random() < 0.9 else LARGE
+        payloads = list(self._sound[fragment.index])
+        for index, span in enumerate(fragment.frames):
+            if rng.random() < 0.5 / len(payloads):
+                payloads[index] = unsound(rng, payloads[index], span, Codec.INT4)
+        header, frames = self._messages(rng, fragment, payloads)
+        streams = rng.choice((1, 1, 1, 2))
+        came_bytes = sum(len(frame.payload) for frame in frames) * streams
+        with in_room(MOST_BYTES + 2 * came_bytes + 32 * fragment.length):
+            work = asyncio.wait_for(self._feed(header, frames, streams), LONGEST_S)
+            return self._loop.run_until_complete(work)
+
+    def _messages(
+        self, rng: random.Random, fragment: Fragment, payloads: list[bytes]
+    ) -> tuple[pb.PushHeader, list[pb.Frame]]:
+        """As a learner would send them; then changed here and there."""
+        table = [(len(payload), codec.crc32c(payload)) for payload in payloads]
+        session = pb.Session(learner=rng.choice(("a", "b")), incarnation=1)
+        header = pb.PushHeader(
+            session=session, fragment=fragment.index, seq=next(self._sequence), cycle=CYCLE, base_version=VERSION,
+            tokens=10, steps=1, codec=pb.CODEC_INT4, frames=len(payloads), size_bytes=sum(map(len, payloads)),
+            digest=codec.frames_digest(table),
+        )  # fmt: skip
+        header = sometimes(rng, 0.3, mutate_message, header)
+        header.session.CopyFrom(session)  # the roster has looked at it
+        frames = [pb.Frame(index=n, crc32c=table[n][1], payload=payload) for n, payload in enumerate(payloads)]
+        frames = [sometimes(rng, 0.05, mutate_message, frame) for frame in frames]
+        for frame in frames:
+            if rng.random() < 0.05:
+                frame.payload = mutate_bytes(rng, frame.payload)
+            if rng.random() < 0.9:
+                frame.crc32c = codec.crc32c(frame.payload)
+        match rng.randrange(8):
+            case 0:
+                del frames[rng.randrange(len(frames))]
+            case 1:
+                frames.append(rng.choice(frames))
+            case 2:
+                rng.shuffle(frames)
+        return header, frames
+
+    async def _feed(self, header: pb.PushHeader, frames: list[pb.Frame], streams: int) -> bool:
+        """What `OuterService.Push` does with one; the second stream goes on where the first was cut."""
+        if header.fragment >= len(LAYOUT.fragments):
+            return False
+        taken = False
+        for stream in range(streams):
+            mine = frames[: len(frames) // 2] if stream < streams - 1 else frames
+            try:
+                taken = await self._push(header, mine)
+            except Refused as refused:
+                refused.detail.encode()
+                taken = False
+        self._sound_state()
+        return taken
+
+    async def _push(self, header: pb.PushHeader, frames: list[pb.Frame]) -> bool:
+        upload = self._uploads.offer(header, VERSION, CYCLE, MOST_STALENESS, 0.0)
+        if isinstance(upload, pb.Receipt):
+            return True
+        check_header(header, LAYOUT.fragments[header.fragment], Codec.INT4)
+        for frame in frames:
+            if upload.whole():
+                break
+            await self._uploads.take(upload, frame, 0.0)
+            self._within(upload)
+        if not upload.whole():
+            return False
+        receipt = await self._uploads.complete(upload)
+        if receipt.fate == pb.FATE_PENDING:
+            self._acknowledged(upload)
+        return True
+
+    def _within(self, upload: Upload) -> None:
+        """No more on disk than was declared."""
+        assert upload.received_bytes <= upload.size_bytes
+        if upload.path.exists():
+            assert upload.path.stat().st_size <= upload.size_bytes + RECORD.size * upload.frames
+
+    def _acknowledged(self, upload: Upload) -> None:
+        """What was acknowledged can be merged: each frame is there, decodes, and has the norm that was noted."""
+        row, stored = self._kept.pop(upload.key)
+        out = np.empty(upload.fragment.length, np.float32)
+        for span in upload.fragment.frames:
+            codec.decode_frame(stored.payload(span.index), span, Codec.INT4, out)
+        stored.close()
+        assert np.isfinite(out).all()
+        found = float((out.astype(np.float64) ** 2).sum())
+        assert math.isclose(found, math.fsum(row.norms_sq), rel_tol=1e-6, abs_tol=1e-300)
+        key = upload.key
+        fate = pb.Receipt(
+            learner=key.learner, incarnation=1, fragment=key.fragment, seq=key.seq, fate=pb.FATE_MERGED, version=VERSION
+        )
+        self._uploads.decide(fate)
+        self._spool.delete(1, key, upload.size_bytes)
+
+    def _sound_state(self) -> None:
+        growing: Any = self._uploads._growing.values()
+        assert self._spool.used_bytes == sum(upload.size_bytes for upload in growing), "room is taken for what grows"
+        assert len(self._uploads._growing) <= 2 * len(LAYOUT.fragments), "one of a learner and fragment"
+
+    def close(self) -> None:
+        """Whatever was not whole is given up: nothing is left of it."""
+
+        async def give_up() -> None:
+            self._uploads.expire(1e18)
+
+        self._loop.run_until_complete(give_up())
+        self._workers.shutdown()
+        assert self._spool.used_bytes == 0
+        left = [path for path in Path(self._place.name).rglob("*") if path.is_file()]
+        assert not left, left
+        self._loop.close()
+        self._place.cleanup()

@@ -1,0 +1,103 @@
+"""A core that says anything, as a learner's link sees it: replies, statuses, and streams without end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tests.fuzz.mutate import TEXT
+
+ENOUGH = 10_000  # messages of a stream, after which it has no end
+
+
+class Endless(AssertionError):
+    """Whoever reads a stream that never ends should have hung up."""
+
+
+class Stream:
+    """A call that streams what it was given. forever: over and over."""
+
+    def __init__(self, says: list[Any], *, forever: bool) -> None:
+        self._says: Iterator[Any] = itertools.cycle(says) if forever and says else iter(says)
+        self._given, self._cancelled = 0, False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._given += 1
+        if self._given > ENOUGH:
+            raise Endless
+        message = next(self._says, None)
+        if message is None or self._cancelled:
+            raise StopAsyncIteration
+        if isinstance(message, grpc.aio.AioRpcError):
+            raise message
+        return message
+
+    def cancel(self) -> bool:
+        self._cancelled = True
+        return True
+
+
+class Hostile:
+    """A link whose core says what `says` holds. Stands for both of its connections."""
+
+    address = "hostile"
+
+    def __init__(self) -> None:
+        self.control = self.data = self
+        self.says: list[Any] = []
+        self.forever = False
+        self.joins = self.uploads = 0
+
+    async def Join(self, *_: Any, **__: Any) -> Any:
+        self.joins += 1
+        await asyncio.sleep(0)
+        return self._next(last=True)
+
+    async def Initialise(self, requests: AsyncIterator[Any]) -> None:
+        async for _ in requests:
+            await asyncio.sleep(0)
+        self.uploads += 1
+
+    def Follow(self, _: Any) -> Stream:
+        return Stream(self.says, forever=self.forever)
+
+    def Fetch(self, _: Any) -> Stream:
+        return Stream(self.says, forever=self.forever)
+
+    def Push(self) -> Hostile:
+        return self
+
+    async def write(self, _: Any) -> None:
+        return
+
+    async def read(self) -> Any:
+        return self._next() if self.says else grpc.aio.EOF
+
+    def cancel(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        return
+
+    def _next(self, *, last: bool = False) -> Any:
+        """The next reply; the last one again and again, if asked to."""
+        message = self.says[0] if last and len(self.says) == 1 else self.says.pop(0)
+        if isinstance(message, grpc.aio.AioRpcError):
+            raise message
+        return message
+
+
+def status(rng: random.Random) -> grpc.aio.AioRpcError:
+    """Any status, with any words."""
+    nothing = grpc.aio.Metadata()
+    code = rng.choice([code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+    return grpc.aio.AioRpcError(code, nothing, nothing, details=rng.choice((*TEXT, "a\nb", "\n", None)))

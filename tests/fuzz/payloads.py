@@ -1,0 +1,59 @@
+"""Payloads of frames as nobody sound would code them: for the codec itself, the door of a core, and a learner."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import zstandard
+from atoll_wire import codec
+from atoll_wire.codec import Codec
+from atoll_wire.layout import FrameSpan
+
+from tests.fuzz.mutate import mutate_bytes
+
+MAGIC = (0xFD2FB528).to_bytes(4, "little")
+MOST_BLOCK = 1 << 17  # bytes of content in one block of zstd
+EVIL_SCALES = (0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x0001, 0x007F, 0x0080, 0x7F7F, 0x7E80)  # bfloat16
+
+
+def unsound(rng: random.Random, payload: bytes, span: FrameSpan, kind: Codec) -> bytes:
+    """A sound payload made unsound: after compression, before it, or with a head that lies."""
+    expected = codec.content_bytes(span, kind)
+    match rng.randrange(8):
+        case 0:
+            return mutate_bytes(rng, payload)
+        case 1:  # a bomb: much content from few bytes, with its size declared or not
+            size = rng.choice((0, 1, expected, expected + 1, 1 << 20, 1 << 24))
+            return zstandard.ZstdCompressor(level=1, write_content_size=rng.random() < 0.5).compress(bytes(size))
+        case 2:
+            return payload + rng.choice((payload, b"", rng.randbytes(8)))
+        case 3:
+            return forged(rng, expected)
+        case 4:
+            return zstandard.compress(_scaled(rng, zstandard.decompress(payload), span, kind), 1)
+        case _:
+            return zstandard.compress(mutate_bytes(rng, zstandard.decompress(payload)), 1)
+
+
+def forged(rng: random.Random, expected: int) -> bytes:
+    """Declares the size that belongs there, and holds another: runs of one byte, much from four bytes each."""
+    blocks, left = [], rng.choice((expected, expected, expected - 1, expected + 1, 1 << 20, 1 << 28))
+    while left > 0:
+        size = min(left, rng.choice((MOST_BLOCK, MOST_BLOCK, expected, 1)) if left < 1 << 20 else MOST_BLOCK)
+        left -= size
+        head = ((left == 0) | 1 << 1 | size << 3).to_bytes(3, "little")
+        blocks.append(head + bytes([rng.choice((0, 1, 0x77, 0x88))]))
+    return MAGIC + b"\xa0" + expected.to_bytes(4, "little") + b"".join(blocks)
+
+
+def _scaled(rng: random.Random, content: bytes, span: FrameSpan, kind: Codec) -> bytes:
+    """With one scale that cannot be, or one value."""
+    if kind is Codec.FLOAT32:
+        values = np.frombuffer(content, "<f4").copy()
+        values[rng.randrange(len(values))] = rng.choice((np.nan, np.inf, -np.inf, 3e38, 1e-45, -0.0))
+        return values.tobytes()
+    changed, scales = bytearray(content), sum((segment.length + 255) // 256 for segment in span.segments)
+    at = len(content) - 2 * (1 + rng.randrange(scales))
+    changed[at : at + 2] = rng.choice(EVIL_SCALES).to_bytes(2, "little")
+    return bytes(changed)
