@@ -51,7 +51,7 @@ proto: $(READY) ## generate code from outer.proto
 	@$(PROTOC) --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/atoll_wire/outer.proto
 
 simulate: $(READY) ## deterministic simulation: SEEDS=1000 FROM=0 ARGS="--json PATH"
-	@PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.run --seeds $(or $(SEEDS),1000) --from $(or $(FROM),0) $(ARGS)
+	@PYTHONHASHSEED=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.simulation.run --seeds $(or $(SEEDS),1000) --from $(or $(FROM),0) $(ARGS)
 
 simulate-defects: $(READY) ## every deliberate defect must be found by the simulation within 2,000 seeds
 	@$(BIN)/python -m tests.simulation.defects --from $(or $(FROM),0) $(ARGS)

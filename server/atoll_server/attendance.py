@@ -43,10 +43,6 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
         entry.comeback, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
         first_step_s=seen.first_step_s,
     )  # fmt: skip
-    core.metrics.inner_steps.labels(entry.name).set(entry.account.total("steps"))
-    core.metrics.tokens.labels(entry.name).set(entry.account.total("tokens"))
-    core.metrics.blocked.labels(entry.name).set(entry.account.total("blocked_s"))
-    core.metrics.loss.labels(entry.name).set(seen.loss)
     if core.engine is None:
         return
     core.engine.dispatch(ev.Heard(entry.name, seen.steps, seen.paused))

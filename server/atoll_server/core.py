@@ -79,8 +79,8 @@ class Core:
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, directory, self.disk)
             self.frozen_digest = meta["frozen_digest"]
-            await asyncio.to_thread(self._drop_snapshots, db, restored.snapshots)
-            self.begin(restored, db)
+            damaged = await asyncio.to_thread(self._drop_snapshots, db, restored.snapshots)
+            self.begin(restored, db, damaged=damaged)
         crash.point("start.state restored")
         if self.engine is not None:
             for entry in self.roster.entries.values():
@@ -136,17 +136,18 @@ class Core:
         crash.point("start.epoch raised")
         return meta
 
-    def _drop_snapshots(self, db: sqlite3.Connection, sound: list[SnapshotRow]) -> None:
-        """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use."""
-        for row in ledger.snapshots(db, self.generation):
-            if row not in sound:
-                ledger.drop_snapshot(db, row.id)
+    def _drop_snapshots(self, db: sqlite3.Connection, sound: list[SnapshotRow]) -> bool:
+        """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use. Whether one was."""
+        damaged = [row for row in ledger.snapshots(db, self.generation) if row not in sound]
+        for row in damaged:
+            ledger.drop_snapshot(db, row.id)
         kept = {snapshot_path(self.settings.directory, row.id) for row in sound}
         for path in self.disk.files(self.settings.directory / "snapshots"):
             if path not in kept:
                 self.disk.remove(path)
+        return bool(damaged)
 
-    def begin(self, restored: Restored, db: sqlite3.Connection | None) -> None:
+    def begin(self, restored: Restored, db: sqlite3.Connection | None, *, damaged: bool = False) -> None:
         self.layout = restored.layout
         engine = Engine(
             self.settings, self.run, self.generation, restored, self.roster, self.happenings, self.writer,
@@ -159,7 +160,7 @@ class Core:
             for entry in self.roster.entries.values():
                 if not entry.evicted:
                     engine.dispatch(ev.Joined(entry.name, entry.incarnation))
-        self.keeper = Keeper(engine, restored.snapshots)
+        self.keeper = Keeper(engine, restored.snapshots, damaged=damaged)
         self.engine = engine
 
     async def stop(self) -> None:

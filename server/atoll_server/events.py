@@ -7,11 +7,11 @@ order in which they are returned.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """Names one contribution within a generation of a run."""
+class Key(NamedTuple):
+    """Names one contribution within a generation of a run; a tuple, since it is hashed and sorted all the time."""
 
     learner: str
     incarnation: int

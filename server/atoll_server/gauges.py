@@ -1,4 +1,4 @@
-"""What Prometheus is told of the run as a whole: set once a second, by the loop that owns the state."""
+"""What Prometheus is told of the run and its learners: set once a second, by the loop that owns the state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ async def keep_gauges(core: Core) -> None:
 
 
 def set_gauges(core: Core) -> None:
-    """Goodput and its losses, learners by state, the spool."""
+    """Goodput and its losses, learners by state and each by itself, the spool."""
     seen, metrics = status(core), core.metrics
     metrics.goodput.set(seen.goodput.ratio)
     for cause, seconds in seen.goodput.lost_s.items():
         metrics.lost.labels(cause).set(seconds)
+    for entry in core.roster.entries.values():
+        metrics.inner_steps.labels(entry.name).set(entry.account.total("steps"))
+        metrics.tokens.labels(entry.name).set(entry.account.total("tokens"))
+        metrics.blocked.labels(entry.name).set(entry.account.total("blocked_s"))
+        metrics.loss.labels(entry.name).set(entry.loss)
     states = Counter(each.state for each in seen.learners)
     for state in STATES:
         metrics.learners.labels(state).set(states[state])

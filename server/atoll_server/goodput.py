@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
@@ -143,13 +143,18 @@ class Account:
 
     def as_data(self) -> dict[str, Any]:
         """For the ledger."""
-        return asdict(self)
+        spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
+        return _fields(self) | spent
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Account:
         """From the ledger."""
         spent = {"current": Spent(**data["current"]), "past": [Spent(**each) for each in data["past"]]}
         return cls(**(data | spent))
+
+
+def _fields(of: Account | Spent) -> dict[str, Any]:
+    return {field.name: getattr(of, field.name) for field in fields(of)}
 
 
 def overall(balances: Iterable[Balance]) -> Balance:

@@ -22,22 +22,23 @@ REST = 10.0  # between two snapshots, in lengths of the last one, however much t
 
 
 class Keeper:
-    """The snapshots of one run. rows: those on disk, oldest first."""
+    """The snapshots of one run. rows: those on disk, oldest first; damaged: one was found so and given up."""
 
-    def __init__(self, engine: Engine, rows: list[SnapshotRow]) -> None:
+    def __init__(self, engine: Engine, rows: list[SnapshotRow], *, damaged: bool) -> None:
         self._engine = engine
         self.rows = rows
         self._let_go_to = covered(rows, len(engine.layout.fragments))
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
         self._taken_at, self._took_s = time.monotonic(), 0.0
+        self._one_is_missing = damaged  # its payloads are gone: what it covered lies in one place only
 
     def due(self) -> bool:
         """Whether it is time for a snapshot, or a start would have too much to do without it; and something is new."""
         since_s = time.monotonic() - self._taken_at
         late = since_s >= self._engine.settings.snapshot_every_s
         much = self._engine.unsaved_s >= LONGEST_REPLAY_S and since_s >= REST * self._took_s
-        return not self._taking.locked() and (late or much) and self.stale()
+        return not self._taking.locked() and (self._one_is_missing or ((late or much) and self.stale()))
 
     def stale(self) -> bool:
         """Whether any merge came after the newest snapshot."""
@@ -74,6 +75,7 @@ class Keeper:
             await engine.writer.commit(partial(ledger.add_snapshot, generation=engine.generation, row=row))
             crash.point("snapshot.committed")
             self.rows.append(row)
+            self._one_is_missing = False
             self._took_s = time.monotonic() - self._taken_at
             engine.unsaved_s -= unsaved_s
             engine.metrics.snapshot_at.set(row.taken_at)

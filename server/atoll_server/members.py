@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LEAST_STEP_S = 0.0005  # nobody trains faster, and rounds would follow whoever said so
@@ -92,3 +93,21 @@ class Member:
         if self.paused and self.live(now):
             return "paused"
         return "live" if self.live(now) else "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Who is there at one moment. live: learners that rounds count on; fastest_step_s: None when nobody is live."""
+
+    now: float
+    live: frozenset[str]
+    anybody_expected: bool
+    fastest_step_s: float | None
+
+    @classmethod
+    def at(cls, members: Mapping[str, Member], now: float) -> Present:
+        """Looks at each once, so that an event costs the same however many rounds are open."""
+        live = frozenset(name for name, member in members.items() if member.live(now))
+        times = [step_s for name in live if (step_s := members[name].step_time_s) is not None]
+        expected = any(member.expected(now) for member in members.values())
+        return cls(now, live, expected, min(times, default=None))

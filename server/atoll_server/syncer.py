@@ -22,7 +22,7 @@ from typing import assert_never
 
 from atoll_server import events as ev
 from atoll_server.events import Key
-from atoll_server.members import Member, smoothed
+from atoll_server.members import Member, Present, smoothed
 from atoll_server.rounds import Closing, FragmentRounds, Pending, Phase, Waiting
 from atoll_server.settings import RunSettings
 
@@ -101,7 +101,8 @@ class Syncer:
                 pass
             case _:
                 assert_never(event)
-        return effects + self._close_what_can(now) + self._open_what_is_due(now)
+        present = self.present(now)
+        return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def _joined(self, event: ev.Joined, now: float) -> None:
         known = self.members.get(event.learner)
@@ -118,8 +119,10 @@ class Syncer:
             member.answer_s = smoothed(member.answer_s, now - rounds.opened_at)
 
     def _gone(self, event: ev.Gone) -> list[ev.Effect]:
-        self.members[event.learner].gone = True
-        effects: list[ev.Effect] = []
+        member, effects = self.members.get(event.learner), list[ev.Effect]()
+        if member is None:
+            return effects  # evicted before the run had parameters: it was never told of
+        member.gone = True
         if not event.unwanted:
             return effects
         for index, rounds in enumerate(self.fragments):
@@ -133,37 +136,37 @@ class Syncer:
 
     # ------------------------------------------------------------------------------ closing
 
-    def _close_what_can(self, now: float) -> list[ev.Effect]:
+    def _close_what_can(self, present: Present) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
         for index, rounds in enumerate(self.fragments):
-            if rounds.phase is Phase.IDLE and rounds.pending and not self._anybody_expected(now):
-                effects.append(self._open(index, now))
+            if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
+                effects.append(self._open(index, present.now))
             if rounds.phase is Phase.OPEN:
-                if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(now):
-                    rounds.quorum_at = now
-                    self.quorum_s = smoothed(self.quorum_s, now - rounds.opened_at)
-                decision = self.decide(index, now)
+                if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
+                    rounds.quorum_at = present.now
+                    self.quorum_s = smoothed(self.quorum_s, present.now - rounds.opened_at)
+                decision = self.decide(index, present)
                 if isinstance(decision, Closing):
-                    effects += self._close(index, decision.reason, now)
+                    effects += self._close(index, decision.reason, present.now)
         return effects
 
-    def decide(self, fragment: int, now: float) -> Waiting | Closing:
+    def decide(self, fragment: int, present: Present) -> Waiting | Closing:
         """Whether an open round closes now, and why; or what it waits for. Changes nothing."""
-        rounds, live = self.fragments[fragment], self.live(now)
-        if not self._anybody_expected(now):
+        rounds, now = self.fragments[fragment], present.now
+        if not present.anybody_expected:
             return Closing("no learner is left to wait for")
-        missing = sorted(live - rounds.answered())
-        if live and not missing:
+        missing = sorted(present.live - rounds.answered())
+        if present.live and not missing:
             return Closing("every live learner has answered")
         deadline = self._deadline(fragment, missing, now)
         if now >= deadline:
             return Closing(f"deadline passed without {', '.join(missing) or 'any live learner'}")
         if rounds.quorum_at is not None:
-            grace_ends = rounds.quorum_at + self.grace_s(now)
+            grace_ends = rounds.quorum_at + self.grace_s(present)
             if now >= grace_ends:
                 return Closing(f"quorum and grace window without {', '.join(missing)}")
             return Waiting(f"grace window for {', '.join(missing)}", min(grace_ends, deadline))
-        fresh, needed = len(rounds.fresh()), self.quorum(now)
+        fresh, needed = len(rounds.fresh()), self.quorum(present)
         return Waiting(f"{fresh} of {needed} answers for the quorum; waits for {', '.join(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
@@ -205,8 +208,8 @@ class Syncer:
 
     # ------------------------------------------------------------------------------ opening
 
-    def _open_what_is_due(self, now: float) -> list[ev.Effect]:
-        interval, next_at = self.interval_s(now), self._next_open_at(now)
+    def _open_what_is_due(self, present: Present) -> list[ev.Effect]:
+        interval, next_at, now = self.interval_s(present), self._next_open_at(present), present.now
         if interval is None or next_at is None or now < next_at or self._in_flight() >= self.most_in_flight():
             return []
         idle = [index for index, rounds in enumerate(self.fragments) if rounds.phase is Phase.IDLE]
@@ -217,12 +220,12 @@ class Syncer:
         self.opened_at = now
         return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
 
-    def _next_open_at(self, now: float) -> float | None:
+    def _next_open_at(self, present: Present) -> float | None:
         """By the pace, and never in a burst; None while nobody trains: there is nothing to pace by."""
-        interval = self.interval_s(now)
+        interval = self.interval_s(present)
         if interval is None:
             return None
-        return max(now if self.due_at is None else self.due_at, self.opened_at + interval / CATCHING_UP)
+        return max(present.now if self.due_at is None else self.due_at, self.opened_at + interval / CATCHING_UP)
 
     def _open(self, fragment: int, now: float) -> ev.OpenRound:
         rounds = self.fragments[fragment]
@@ -232,22 +235,17 @@ class Syncer:
 
     # ------------------------------------------------------------------------------ derived
 
-    def live(self, now: float) -> set[str]:
-        """Learners that rounds count on."""
-        return {name for name, member in self.members.items() if member.live(now)}
+    def present(self, now: float) -> Present:
+        """Who is there now."""
+        return Present.at(self.members, now)
 
-    def quorum(self, now: float) -> int:
+    def quorum(self, present: Present) -> int:
         """K for those who are live now."""
-        return self.settings.quorum.of(len(self.live(now)))
+        return self.settings.quorum.of(len(present.live))
 
-    def fastest_step_s(self, now: float) -> float | None:
-        """Step time of the fastest live learner; None when nobody is live."""
-        times = [self.members[name].step_time_s for name in self.live(now)]
-        return min((time for time in times if time is not None), default=None)
-
-    def interval_s(self, now: float) -> float | None:
+    def interval_s(self, present: Present) -> float | None:
         """Between two openings: H/P steps of the fastest live learner."""
-        fastest = self.fastest_step_s(now)
+        fastest = present.fastest_step_s
         return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
 
     def most_in_flight(self) -> int:
@@ -255,20 +253,21 @@ class Syncer:
         wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
         return max(1, min(wanted, len(self.fragments)))
 
-    def grace_s(self, now: float) -> float:
+    def grace_s(self, present: Present) -> float:
         """Eq. 3: gamma * (tau * step_time - (quorum_time + sync_time)), never below zero."""
-        slack = self.settings.overlap_steps * (self.fastest_step_s(now) or 0.0)
+        slack = self.settings.overlap_steps * (present.fastest_step_s or 0.0)
         slack -= (self.quorum_s or 0.0) + (self.sync_s or 0.0)
         return max(0.0, self.settings.grace_ratio * slack)
 
     def next_wake(self, now: float) -> float | None:
         """When time alone may change something: the engine says Ticked then. None: not before an event."""
         times: list[float] = []
+        present = self.present(now)
         for index, rounds in enumerate(self.fragments):
             if rounds.phase is Phase.OPEN:
-                decision = self.decide(index, now)
+                decision = self.decide(index, present)
                 times.append(decision.until if isinstance(decision, Waiting) else now)
-        next_at = self._next_open_at(now)
+        next_at = self._next_open_at(present)
         if next_at is not None and self._in_flight() < self.most_in_flight():
             times.append(next_at)
         if any(rounds.pending for rounds in self.fragments):
@@ -279,7 +278,7 @@ class Syncer:
         """What the fragment does or waits for, in words."""
         rounds = self.fragments[fragment]
         if rounds.phase is Phase.OPEN:
-            return self.decide(fragment, now).reason
+            return self.decide(fragment, self.present(now)).reason
         return "merging" if rounds.phase is Phase.MERGING else "between rounds"
 
     def waits_for(self, learner: str) -> str:
@@ -290,6 +289,3 @@ class Syncer:
 
     def _in_flight(self) -> int:
         return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments)
-
-    def _anybody_expected(self, now: float) -> bool:
-        return any(member.expected(now) for member in self.members.values())

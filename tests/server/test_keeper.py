@@ -20,7 +20,7 @@ def engine():
 
 def due(engine, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
     async def asked() -> bool:
-        keeper = Keeper(engine, [])
+        keeper = Keeper(engine, [], damaged=False)
         keeper._took_s = took_s
         now = time.monotonic() + after_s
         monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -52,8 +52,18 @@ def test_nothing_new_is_never_due(engine, monkeypatch):
     keeper_rows = [SimpleNamespace(versions=())]
 
     async def asked() -> bool:
-        keeper = Keeper(engine, [])
+        keeper = Keeper(engine, [], damaged=False)
         keeper.rows = keeper_rows
         return keeper.due()
 
     assert not asyncio.run(asked())
+
+
+def test_a_damaged_one_is_made_up_for_at_once(engine):
+    engine.versions = list
+
+    async def asked() -> bool:
+        keeper = Keeper(engine, [SimpleNamespace(versions=())], damaged=True)
+        return keeper.due()
+
+    assert asyncio.run(asked())

@@ -100,7 +100,7 @@ def test_quorum_starts_the_grace_window_and_its_end_closes_the_round():
     assert "1 of 2" in world.syncer.why(0, world.now)
     assert not merges(world.contribute("b"))
     assert "grace window for c" in world.syncer.why(0, world.now)
-    grace = world.syncer.grace_s(world.now)
+    grace = world.syncer.grace_s(world.syncer.present(world.now))
     assert 0 < grace <= 0.8 * 2 * STEP_S
     world.now += grace + 1e-6
     (closed,) = merges(world.tell(ev.Ticked()))
@@ -112,10 +112,10 @@ def test_grace_follows_equation_3_and_is_never_negative():
     world = World({"a": 1, "b": 1})
     syncer = world.syncer
     syncer.quorum_s, syncer.sync_s = 0.5, 0.25
-    step = syncer.fastest_step_s(world.now)
-    assert syncer.grace_s(world.now) == pytest.approx(0.8 * (2 * step - 0.75))
+    step = syncer.present(world.now).fastest_step_s
+    assert syncer.grace_s(syncer.present(world.now)) == pytest.approx(0.8 * (2 * step - 0.75))
     syncer.sync_s = 60.0
-    assert syncer.grace_s(world.now) == 0.0
+    assert syncer.grace_s(syncer.present(world.now)) == 0.0
 
 
 def test_a_learner_that_fell_silent_is_not_waited_for():
@@ -311,7 +311,7 @@ def test_a_paused_learner_counts_as_live_while_it_reports():
         world.steps["a"] += 1
         world.tell(ev.Heard("a", world.steps["a"], False))
         world.tell(ev.Heard("b", world.steps["b"], True))
-    assert world.syncer.live(world.now) == {"a", "b"}
+    assert world.syncer.present(world.now).live == {"a", "b"}
 
 
 def test_a_pause_does_not_count_as_step_time():
@@ -320,7 +320,12 @@ def test_a_pause_does_not_count_as_step_time():
     world.now += 60
     world.steps["a"] += 1
     world.tell(ev.Heard("a", world.steps["a"], False))
-    assert world.syncer.fastest_step_s(world.now) == pytest.approx(STEP_S)
+    assert world.syncer.present(world.now).fastest_step_s == pytest.approx(STEP_S)
+
+
+def test_who_was_never_told_of_may_go():
+    syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
+    assert not syncer.on(ev.Gone("evicted before the run had parameters", "evicted: test"), 1.0)
 
 
 def test_quorum_is_a_number_or_a_share():

@@ -235,7 +235,7 @@ class Checks:
 
     def closing(self, syncer: Syncer, fragment: int, now: float) -> None:
         """A round that closes without a live learner waited for the quorum and the grace of Eq. 3, or long enough."""
-        rounds, live = syncer.fragments[fragment], syncer.live(now)
+        rounds, live = syncer.fragments[fragment], syncer.present(now).live
         missing = live - set(rounds.declined) - {key.learner for key in rounds.pending}
         patience = max((syncer.members[name].patience_s() for name in missing), default=0.0)
         if not missing or now >= rounds.opened_at + patience:

@@ -24,6 +24,7 @@ class Connection:
         self._system = FileSystem(disk)
         self._db = apsw.Connection(path, vfs=self._system.vfs_name)
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")  # shared memory cannot be simulated; nobody else may write
+        disk.platter.at_end.append(self._end)
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
         try:
@@ -47,6 +48,11 @@ class Connection:
             self._db.close()
         except apsw.Error as error:
             raise sqlite3.DatabaseError(str(error)) from error
+
+    def _end(self) -> None:
+        """SQLite would keep the file system for ever, and everything of the seed with it."""
+        self._db.close(True)
+        self._system.unregister()
 
 
 class Rows:

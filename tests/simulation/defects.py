@@ -512,7 +512,7 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 
     def swallow(self: syncer.Syncer, *values: Any) -> None:
         restore_rounds(self, *values)
-        self._close_what_can(0.0)
+        self._close_what_can(self.present(0.0))
 
     with patch(syncer.Syncer, "restore", swallow):
         yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Content:
 
     def __init__(self) -> None:
         self.data = bytearray()
+        self.rotten = False
         self.unsynced: list[tuple[int, bytes, bytes, int]] = []  # offset, new, old, length before
 
     def write(self, offset: int, new: bytes) -> None:
@@ -74,6 +75,7 @@ class Platter:
         self.directories: set[str] = set()
         self.unsynced: list[tuple[str, str, Callable[[], None], Callable[[], None]]] = []  # directory, what, undo, redo
         self.locks: dict[str, Process] = {}
+        self.at_end: list[Callable[[], None]] = []  # called when nobody is left who could read or write
         self.full = False
         self.broken = False  # syncs fail
         self.syncs = self.lost_writes = 0
@@ -113,13 +115,15 @@ class Platter:
         self.syncs += 1
         self.unsynced = [change for change in self.unsynced if change[0] != directory]
 
-    def rot(self, directory: str) -> bool:
-        """A bit of the newest whole file there flips; whether there was one."""
-        files = sorted(name for name in self.names if parent(name) == directory and not name.endswith(".part"))
-        if not files or not self.names[files[-1]].data:
+    def rot(self, files: Iterable[str]) -> bool:
+        """A bit of the last sound one of these flips; whether there was one that another stands in for."""
+        there = [name for name in files if name in self.names]
+        sound = [name for name in there if not self.names[name].rotten and self.names[name].data]
+        if len(sound) < 2:  # a disk that damages all copies at a time is beyond what can be promised
             return False
-        data = self.names[files[-1]].data
-        data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+        content = self.names[sound[-1]]
+        content.data[self.rng.randrange(len(content.data))] ^= 1 << self.rng.randrange(8)
+        content.rotten = True
         return True
 
     def crash(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
+import itertools
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -67,8 +69,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.rng, self.now, self.slow_s = rng, 0.0, 0.002
-        self._selector = self  # type: ignore[assignment]
-        self._clock_resolution = 1e-9
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
         self.set_task_factory(_task)
         self.set_exception_handler(self._unhandled)
         self.unhandled: list[dict[str, Any]] = []
@@ -76,17 +78,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def select(self, timeout: float | None) -> list[Any]:
-        """The selector of this loop: nothing comes from outside, so waiting is a jump of the clock."""
-        assert timeout is not None, "nothing is left that could ever happen"
-        self.now += timeout
-        return []
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
+    def _run_once(self) -> None:
+        """One turn of the loop. Nothing comes from outside, so waiting is a jump of the clock."""
+        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            assert timers, "nothing is left that could ever happen"
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
     def _write_to_self(self) -> None:
-        pass
+        """Nothing has to be woken up."""
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its time comes."""
 
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
@@ -94,17 +105,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """As the base, but for timers of a process that has died meanwhile."""
         process = here()
         if process is None:
-            return super().call_at(when, callback, *args, context=context)
+            return self._timer(when, callback, args, context)
 
         def if_alive() -> None:
             if process.alive:
                 callback(*args)
 
-        return super().call_at(when, if_alive, context=context)
+        return self._timer(when, if_alive, (), context)
 
     def after(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         """A timer of the world: no process's death ends it."""
-        super().call_at(self.now + delay_s, callback, *args, context=contextvars.Context())
+        self._timer(self.now + delay_s, callback, args, contextvars.Context())
+
+    def _timer(self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: Any) -> Any:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Does it at once, but after a delay: threads are slow, not mad."""

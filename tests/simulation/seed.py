@@ -77,6 +77,8 @@ def simulate(seed: int) -> World:
             for task in asyncio.all_tasks(loop):
                 task.cancel()
             loop.run_until_complete(asyncio.sleep(0))
+            for end in world.platter.at_end:
+                end()
             loop.close()
             asyncio.set_event_loop(None)
             gc.enable()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 STORM_S = 3.5
+ROTTING_STORM_S = 7.5
 
 
 class Storm:
@@ -22,6 +23,7 @@ class Storm:
 
     def __init__(self, world: World) -> None:
         self._world, self._rng = world, world.rng
+        self._let_in: set[str] = set()  # who was sent away, and is not any more
 
     def begin(self) -> None:
         """Sets a time for each."""
@@ -29,15 +31,18 @@ class Storm:
             self._world.loop.after(at, fault)
 
     def _faults(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        for _ in range(self._rng.choice((0, 1, 1, 2))):
+        for number in range(3 if self._world.rotting else 0):  # there has to be something new to damage each time
+            yield self._rng.uniform(1.8, 2.5) * (number + 1), self._crash_core
+        for _ in range(self._rng.choice((0, 0, 1, 1, 2))):
             yield self._rng.uniform(0.1, STORM_S), self._crash_core
         for _ in range(self._rng.choice((0, 1, 2))):
             yield self._rng.uniform(0.5, STORM_S), self._crash_island
-        for _ in range(self._rng.choice((1, 1, 1, 2))):
+        for _ in range(self._rng.choice((1, 1, 2))):
             yield self._rng.uniform(0.5, STORM_S), self._partition
         for chance, fault in (
             (0.2, self._replace), (0.2, self._world.told_to_stop.set), (0.3, self._leave), (0.3, self._pause),
             (0.2, self._stillborn), (0.3, self._cancelled_checkpoint), (0.15, self._evict), (0.2, self._go_astray),
+            (0.15, self._end_of_job),
         ):  # fmt: skip
             if self._rng.random() < chance:
                 yield self._rng.uniform(1.0, STORM_S), fault
@@ -79,12 +84,12 @@ class Storm:
         """An operator sends a learner away, and lets it in again later, however often the core dies meanwhile."""
         name = self._rng.choice(self._world.names)
         self._world.counts["evictions"] += 1
+        self._let_in.discard(name)
         self._tell(name, "test")
         self._world.loop.after(self._rng.uniform(0.3, 2.0), self._undo, name)
 
     def _undo(self, name: str) -> None:
-        core = self._world.core
-        if core is not None and name in core.roster.entries and not core.roster.entries[name].evicted:
+        if name in self._let_in:
             self._world.start_island(name)
             return
         self._tell(name, "")
@@ -100,6 +105,8 @@ class Storm:
         if not reason:
             checks.fenced_at.pop((name, incarnation), None)
         await evict(core, name, reason)
+        if not reason:
+            self._let_in.add(name)  # the operator was told so: it is durable
         checks.note(f"{name} is evicted" if reason else f"{name} may come again")
         if core.roster.entries[name].evicted:  # nobody let it in again meanwhile
             checks.fenced_at.setdefault((name, incarnation), self._world.loop.now)
@@ -119,12 +126,33 @@ class Storm:
             self._world.network.late_s[process] = self._rng.uniform(0.2, 2.0)
             self._world.loop.after(self._rng.uniform(0.01, 0.1), process.kill)
             self._world.loop.after(self._rng.uniform(0.12, 0.3), self._world.start_island, name)
+            self._world.loop.after(self._rng.uniform(0.2, 2.0), self._disconnect, name)
 
         self._world.loop.after(self._rng.uniform(0.0, 1.0), born)
 
-    def _leave(self) -> None:
+    def _disconnect(self, name: str) -> None:
+        island = self._world.islands.get(name)
+        for call in [call for call in self._world.network.calls if island and call.learner is island.process]:
+            call.cut(self._rng.uniform(0.0, 0.05))
+
+    def _end_of_job(self) -> None:
+        """All learners end as they should, and the core dies while it merges what they left."""
+        for name in self._world.names:
+            self._world.loop.after(self._rng.uniform(0.0, 0.1), self._leave, name)
+        self._world.loop.after(0.1, self._when_all_left, 500)
+
+    def _when_all_left(self, most: int) -> None:
+        process = self._world.core_process
+        if process is None or not process.alive or most == 0:
+            return
+        if any(island.process.alive for island in self._world.islands.values()):
+            self._world.loop.after(0.001, self._when_all_left, most - 1)
+        else:
+            process.countdown = self._rng.randrange(1, 30)
+
+    def _leave(self, name: str = "") -> None:
         """A learner ends as it should, and is started again later."""
-        name = self._rng.choice(self._world.names)
+        name = name or self._rng.choice(self._world.names)
         island = self._world.islands.get(name)
         if island is not None and island.process.alive:
             self._world.counts["good-byes"] += 1

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from atoll_server.core import Core
 from atoll_server.restore import restore
+from atoll_server.rows import SnapshotRow
 from atoll_server.service import OuterService
 from atoll_server.settings import CoreSettings, Limits
+from atoll_server.snapshot import snapshot_path
 from atoll_server.status import status
 from atoll_wire import codec
 from atoll_wire.errors import UserError
@@ -21,7 +25,7 @@ from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, Weather
-from tests.simulation.storm import STORM_S, Storm
+from tests.simulation.storm import ROTTING_STORM_S, STORM_S, Storm
 
 DIRECTORY = Path("/run")
 NAMES = ("a", "b", "c", "d")
@@ -41,6 +45,7 @@ class World:
         self.overlap_steps = self.rng.choice((2.0, 8.0))
         self.clip_norm = self.rng.choice((0.0, 0.0, 1.5))
         self.record = self.rng.random() < 0.3
+        self.rotting = self.rng.random() < 0.15  # the disk damages what lies on it, whenever the power goes
         self.names = NAMES[: self.rng.choice((3, 3, 4))]
         self.pace = {name: self.rng.uniform(0.06, 0.2) for name in self.names}
         self.islands: dict[str, Island] = {}
@@ -49,6 +54,8 @@ class World:
         self.core_process: Process | None = None
         self.core: Core | None = None
         self.told_to_stop = asyncio.Event()
+        self.snapshots: list[SnapshotRow] = []  # that the core had when it died, oldest first
+        self.rotted_at = 0.0
         self.stormy = True
         self.problem: BaseException | None = None
 
@@ -63,15 +70,17 @@ class World:
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         Storm(self).begin()
-        await self._watch(lambda: self.loop.now >= STORM_S)
+        await self._watch(lambda: self.loop.now >= (ROTTING_STORM_S if self.rotting else STORM_S))
         await self._peace()
 
     async def _watch(self, done: Callable[[], bool]) -> None:
         """Lets time pass until it is so; looks at everything on the way."""
-        while not done():
+        for turn in itertools.count():
+            if done():
+                return
             await asyncio.sleep(0.25)
             self.checks.always()
-            if self.core is not None and self.core.engine is not None:
+            if turn % 4 == 0 and self.core is not None and self.core.engine is not None:
                 status(self.core)
             self._look()
 
@@ -115,7 +124,7 @@ class World:
 
         def useful() -> bool:
             assert self.loop.now < deadline, self._stuck("did not train on")
-            return all(i.counters.connected and i.counters.steps > trained[n] + 4 for n, i in self.islands.items())
+            return all(i.counters.connected and i.counters.steps > trained[n] + 1 for n, i in self.islands.items())
 
         await self._guarded(useful)
 
@@ -216,8 +225,9 @@ class World:
         process.start(self._core(process), name=process.name)
 
     async def _core(self, process: Process) -> None:
+        every_s = 0.3 if self.rotting else self.rng.choice((0.5, 1.0, 60.0))
         settings = CoreSettings.of(
-            listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=self.rng.choice((1.0, 3.0, 60.0)),
+            listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=every_s,
             record=self.record, keep_snapshots=self.rng.choice((2, 3)),
             limits=Limits(
                 norm_window=4, pushes=self.rng.choice((1, 2, 256)), happenings=self.rng.choice((8, 64, 4096)),
@@ -269,6 +279,8 @@ class World:
     def _core_died(self, process: Process) -> None:
         self.counts["core crashes"] += 1
         self.checks.note(f"{process.name} dies")
+        if self.core is not None and self.core.keeper is not None:
+            self.snapshots = list(self.core.keeper.rows)
         self.checks.core = self.core = None
         self.network.core_died()
         if self.stormy and self.rng.random() < 0.6:
@@ -277,13 +289,19 @@ class World:
 
     def _power(self) -> None:
         self.platter.crash()
-        if self.rng.random() < 0.4 and self.platter.rot(f"{DIRECTORY}/snapshots"):
+        # Two damages are survived when the core had the time to make up for the first: more cannot be promised.
+        healed = bool(self.snapshots) and self.snapshots[-1].taken_at > self.rotted_at
+        files = [str(snapshot_path(DIRECTORY, row.id)) for row in self.snapshots]
+        if healed and self.rng.random() < (0.9 if self.rotting else 0.2) and self.platter.rot(files):
+            self.rotted_at = time.time()
             self.counts["snapshots damaged"] += 1
         self.counts["power failures"] += 1
 
     def _core_again(self) -> None:
         if self.core_process is not None and not self.core_process.alive:
             self.start_core()
+            if self.stormy and self.rng.random() < 0.15:  # whatever killed it may do so again and again
+                self.core_process.countdown = self.rng.randrange(20, 400)
 
     def start_island(self, name: str) -> None:
         """A new process of a learner."""
