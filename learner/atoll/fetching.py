@@ -25,7 +25,7 @@ from atoll.handover import Handover, Prepared
 from atoll.sending import Sender
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
-from atoll.transport import Cure, backoff_s, cure, detail, one_line
+from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
 
 log = structlog.get_logger()
 
@@ -86,6 +86,10 @@ class Fetcher:
                 except grpc.aio.AioRpcError as error:
                     await self._failed(line, error, attempt)
                     attempt += 1
+                except asyncio.CancelledError:
+                    if not hung_up():
+                        raise
+                    attempt += 1
         finally:
             line.fetching = None
 
@@ -133,7 +137,7 @@ class Fetcher:
         if anchor is None or checksum != header.crc32c:
             log.error("anchor does not have the published checksum: fetching it whole", fragment=line.fragment)
             return False
-        fate = await self._fate(line, header, drop=whole and line.drop)
+        fate = await self._fate(line, header, whole=whole)
         line.anchor, line.version = anchor, header.version
         line.target = max(line.target, header.version)
         if whole:
@@ -141,8 +145,8 @@ class Fetcher:
         self._handover.offer(Prepared(line.fragment, line.version, anchor, fate))
         return True
 
-    async def _fate(self, line: Line, header: pb.FetchHeader, *, drop: bool) -> Fate:
-        """What this version means for the contribution in flight."""
+    async def _fate(self, line: Line, header: pb.FetchHeader, *, whole: bool) -> Fate:
+        """What this version means for the contribution in flight; a refusal may be heard of here first."""
         session = self._standing.session
         for receipt in header.receipts:
             flight = line.flight
@@ -154,9 +158,9 @@ class Fetcher:
                 fragment = self._standing.fragment(line.fragment)
                 q = await asyncio.to_thread(_decoded, flight, fragment, Codec(self._standing.settings.codec))
                 self._sender.end(line, merged=True)
-                return Fate(q=q, drop=drop)
+                return Fate(q=q, drop=whole and line.drop)
             self._sender.decided(receipt)
-        return Fate(drop=drop)
+        return Fate(drop=whole and line.drop)
 
 
 async def _received(call: AsyncIterable[pb.FetchReply], frames: int) -> tuple[pb.FetchHeader | None, list[bytes]]:

@@ -22,7 +22,7 @@ from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
-from atoll.transport import Cure, backoff_s, cure, detail, one_line
+from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
 
 log = structlog.get_logger()
 
@@ -101,6 +101,9 @@ class Sender:
                 await asyncio.sleep(backoff_s(attempt, self._rng))
             except grpc.aio.AioRpcError as error:
                 await self._failed(line, flight, error, attempt)
+            except asyncio.CancelledError:
+                if not hung_up():
+                    raise
             attempt += 1
 
     async def _push(self, line: Line, flight: Flight) -> bool:
@@ -141,7 +144,8 @@ class Sender:
             return  # its fate came another way meanwhile
         match cure(error):
             case Cure.DROP_WORK:
-                log.warning("too stale: outstanding work is given up", fragment=line.fragment, detail=detail(error))
+                log.warning("outstanding work is given up", fragment=line.fragment, detail=detail(error))
+                line.target = 0  # what was heard of may be gone, with a core that was restored from a backup
                 self._drop(line)
             case Cure.GIVE_UP:
                 log.error("contribution refused", fragment=line.fragment, detail=detail(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from enum import Enum
 
@@ -21,8 +22,8 @@ OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),  # whoever calls waits between its attempts; this must not add to it
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # in truth how long a connection may take to come about: round trips
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
 ]
 
@@ -62,6 +63,12 @@ def one_line(error: grpc.aio.AioRpcError) -> str:
 def detail(error: grpc.aio.AioRpcError) -> str:
     """What the other side said, on one line: it may be anybody."""
     return " ".join((error.details() or "no details").split())
+
+
+def hung_up() -> bool:
+    """After a CancelledError: it was the call that was cancelled, with its connection, and not the task that waited."""
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
 
 
 def backoff_s(attempt: int, rng: random.Random) -> float:

@@ -38,8 +38,10 @@ def check_age(header: pb.PushHeader, version: int, max_staleness: int) -> None:
     """Raises Refused for work from a version that does not exist, or is too old. version: of the fragment now."""
     staleness = version - header.base_version
     if staleness < 0:
-        raise _malformed(
-            header, f"begins at version {header.base_version}, the newest is {version}: fetch the fragment whole"
+        raise Refused(
+            Status.OUT_OF_RANGE,
+            f"contribution {_name(header)} begins at version {header.base_version}, the newest here is {version} (was "
+            "the core restored from a backup?): fetch the fragment whole and drop the outstanding work",
         )
     if staleness > max_staleness:
         raise Refused(

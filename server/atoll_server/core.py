@@ -175,6 +175,8 @@ class Core:
     async def _close(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        if self.writer.full:
+            log.warning("the disk is full: a clean end waits for room; a SIGKILL would lose nothing either")
         if self.engine is not None and self.keeper is not None:
             await self.engine.stop()
             if self.keeper.stale():

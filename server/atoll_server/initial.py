@@ -88,8 +88,12 @@ def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> Staging:
     for chunk in _chunks(path):
         digest.update(chunk)
     staging = Staging(directory, path.stat().st_size, digest.digest(), disk)
-    for chunk in _chunks(path):
-        staging.take(chunk)
+    try:
+        for chunk in _chunks(path):
+            staging.take(chunk)
+    except BaseException:
+        staging.close()
+        raise
     return staging
 
 

@@ -33,6 +33,7 @@ class Joining:
         self._core = core
         self._lease: Lease | None = None
         self._initialising = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None  # of `--init`
 
     async def join(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply:
         """Makes a learner known; says whether it fetches, initialises, or waits. Raises Refused, state untouched."""
@@ -70,8 +71,10 @@ class Joining:
         """Checks a model against the run's, and its name; before there are parameters, settles who sends them."""
         core, now = self._core, time.monotonic()
         async with self._initialising:
-            free = core.engine is None and (
-                self._lease is None or now > self._lease.until or self._lease.learner == request.learner
+            free = (
+                core.engine is None
+                and self._loading is None
+                and (self._lease is None or now > self._lease.until or self._lease.learner == request.learner)
             )
             layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
             entry = core.roster.join(
@@ -83,8 +86,8 @@ class Joining:
             if free:
                 core.layout, core.frozen_digest = layout, request.frozen_digest.hex()
                 self._lease = Lease(request.learner, request.nonce, now + core.settings.limits.lease_s)
-                if core.settings.init is not None:
-                    await self._from_file(core.settings.init)
+            if core.engine is None and core.settings.init is not None:
+                await self._load(core.settings.init)
             if core.engine is not None:
                 return entry, pb.JoinReply.STATE_READY
             holds = self._lease is not None and self._lease.nonce == request.nonce
@@ -137,9 +140,32 @@ class Joining:
             await self._accept(staging)
             entry.account.bytes_whole += self._core.engine.initial.data.nbytes if self._core.engine is not None else 0
 
+    async def _load(self, path: Path) -> None:
+        """Once, however often learners ask meanwhile, and however soon they hang up: a large file takes its time."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._from_file(path))
+        try:
+            await asyncio.shield(self._loading)
+        finally:
+            if self._loading.done():
+                self._loading = None
+
     async def _from_file(self, path: Path) -> None:
-        staging = await asyncio.to_thread(initial.stage_file, path, self._core.settings.directory, self._core.disk)
-        await self._accept(staging)
+        core, layout = self._core, self._core.layout
+        assert layout is not None, "the first to join decides the layout"
+        directory = core.settings.directory
+        try:
+            size = (await asyncio.to_thread(path.stat)).st_size
+            initial.check_room(directory, size, layout, core.settings.limits.model_bytes, core.disk)
+            staging = await asyncio.to_thread(initial.stage_file, path, directory, core.disk)
+            try:
+                await self._accept(staging)
+            finally:
+                await asyncio.to_thread(staging.close)
+        except OSError as error:
+            text = f"--init {path} cannot be copied into {directory} ({error.strerror}): look at the file and the disk"
+            log.error("first parameters refused", detail=text)
+            raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _accept(self, staging: Staging) -> None:
         layout, directory = self._core.layout, self._core.settings.directory

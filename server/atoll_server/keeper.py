@@ -18,6 +18,7 @@ from atoll_server.snapshot import SnapshotWriter, snapshot_path
 log = structlog.get_logger()
 
 LONGEST_REPLAY_S = 0.5  # of merges beyond the newest snapshot: a start makes them again
+FAILED_S = 1.0  # at least: how long a snapshot that could not be written counts as having taken
 REST = 10.0  # between two snapshots, in lengths of the last one, however much there is to be merged again
 
 
@@ -37,8 +38,10 @@ class Keeper:
         """Whether it is time for a snapshot, or a start would have too much to do without it; and something is new."""
         since_s = time.monotonic() - self._taken_at
         late = since_s >= self._engine.settings.snapshot_every_s
-        much = self._engine.unsaved_s >= LONGEST_REPLAY_S and since_s >= REST * self._took_s
-        return not self._taking.locked() and (self._one_is_missing or ((late or much) and self.stale()))
+        rested = since_s >= REST * self._took_s
+        much = rested and self._engine.unsaved_s >= LONGEST_REPLAY_S
+        mend = rested and self._one_is_missing
+        return not self._taking.locked() and (mend or ((late or much) and self.stale()))
 
     def stale(self) -> bool:
         """Whether any merge came after the newest snapshot."""
@@ -64,13 +67,12 @@ class Keeper:
             self._taken_at, unsaved_s = time.monotonic(), engine.unsaved_s
             number = self.rows[-1].id + 1 if self.rows else 1
             writer = SnapshotWriter(snapshot_path(engine.settings.directory, number), engine.layout, engine.disk)
-            await asyncio.to_thread(writer.begin)
-            for index, lock in enumerate(engine.locks):
-                async with lock:
-                    if engine.failed:
-                        raise OSError("the core has failed: its state is not written down any more")
-                    await asyncio.to_thread(writer.add, engine.states[index])
-            await asyncio.to_thread(writer.finish)
+            try:
+                await self._write(writer)
+            except OSError:
+                self._took_s = max(FAILED_S, time.monotonic() - self._taken_at)
+                await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
+                raise
             row = SnapshotRow(number, tuple(writer.versions), tuple(writer.checksums), time.time(), writer.size_bytes)
             await engine.writer.commit(partial(ledger.add_snapshot, generation=engine.generation, row=row))
             crash.point("snapshot.committed")
@@ -82,6 +84,15 @@ class Keeper:
             log.info("snapshot taken", id=row.id, outer_steps=sum(row.versions), size_bytes=row.size_bytes)
             await self._drop_old()
         return row
+
+    async def _write(self, writer: SnapshotWriter) -> None:
+        await asyncio.to_thread(writer.begin)
+        for index, lock in enumerate(self._engine.locks):
+            async with lock:
+                if self._engine.failed:
+                    raise OSError("the core has failed: its state is not written down any more")
+                await asyncio.to_thread(writer.add, self._engine.states[index])
+        await asyncio.to_thread(writer.finish)
 
     async def _drop_old(self) -> None:
         engine = self._engine

@@ -37,6 +37,7 @@ class Member:
     answer_s: float | None = None  # round opened -> its contribution durable
     paused: bool = False
     gone: bool = False
+    unwanted: str = ""  # why it was sent away
     uploading: dict[int, float] = field(default_factory=dict)  # fragment -> when its last frame came
 
     def hear(self, steps: int, paused: bool, now: float) -> None:

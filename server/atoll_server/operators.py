@@ -59,7 +59,8 @@ class OperatorService(rpc.OperatorServicer):
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
         """Sends a learner away, or lets it in again."""
         try:
-            await evict(self._core, request.learner, request.reason[:LARGEST_REASON])
+            evicting = asyncio.create_task(evict(self._core, request.learner, request.reason[:LARGEST_REASON]))
+            await asyncio.shield(evicting)  # once it has begun, the operator's going away does not stop it half-way
             return pb.EvictReply()
         except Refused as refused:
             await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
@@ -95,11 +96,15 @@ class OperatorService(rpc.OperatorServicer):
         )
         vectors = [state.theta_pub for state in states]  # arrays that are never written again
         versions = [state.version for state in states]
-        with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
-            await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, vectors, versions)
-            file.seek(0)
-            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                yield pb.ExportCheckpointReply(chunk=chunk)
+        try:
+            with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
+                await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, vectors, versions)
+                file.seek(0)
+                while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                    yield pb.ExportCheckpointReply(chunk=chunk)
+        except OSError as error:
+            text = f"the export cannot be written ({error.strerror}): make room on the core's disk"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
 
 def _checkpoint(row: SnapshotRow) -> pb.Checkpoint:

@@ -70,6 +70,12 @@ class SnapshotWriter:
         self._disk.sync_directory(self.path.parent)
         crash.point("snapshot.directory synced")
 
+    def give_up(self) -> None:
+        """After a failure: leaves nothing behind."""
+        if self._file is not None:
+            self._file.close()
+            self._disk.remove(self._part)
+
 
 def load_snapshot(path: Path, layout: Layout, row: SnapshotRow, disk: Disk = DISK) -> list[FragmentState]:
     """Reads a state file and checks it against the ledger. SnapshotError when it cannot be trusted."""

@@ -83,7 +83,7 @@ class Syncer:
             case ev.Uploading():
                 self.members[event.learner].uploading[event.fragment] = now
             case ev.Contributed():
-                self._contributed(event, now)
+                effects = self._contributed(event, now)
             case ev.Merged():
                 rounds = self.fragments[event.fragment]
                 assert rounds.phase is Phase.MERGING, "only a merge that was asked for can end"
@@ -109,29 +109,35 @@ class Syncer:
         if known is None or known.incarnation != event.incarnation:
             self.members[event.learner] = Member(event.incarnation, joined_at=now, heard_at=now)
         else:
-            known.gone, known.joined_at, known.heard_at = False, now, now
+            known.gone, known.unwanted, known.joined_at, known.heard_at = False, "", now, now
 
-    def _contributed(self, event: ev.Contributed, now: float) -> None:
+    def _contributed(self, event: ev.Contributed, now: float) -> list[ev.Effect]:
         rounds, member = self.fragments[event.key.fragment], self.members[event.key.learner]
         rounds.pending[event.key] = Pending(event.cycle, event.base_version, event.tokens, event.steps)
         member.uploading.pop(event.key.fragment, None)
         if rounds.cycle == event.cycle and rounds.opened_at:
             member.answer_s = smoothed(member.answer_s, now - rounds.opened_at)
+        return self._refuse_all(event.key.learner, member.unwanted)  # evicted while this became durable
 
     def _gone(self, event: ev.Gone) -> list[ev.Effect]:
-        member, effects = self.members.get(event.learner), list[ev.Effect]()
+        member = self.members.get(event.learner)
         if member is None:
-            return effects  # evicted before the run had parameters: it was never told of
-        member.gone = True
-        if not event.unwanted:
+            return []  # evicted before the run had parameters: it was never told of
+        member.gone, member.unwanted = True, event.unwanted
+        return self._refuse_all(event.learner, event.unwanted)
+
+    def _refuse_all(self, learner: str, unwanted: str) -> list[ev.Effect]:
+        """What waits of a learner, if it is unwanted."""
+        effects: list[ev.Effect] = []
+        if not unwanted:
             return effects
         for index, rounds in enumerate(self.fragments):
-            keys = sorted(key for key in rounds.pending if key.learner == event.learner)
+            keys = sorted(key for key in rounds.pending if key.learner == learner)
             for key in keys:
                 del rounds.pending[key]
             if keys:
                 rounds.quorum_at = None  # it may have been reached with them
-                effects.append(ev.Refuse(index, tuple(ev.Refusal(key, event.unwanted, True) for key in keys)))
+                effects.append(ev.Refuse(index, tuple(ev.Refusal(key, unwanted, True) for key in keys)))
         return effects
 
     # ------------------------------------------------------------------------------ closing

@@ -93,6 +93,7 @@ class Uploads:
             if _declared(self._headers[key]) != _declared(header):
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
             growing.arrivals.again(now)
+            growing.touched_at = now
             return growing
         newest = self._newest.get((key.learner, key.fragment))
         if newest is not None and newest.receipt.incarnation != key.incarnation:
@@ -148,6 +149,8 @@ class Uploads:
 
         Values that are not finite make it whole at once: `complete` then gives it its receipt.
         """
+        if not upload.whole() and self._growing.get(upload.key) is not upload:
+            raise Refused(Status.UNAVAILABLE, f"the upload of {upload.key} was given up: send it again")
         if frame.index >= upload.frames:
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: there are {upload.frames}")
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A link between a learner and its core that a test can cut, or let die in silence."""
+"""A link between a learner and its core that a test can make long, cut, or let die in silence."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import contextlib
 import selectors
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 
 
 class Relay:
-    """Passes bytes on until it is told otherwise; what comes after a `stall` is neither passed on nor refused."""
+    """Passes bytes on until it is told otherwise; what comes after a `stall` is neither passed on nor refused.
 
-    def __init__(self, target: str) -> None:
+    delay_s: one way, of every byte.
+    """
+
+    def __init__(self, target: str, delay_s: float = 0.0) -> None:
         host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self._target, self._delay_s = (host, int(port)), delay_s
+        self._travelling: deque[tuple[float, socket.socket, bytes]] = deque()  # when it is there, from which end
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.bytes_up, self.accepted = 0, 0
@@ -46,12 +52,16 @@ class Relay:
 
     def _run(self) -> None:
         while not self._ending:
-            for key, _ in self._selector.select(0.05):
+            for key, _ in self._selector.select(min(0.05, self._delay_s / 10 or 0.05)):
                 with self._lock:
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.fileobj in self._peer:
-                        self._pass_on(key.fileobj)
+                        self._receive(key.fileobj)
+            with self._lock:
+                while self._travelling and self._travelling[0][0] <= time.monotonic():
+                    _, end, data = self._travelling.popleft()
+                    self._pass_on(end, data)
 
     def _accept(self) -> None:
         learner, _ = self._listener.accept()
@@ -62,16 +72,27 @@ class Relay:
             self._peer[end] = other
             self._selector.register(end, selectors.EVENT_READ)
 
-    def _pass_on(self, end: socket.socket) -> None:
+    def _receive(self, end: socket.socket) -> None:
         try:
             data = end.recv(1 << 16)
-            if data:
-                self._peer[end].sendall(data)
-                self.bytes_up += len(data) if end in self._up else 0
-                return
         except OSError:
             data = b""
-        self._drop(end)
+        if not data:
+            self._drop(end)
+        elif self._delay_s:
+            self._travelling.append((time.monotonic() + self._delay_s, end, data))
+        else:
+            self._pass_on(end, data)
+
+    def _pass_on(self, end: socket.socket, data: bytes) -> None:
+        other = self._peer.get(end)
+        if other is None:
+            return
+        try:
+            other.sendall(data)
+            self.bytes_up += len(data) if end in self._up else 0
+        except OSError:
+            self._drop(end)
 
     def _drop(self, end: socket.socket) -> None:
         other = self._peer.pop(end, None)
@@ -92,8 +113,8 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relay(target: str) -> Iterator[Relay]:
-    made = Relay(target)
+def relay(target: str, delay_s: float = 0.0) -> Iterator[Relay]:
+    made = Relay(target, delay_s)
     try:
         yield made
     finally:

@@ -28,6 +28,14 @@ def test_a_learner_whose_first_address_is_cut_goes_on_through_the_second(tmp_pat
         assert (status.incarnation, trainee.learner.stats().reconnects) == (1, 1)
 
 
+def test_an_island_on_the_other_side_of_the_world_joins_and_trains(tmp_path):
+    with core(tmp_path) as running, relay(running.address, delay_s=0.15) as link:
+        trainee = Trainee(link.address, "a", lambda t: t.learner.stats().merged > 3)
+        trainee.start()
+        trainee.done()
+        assert trainee.longest_step_s < 0.5
+
+
 def test_an_upload_that_was_cut_goes_on_through_another_listener(tmp_path):
     second = f"127.0.0.1:{free_port()}"
     with core(tmp_path, "--fragments", "1", "--listen", second) as running:

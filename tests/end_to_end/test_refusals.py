@@ -143,7 +143,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (_set(digest=bytes(32)), INVALID, ["not those that its header declared"]),
         (_set(codec=pb.CODEC_FLOAT32), INVALID, ["the run INT4"]),
         (_set(fragment=77), INVALID, ["there is no fragment 77"]),
-        (_set(base_version=10**6), INVALID, ["begins at version 1000000", "the newest is", "fetch the fragment whole"]),
+        (_set(base_version=10**6), grpc.StatusCode.OUT_OF_RANGE, ["begins at version 1000000", "from a backup"]),
         (_flip, grpc.StatusCode.DATA_LOSS, ["does not match its checksum", "send it again"]),
         (_junk, INVALID, ["not a zstd frame"]),
         (_bomb, INVALID, ["declares 67108864 bytes"]),

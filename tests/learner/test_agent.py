@@ -128,6 +128,43 @@ def test_work_that_is_too_stale_is_given_up_with_a_whole_fetch(core, at_the_door
         assert core.headers[key].tokens < 10 * learner.stats().steps
 
 
+def test_a_refusal_first_heard_of_with_the_whole_fragment_gives_the_work_up_and_lets_the_next_go(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        flown(loop, core)
+        core.refuse(0, drop=True, tell=False)
+        core.merge(0, tell=False)
+        core.updates.clear()
+        core.merge(0)  # the update is gone: the fragment comes whole, with the fates of this learner's work
+        loop.until(lambda: learner.stats().refused == 1)
+        loop.until(lambda: learner.stats().versions[0] == 2)
+        assert learner.stats().abandoned_tokens > 0
+        flown(loop, core)
+
+
+def test_a_core_that_was_restored_from_a_backup_is_trained_with(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        old = (core.theta[0], core.versions[0])
+        for _ in range(3):
+            flown(loop, core)
+            core.merge(0)
+            version = core.versions[0]
+            loop.until(lambda version=version: learner.stats().versions[0] == version)
+        core.stop()
+        core.theta[0], core.versions[0] = old
+        core.receipts.clear()
+        core.start()
+        core.fail("Push", grpc.StatusCode.OUT_OF_RANGE)
+        loop.until(lambda: learner.stats().connected)
+        core.open(0)
+        loop.until(lambda: learner.stats().versions[0] == 0)
+        fetched = len(core.fetches)
+        flown(loop, core)
+        assert core.headers[core.pending(0)[-1]].base_version == 0
+        assert len(core.fetches) == fetched, "one fetch is enough"
+
+
 def test_after_a_restart_of_the_core_the_same_incarnation_goes_on(core):
     loop = Loop(core.address)
     with loop.learner as learner:

@@ -7,7 +7,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from atoll_server.disk import Disk
 from atoll_server.keeper import LONGEST_REPLAY_S, Keeper
+from atoll_wire.layout import MergeKind, TensorSpec, plan
 
 
 @pytest.fixture
@@ -57,6 +59,25 @@ def test_nothing_new_is_never_due(engine, monkeypatch):
         return keeper.due()
 
     assert not asyncio.run(asked())
+
+
+def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_once(engine, tmp_path, monkeypatch):
+    layout = plan([TensorSpec("a", (4,), "float32", MergeKind.DIRECTION)], 1)
+    engine.layout, engine.disk, engine.settings.directory = layout, Disk(), tmp_path
+    engine.locks, engine.failed, engine.unsaved_s = [asyncio.Lock()], True, 100.0
+    began = time.monotonic()
+
+    async def asked() -> None:
+        keeper = Keeper(engine, [], damaged=True)
+        assert keeper.due()
+        with pytest.raises(OSError, match="not written down"):
+            await keeper.take()
+        assert not keeper.due()
+        monkeypatch.setattr(time, "monotonic", lambda: began + 60.0)
+        assert keeper.due()
+
+    asyncio.run(asked())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_damaged_one_is_made_up_for_at_once(engine):

@@ -328,6 +328,17 @@ def test_who_was_never_told_of_may_go():
     assert not syncer.on(ev.Gone("evicted before the run had parameters", "evicted: test"), 1.0)
 
 
+def test_what_an_evicted_learner_had_on_its_way_is_refused_when_it_is_durable():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    world.tell(ev.Gone("a", "evicted: test"))
+    (refuse, *_) = world.contribute("a")
+    assert isinstance(refuse, ev.Refuse)
+    assert [refusal.key.learner for refusal in refuse.refusals] == ["a"]
+    world.tell(ev.Joined("a", 1))
+    assert not any(isinstance(effect, ev.Refuse) for effect in world.contribute("a"))
+
+
 def test_quorum_is_a_number_or_a_share():
     assert [Quorum().of(n) for n in (0, 1, 2, 3, 4, 8)] == [1, 1, 1, 2, 2, 4]
     assert Quorum.parse("3").of(2) == 2

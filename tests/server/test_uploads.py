@@ -134,6 +134,19 @@ def test_what_a_dead_incarnation_finishes_late_does_not_hide_the_newest_receipt(
     asyncio.run(run())
 
 
+def test_a_stream_whose_upload_was_given_up_is_told_so(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload = world.offer()
+        world.uploads.expire(1e9)
+        with pytest.raises(Refused, match="was given up: send it again") as refused:
+            await world.take(upload)
+        assert refused.value.status is Status.UNAVAILABLE
+        assert await world.take(world.offer())
+
+    asyncio.run(run())
+
+
 def test_a_frame_that_comes_again_is_no_sign_of_progress(tmp_path):
     async def run() -> None:
         world = World(tmp_path)

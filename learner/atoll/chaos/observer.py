@@ -10,8 +10,7 @@ import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
-OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 50),
-           ("grpc.max_reconnect_backoff_ms", 100)]  # fmt: skip
+OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
 ASK_S = 1.0
 
 
@@ -88,7 +87,8 @@ class Observer:
         if self._core_answered_at is None:
             self._core_answered_at = now
             hit.serving_s = now - hit.started_at
-        if all(each.state != "silent" and each.heard_s < 1.5 for each in self.status.learners):
+        here = [each for each in self.status.learners if each.state not in {"left", "evicted"}]
+        if all(each.state != "silent" and each.heard_s < 1.5 for each in here):
             hit.all_back_s = now - self._core_answered_at
             self._core_waiting = None
 

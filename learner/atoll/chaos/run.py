@@ -23,6 +23,7 @@ from atoll.demo.show import Progress
 TICK_S = 0.1
 READY_S = 180.0  # for all learners to train
 LEAVE_S = 90.0
+BACK_S = 120.0  # a core is waited for at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +167,14 @@ class Chaos:
 
     def _end(self) -> None:
         """Everything is up again, learners leave as they should, and what they sent is merged."""
-        deadline = time.monotonic() + LEAVE_S
         for name in list(self._paused):
             self._paused[name] = 0.0
+        deadline = time.monotonic() + BACK_S
         while self._again or self._paused or not self._observer.look():
             self._tick()
+            if time.monotonic() > deadline:
+                raise DemoError(f"the core has not answered for {BACK_S:.0f} s: {self._alive[CORE].tail()}")
+        deadline = time.monotonic() + LEAVE_S
         names = [name for name in self._deployment.learners if self._alive[name].process.poll() is None]
         for name in names:
             self._alive[name].process.send_signal(signal.SIGTERM)
