@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 LEAST_GOODPUT = 0.95  # what is promised
-BAR = 40  # characters of a whole
+BAR = 22  # characters of a whole
 
 
 def main() -> int:

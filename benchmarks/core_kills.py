@@ -1,7 +1,7 @@
 """The core is killed again and again under four learners: what do they notice, and what does it cost in loss?
 
 Each seed is a pair: one run whose core is killed, and one, undisturbed, in which a process that does nothing is started
-at the same moments instead. python -m benchmarks.core_kills --seeds 3 --kills 20 --json PATH
+at the same moments instead. python -m benchmarks.core_kills --seeds 3 --kills 20 --standby --json PATH
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.table import Table
 
 NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
+STANDBY = [*OPTIONS, "--standby"]
 STEPS_BEFORE = 20  # of the slowest learner, before the first kill
 APART_S = 3.0
 LOWER = ["nice", "-n", "5"]  # learners and core share two CPUs here; a core of one's own would not wait for one
@@ -42,13 +43,16 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=4_000_000)
     parser.add_argument("--seconds", type=float, default=190.0, help="within which the kills fall")
+    parser.add_argument("--standby", action="store_true", help="another core stands by, warm, in both runs of a pair")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
     console, rows = Console(), []
     for seed in range(arguments.seeds):
         at = moments(seed, arguments.kills, arguments.seconds)
         pair = {
-            what: run(seed, arguments.tokens, at, kill=what == "killed", console=console)
+            what: run(
+                seed, arguments.tokens, at, kill=what == "killed", with_standby=arguments.standby, console=console
+            )
             for what in ("undisturbed", "killed")
         }
         rows.append(pair)
@@ -64,11 +68,12 @@ def moments(seed: int, kills: int, seconds: float) -> list[float]:
     return [at + APART_S * number for number, at in enumerate(sorted(rng.uniform(0, free) for _ in range(kills)))]
 
 
-def run(seed: int, tokens: int, at: list[float], *, kill: bool, console: Console) -> dict[str, Any]:
+def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bool, console: Console) -> dict[str, Any]:
     """One run of four learners to its end."""
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         directory = Path(place)
         core, address = group.start_core(directory / "run", "127.0.0.1:0", OPTIONS)
+        standby = group.launch_core("standby 0", directory / "run", address, STANDBY) if with_standby else None
         learners = []
         for name in NAMES:
             times = str(directory / f"{name}.npy")
@@ -85,7 +90,13 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, console: Console
                     if kill:
                         core.kill()
                         started = time.monotonic()
-                        core, _ = group.start_core(directory / "run", address, OPTIONS)
+                        if standby is None:
+                            core, _ = group.start_core(directory / "run", address, OPTIONS)
+                        else:  # whatever watches over processes starts the dead one again: it stands by then
+                            core, before = standby, core
+                            standby = group.launch_core(f"standby {done}", directory / "run", address, STANDBY)
+                            group.stop(before)
+                            group.serving(core)
                         serving.append(time.monotonic() - started)
                     else:
                         instead(group)
@@ -96,7 +107,8 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, console: Console
             with (directory / "last.safetensors").open("wb") as file:
                 for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest()):
                     file.write(reply.chunk)
-        group.stop(core)
+        for child in filter(None, (standby, core)):
+            group.stop(child)
         return figures(directory, status, learners, serving, done)
 
 
@@ -135,7 +147,8 @@ def figures(
     counts = status.contributions
     return {
         "struck": done, "steps": len(steps), "longest_step_s": float(steps.max()),
-        "step_s_p999": float(np.quantile(steps, 0.999)), "longest_gap_s": float(gaps.max()),
+        "step_s_p999": float(np.quantile(steps, 0.999)),
+        "longest_step_cpu_s": float(max(each[:, 2].max() for each in times)), "longest_gap_s": float(gaps.max()),
         "gap_s_p50": float(np.median(gaps)), "gap_s_p999": float(np.quantile(gaps, 0.999)),
         "goodput": status.goodput.ratio, "outer_steps": status.outer_steps,
         "contributions": {"accepted": counts.accepted, "merged": counts.merged, "refused": counts.refused},
@@ -171,6 +184,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
         ("core kills", lambda p: f"{p['killed']['struck']}"),
         ("longest step(), ms", lambda p: f"{1e3 * p['killed']['longest_step_s']:.1f}"),
         ("  ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_step_s']:.1f}"),
+        ("  ... of processor time", lambda p: f"{1e3 * p['killed']['longest_step_cpu_s']:.1f}"),
         ("longest gap between inner steps, ms", lambda p: f"{1e3 * p['killed']['longest_gap_s']:.0f}"),
         ("  ... with an idle process", lambda p: f"{1e3 * p['undisturbed']['longest_gap_s']:.0f}"),
         ("  ... ratio", lambda p: f"{ratio(p):.2f}"),

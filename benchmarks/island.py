@@ -1,6 +1,7 @@
 """A reference learner whose every inner step is timed: python -m benchmarks.island TIMES.npy NAME ADDRESS TOKENS SEED.
 
-Writes float64 (steps, 2): when `Learner.step()` was entered and left, in monotonic seconds.
+Writes float64 (steps, 3): when `Learner.step()` was entered and left, in monotonic seconds, and the processor time
+that it took: what is missing to the wall's is waiting for a processor.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from atoll import learner
 from atoll.reference import train
 from atoll_wire.logs import configure
 
-times: list[tuple[float, float]] = []
+times: list[tuple[float, float, float]] = []
 
 
 class Timed(learner.Learner):
@@ -21,9 +22,9 @@ class Timed(learner.Learner):
 
     def step(self, tokens: int, loss: float | None = None) -> None:
         """As `Learner.step`."""
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.thread_time()
         super().step(tokens, loss)
-        times.append((began, time.monotonic()))
+        times.append((began, time.monotonic(), time.thread_time() - worked))
 
 
 def main() -> None:

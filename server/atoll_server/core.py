@@ -39,6 +39,7 @@ log = structlog.get_logger()
 
 PROTOCOL = 1
 HOUSEKEEPING_S = 1.0
+STANDBY_S = 0.01  # between two looks whether the core that has the directory is gone
 
 
 class Core:
@@ -58,17 +59,24 @@ class Core:
         self.started_at, self.clock = time.monotonic(), RunClock()
         self.frozen_digest = ""
         self.writer: LedgerWriter
-        self._unlock: Callable[[], None]
+        self._unlock: Callable[[], None] | None = None
         self._housekeeping: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------ start and stop
 
-    async def start(self) -> None:
-        """Takes the directory, brings the state back, and begins to keep house."""
-        directory = self.settings.directory
-        await asyncio.to_thread(self._take_directory, directory)
+    async def take_directory(self) -> None:
+        """Warms up, then makes the directory this core's; a standby waits for it as long as another core lives."""
         await asyncio.to_thread(codec.warm_up)
         await asyncio.to_thread(merge.warm_up)
+        while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(STANDBY_S)
+        self.started_at = time.monotonic()
+
+    async def start(self) -> None:
+        """Takes the directory if that is still to be done, brings the state back, and begins to keep house."""
+        directory = self.settings.directory
+        if self._unlock is None:
+            await self.take_directory()
         db = await asyncio.to_thread(ledger.open_ledger, directory / LEDGER, self.disk)
         meta = await asyncio.to_thread(self._take_meta, db)
         for row in ledger.learners(db):
@@ -91,7 +99,8 @@ class Core:
         self._housekeeping.add_done_callback(self.watched)
         self.metrics.restore_seconds.set(time.monotonic() - self.started_at)
 
-    def _take_directory(self, directory: Path) -> None:
+    def _take(self, directory: Path) -> bool:
+        """Whether it is this core's now. SettingsError when it cannot be, or not without waiting."""
         try:
             for name in ("spool", "snapshots", STAGING):
                 self.disk.make_directory(directory / name)
@@ -99,14 +108,17 @@ class Core:
             for left in self.disk.files(directory / STAGING):
                 self.disk.remove(left)
         except BlockingIOError as error:
+            if self.settings.standby:
+                return False
             raise SettingsError(
-                f"--dir {directory} is in use by another core: stop it, or give another directory"
+                f"--dir {directory} is in use by another core: stop it, give another directory, or say --standby"
             ) from error
         except OSError as error:
             raise SettingsError(
                 f"--dir {directory} cannot be used ({error.strerror}): give a directory that you may write"
             ) from error
         crash.point("start.directory taken")
+        return True
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         """Reads what the run is, raises the epoch, and settles the settings: stored ones, with the given in place."""
@@ -183,6 +195,7 @@ class Core:
                 await self._snapshot()
         await self._write_accounts()
         await self.writer.stop()
+        assert self._unlock is not None, "it was started"
         self._unlock()
 
     def fail(self, error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from atoll_server.core import Core
+from atoll_server.core import STANDBY_S, Core
 from atoll_server.gauges import keep_gauges
 from atoll_server.operators import OperatorService
 from atoll_server.service import OuterService, message_options
@@ -31,6 +32,7 @@ class CoreFailed(UserError):  # noqa: N818 - what it says is that the core faile
     """Acknowledged work cannot be carried on with; one line with the remedy."""
 
 
+PORT_S = 5.0
 GRACE_S = 10.0  # for calls that run when the core is asked to stop
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 
@@ -42,6 +44,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     """
     settings.check()
     core = Core(settings, given)
+    told = _told(core)
+    if not await _directory_taken(core, told):
+        return
     server = grpc.aio.server(
         options=message_options(settings.limits.message_bytes), maximum_concurrent_rpcs=settings.limits.calls
     )
@@ -51,10 +56,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if all(address.startswith(LOOPBACK) for address in settings.listen):
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    addresses = [_bind(server, address) for address in settings.listen]
+    addresses = [await _bound(server, address, settings) for address in settings.listen]
     metrics_port = _serve_metrics(core, settings.metrics_listen)
     await core.start()
-    told = _told(core)
     gauges = asyncio.create_task(keep_gauges(core))
     gauges.add_done_callback(core.watched)
     await server.start()
@@ -70,6 +74,20 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
         ) from error
     log.info("stopped", run=core.run_id)
+
+
+async def _directory_taken(core: Core, told: asyncio.Event) -> bool:
+    """Whether the directory is ours; False when a standby was asked to stop before it was needed."""
+    if core.settings.standby:
+        log.info("standing by for --dir", directory=str(core.settings.directory))
+    taking, asked = asyncio.create_task(core.take_directory()), asyncio.create_task(told.wait())
+    await asyncio.wait({taking, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not taking.done():
+        taking.cancel()
+        return False
+    taking.result()
+    return True
 
 
 async def _serve_until(
@@ -89,6 +107,18 @@ async def _serve_until(
         core.happenings.close()
         await server.stop(0 if core.failed.done() else GRACE_S)
     await core.stop()
+
+
+async def _bound(server: grpc.aio.Server, address: str, settings: CoreSettings) -> str:
+    """A standby waits a moment: of a process that dies the lock may go before its ports."""
+    deadline = time.monotonic() + (PORT_S if settings.standby else 0.0)
+    while True:
+        try:
+            return _bind(server, address)
+        except SettingsError:
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(STANDBY_S)
 
 
 def _bind(server: grpc.aio.Server, address: str) -> str:

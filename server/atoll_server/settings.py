@@ -116,6 +116,7 @@ class CoreSettings(BaseModel):
     snapshot_every_s: Annotated[float, Field(gt=0)] = 120.0
     keep_snapshots: Annotated[int, Field(ge=2)] = 3  # a payload may go only when two snapshots cover it
     record: bool = False  # keep every payload, so that the whole run can be replayed
+    standby: bool = False  # wait, warm, for a directory that another core has
     limits: Limits = Limits()
 
     @classmethod

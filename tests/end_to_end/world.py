@@ -22,7 +22,7 @@ class Core:
     """One core process; may be killed and started again on the same port."""
 
     def __init__(self, group: Children, directory: Path, options: list[str]) -> None:
-        self._group, self.directory, self._options = group, directory, options
+        self.group, self.directory, self._options = group, directory, options
         self.child: Child
         self.child, self.address = group.start_core(directory, "127.0.0.1:0", options)
 
@@ -30,10 +30,10 @@ class Core:
         self.child.kill()
 
     def stop(self) -> None:
-        self._group.stop(self.child)
+        self.group.stop(self.child)
 
     def start(self) -> None:
-        self.child, _ = self._group.start_core(self.directory, self.address, self._options)
+        self.child, _ = self.group.start_core(self.directory, self.address, self._options)
 
     def log(self) -> str:
         return self.child.log.read_text()

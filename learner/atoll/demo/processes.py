@@ -70,15 +70,22 @@ class Children:
 
     def start_core(self, directory: Path, listen: str, options: list[str]) -> tuple[Child, str]:
         """Starts a core and waits until it serves; returns its address."""
-        command = [*ATOLL, "core", "--dir", str(directory), "--listen", listen, *options]
-        child = self.start("core", command, piped=True)
+        child = self.launch_core("core", directory, listen, options)
+        return child, self.serving(child)
+
+    def launch_core(self, name: str, directory: Path, listen: str, options: list[str]) -> Child:
+        """Starts a core and does not wait for it."""
+        return self.start(name, [*ATOLL, "core", "--dir", str(directory), "--listen", listen, *options], piped=True)
+
+    def serving(self, child: Child) -> str:
+        """Waits until a core serves; returns its address."""
         stream, deadline = child.process.stdout, time.monotonic() + START_S
         assert stream is not None, "a core's output is read"
         while time.monotonic() < deadline:
             ready, _, _ = select.select([stream], [], [], 0.2)
             line = stream.readline().decode() if ready else ""
             if line.startswith(SERVING):
-                return child, line.removeprefix(SERVING).strip()
+                return line.removeprefix(SERVING).strip()
             if child.process.poll() is not None:
                 raise DemoError(f"the core ended with status {child.process.returncode}: {child.tail()}")
         raise DemoError(f"the core did not serve within {START_S:.0f} s: see {child.log}")

@@ -1,0 +1,49 @@
+"""A core that stands by: it waits, warm, and takes a run over from one that dies."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from tests.end_to_end.world import Trainee, core, eventually
+
+STANDING = "standing by"
+
+
+def test_a_standby_takes_over_from_a_core_that_was_killed_and_nothing_is_lost(tmp_path):
+    with core(tmp_path) as running:
+        options = ["--standby", "--fragments", "2", "--inner-steps", "4"]
+        standby = running.group.launch_core("standby", running.directory, running.address, options)
+        eventually(lambda: STANDING in standby.log.read_text())
+        stop: list[bool] = []
+        trainee = Trainee(running.address, "a", lambda _: bool(stop))
+        trainee.start()
+        eventually(lambda: len(trainee.losses) > 20 and trainee.learner.stats().merged > 2)
+        assert standby.process.poll() is None
+        versions = [fragment.version for fragment in running.status().fragments]
+        running.kill()
+        began = time.monotonic()
+        assert running.group.serving(standby) == running.address
+        assert time.monotonic() - began < 3.0
+        merged = trainee.learner.stats().merged
+        eventually(lambda: trainee.learner.stats().merged > merged + 3)
+        stop.append(True)
+        trainee.done()
+        status = running.status()
+        assert (status.epoch, status.learners[0].incarnation) == (2, 1)
+        assert all(fragment.version >= old for fragment, old in zip(status.fragments, versions, strict=True))
+        assert status.contributions.accepted == status.contributions.merged
+
+
+def test_a_standby_that_is_not_needed_ends_when_it_is_told_to(tmp_path):
+    with core(tmp_path) as running:
+        standby = running.group.launch_core("standby", running.directory, running.address, ["--standby"])
+        eventually(lambda: STANDING in standby.log.read_text())
+        standby.process.send_signal(signal.SIGTERM)
+        assert standby.process.wait(10) == 0
+        assert running.status().epoch == 1
+
+
+def test_a_standby_that_nobody_is_before_serves(tmp_path):
+    with core(tmp_path, "--standby") as running:
+        assert running.status().epoch == 1
