@@ -73,7 +73,7 @@ class Fetcher:
     async def _bring(self, line: Line) -> None:
         attempt = 0
         try:
-            while line.behind():
+            while line.behind() and not self._standing.leaving:
                 await self._standing.connected.wait()
                 try:
                     async with self._at_once:
@@ -87,7 +87,7 @@ class Fetcher:
                     await self._failed(line, error, attempt)
                     attempt += 1
                 except asyncio.CancelledError:
-                    if not hung_up():
+                    if self._standing.leaving or not hung_up():
                         raise
                     attempt += 1
         finally:

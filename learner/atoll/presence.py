@@ -93,6 +93,7 @@ class Presence:
                 attempt += 1
                 self.standing.link = self._links[attempt % len(self._links)]
         finally:
+            self.standing.leaving = True
             for link in self._links:
                 await link.close()
             for task in self._retired:

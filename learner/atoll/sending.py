@@ -93,7 +93,7 @@ class Sender:
     async def _offer(self, line: Line, flight: Flight) -> None:
         """Pushes until the core has answered, or the fate came another way."""
         attempt = 0
-        while line.flight is flight:
+        while line.flight is flight and not self._standing.leaving:
             await self._standing.connected.wait()
             try:
                 if await self._push(line, flight):
@@ -102,7 +102,7 @@ class Sender:
             except grpc.aio.AioRpcError as error:
                 await self._failed(line, flight, error, attempt)
             except asyncio.CancelledError:
-                if not hung_up():
+                if self._standing.leaving or not hung_up():
                     raise
             attempt += 1
 

@@ -58,6 +58,7 @@ class Standing:
     sequence: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # some call found the session or the core gone
+    leaving: bool = False  # connections end for good
 
     def line(self, fragment: int) -> Line:
         """What is known of a fragment that the core speaks of. LearnerError when there is none of that number."""

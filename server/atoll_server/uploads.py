@@ -193,9 +193,8 @@ class Uploads:
             self._finishing[upload.key] = task
         # A stream that is cut must not take the others' acknowledgement with it.
         receipt = await asyncio.shield(task)
-        return (
-            self.newest_receipt(receipt.learner, receipt.incarnation, receipt.fragment) or receipt
-        )  # decided already?
+        decided = self.newest_receipt(receipt.learner, receipt.incarnation, receipt.fragment)
+        return decided or receipt
 
     async def _finish(self, upload: Upload) -> pb.Receipt:
         key = upload.key
