@@ -1,20 +1,22 @@
 """A reference learner whose every inner step is timed: python -m benchmarks.island TIMES.npy NAME ADDRESS TOKENS SEED.
 
-Writes float64 (steps, 3): when `Learner.step()` was entered and left, in monotonic seconds, and the processor time
-that it took: what is missing to the wall's is waiting for a processor.
+Writes float64 (steps, 4): when `Learner.step()` was entered and left, in monotonic seconds; the processor time that it
+took; and how long its thread was ready meanwhile and had to wait for a processor (Linux: schedstat).
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from atoll import learner
 from atoll.reference import train
 from atoll_wire.logs import configure
 
-times: list[tuple[float, float, float]] = []
+SCHEDULE = Path("/proc/thread-self/schedstat")
+times: list[tuple[float, float, float, float]] = []
 
 
 class Timed(learner.Learner):
@@ -22,9 +24,15 @@ class Timed(learner.Learner):
 
     def step(self, tokens: int, loss: float | None = None) -> None:
         """As `Learner.step`."""
-        began, worked = time.monotonic(), time.thread_time()
+        began, worked, waited = time.monotonic(), time.thread_time(), waited_s()
         super().step(tokens, loss)
-        times.append((began, time.monotonic(), time.thread_time() - worked))
+        waited = waited_s() - waited
+        times.append((began, time.monotonic(), time.thread_time() - worked, waited))
+
+
+def waited_s() -> float:
+    """Seconds that this thread was ready to run and did not."""
+    return int(SCHEDULE.read_text().split()[1]) / 1e9
 
 
 def main() -> None:

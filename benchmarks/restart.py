@@ -1,12 +1,13 @@
 """A core of a 25M-parameter model is killed again and again under synthetic learners: how soon does it serve again?
 
 Synthetic learners speak the protocol and train nothing: contributions of random values, sent for every round as it
-opens. python -m benchmarks.restart --kills 20 --json PATH
+opens. python -m benchmarks.restart --kills 20 --history 100000 --json PATH
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import queue
 import random
@@ -25,6 +26,9 @@ import numpy as np
 import safetensors.numpy
 from atoll.demo.processes import children
 from atoll.joining import PROTOCOL, tensor_message
+from atoll_server import database, ledger, tallies
+from atoll_server.events import Key
+from atoll_server.rows import ContributionRow, FateRow
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
@@ -150,6 +154,7 @@ def main() -> int:
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--between", type=float, default=8.0, help="mean seconds between a start and the next kill")
+    parser.add_argument("--history", type=int, default=0, help="contributions that the ledger holds from before")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
@@ -183,6 +188,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 time.sleep(min(4 * arguments.between, rng.expovariate(1 / arguments.between)))
                 status = stub.Status(pb.StatusRequest(), wait_for_ready=True, timeout=30)
                 core.kill()
+                if number == 0:
+                    grow(directory / "run" / "ledger.sqlite", arguments.history)
                 began = time.monotonic()
                 core, _ = group.start_core(directory / "run", address, options)
                 serving_s = time.monotonic() - began
@@ -199,6 +206,19 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for learner in learners:
             learner.join(10)
     return found
+
+
+def grow(path: Path, count: int) -> None:
+    """Gives the ledger of a run that does not go on right now a long past, as the keeper would have left it."""
+    with contextlib.closing(database.open_ledger(path)) as db:
+        db.execute("BEGIN")
+        for number in range(1, count + 1):
+            key = Key("synthetic-0", 0, number % 8, number)
+            row = ContributionRow(key, 1, 0, TOKENS, 24, 3, 4, 1_500_000, bytes(32), (1.0,) * 12, 1.0, time.time())
+            ledger.add_contribution(db, 1, row, FateRow(key, "merged", 0, 0.25))
+        while tallies.add_up(db, 1):
+            pass
+        db.execute("COMMIT")
 
 
 if __name__ == "__main__":

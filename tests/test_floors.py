@@ -20,14 +20,14 @@ FLOORS = {
     ],
     "atoll_server": [
         ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock"],
-        ["settings", "tensorfile", "rows", "guard"],
+        ["settings", "tensorfile", "rows", "guard", "database"],
         ["members", "merge", "roster", "rounds"],  # pure, with the syncer
         ["syncer"],
         ["ledger", "writer", "metrics", "admission"],
-        ["spool"],
+        ["spool", "tallies"],
         ["snapshot", "publications", "uploads", "contributions"],
         ["restore", "checkpoint"],
-        ["engine", "initial"],
+        ["engine", "initial", "audit"],
         ["keeper"],
         ["resumption"],
         ["core"],

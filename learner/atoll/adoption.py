@@ -116,6 +116,7 @@ class Track:
                 work -= fate.q
         if fate.q is not None or self.steps_from == steps:
             self.base_version = version
+        self.base_version = min(self.base_version, version)  # the core may have come back from a backup
         self.version, self.anchor = version, anchor
         return Adopted(anchor - work, work, abandoned)
 

@@ -76,7 +76,8 @@ class Agent:
         try:
             asyncio.run(self._live())
         except asyncio.CancelledError:
-            log.debug("left", learner=self._identity.name)
+            if not self._leaving and self.failure is None:  # some call was cancelled with its connection, unforeseen
+                self._fail(RuntimeError("it was cancelled"))
         except Exception as error:
             self._fail(error)
 
@@ -102,15 +103,17 @@ class Agent:
         self.failure = LearnerError(text)
         self._handover.end()
         self._counters.last_error = text
-        log.error("learner stopped", learner=self._identity.name, error=text, exc_info=None if known else error)
         if not self.ready.done():
             self.ready.set_exception(self.failure)
+        log.error("learner stopped", learner=self._identity.name, error=text, exc_info=None if known else error)
 
     def _say_goodbye(self) -> None:
         async def leave_and_end() -> None:
-            if self._presence is not None:
-                await self._presence.say_goodbye()
-            if self._main is not None:
-                self._main.cancel()
+            try:
+                if self._presence is not None:
+                    await self._presence.say_goodbye()
+            finally:
+                if self._main is not None:
+                    self._main.cancel()
 
         self._goodbye = asyncio.get_running_loop().create_task(leave_and_end())

@@ -115,9 +115,10 @@ class Fetcher:
             session=self._standing.session, fragment=line.fragment, version=line.version + 1, whole=whole
         )
         expected = pb.CODEC_FLOAT32 if whole else self._standing.settings.codec
-        call = self._standing.link.data.Fetch(request)
+        link = self._standing.link
+        call = link.data.Fetch(request)
         try:
-            header, payloads = await _received(call, len(fragment.frames))
+            header, payloads = await _received(call, len(fragment.frames), link.moved)
         finally:
             call.cancel()  # what goes on after it was whole, or after it was unsound, is not listened to
         if header is None or header.codec != expected or (header.version != request.version and not whole):
@@ -163,10 +164,13 @@ class Fetcher:
         return Fate(drop=whole and line.drop)
 
 
-async def _received(call: AsyncIterable[pb.FetchReply], frames: int) -> tuple[pb.FetchHeader | None, list[bytes]]:
+async def _received(
+    call: AsyncIterable[pb.FetchReply], frames: int, moved: Callable[[], None]
+) -> tuple[pb.FetchHeader | None, list[bytes]]:
     """A header and all its frames; no header as soon as something is missing, too much, or changed on its way."""
     header, payloads = None, list[bytes]()
     async for reply in call:
+        moved()
         if reply.WhichOneof("what") == "header" and header is None:
             header = reply.header
             continue

@@ -27,7 +27,18 @@ from atoll.joining import FirstModel, Identity, Joiner
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
-from atoll.transport import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, Link, backoff_s, cure, detail, one_line
+from atoll.transport import (
+    FIRST_BACKOFF_S,
+    GOODBYE_S,
+    LONGEST_BACKOFF_S,
+    Cure,
+    Link,
+    backoff_s,
+    cure,
+    detail,
+    hung_up,
+    one_line,
+)
 
 log = structlog.get_logger()
 
@@ -36,7 +47,6 @@ PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is
 MOST_TOLD = 128  # rounds declined, or adoptions, in one report
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a core that is silent; between them, by what was usual
 WATCH_S = 0.5
-RETIRED_S = 60.0  # calls of a connection that was given up have found out by then
 HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
 CODECS = frozenset(int(kind) for kind in Codec)
 DUPLICATE_S = 12.0  # a core may not know yet that this name's last process is dead
@@ -136,12 +146,15 @@ class Presence:
         standing.lost.clear()
         standing.connected.set()
         self._counters.connected = True
-        self._tokens(reply.run_tokens)
+        self._counters.told(reply.run_tokens)
         if self._said_away:
             log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
             self._said_away = False
         for line, version in standing.newest(reply.versions):
-            self._fetcher.heard_of(line, version)
+            if version < line.version:
+                line.whole = True  # the core came back from a backup
+            line.target = version  # whatever was heard of before: it may be gone with the core that told it
+            self._fetcher.begin(line)
 
     def _planned(self, reply: pb.JoinReply) -> Layout:
         if reply.settings.codec not in CODECS:
@@ -193,7 +206,7 @@ class Presence:
         old, patience_s = self.standing.link, round(self._arrivals.patience_s(), 1)
         log.warning("the core is silent: dialling again", learner=self._identity.name, patience_s=patience_s)
         self._links[self._links.index(old)] = self._dial(old.address)
-        retired = asyncio.create_task(_retire(old))
+        retired = asyncio.create_task(old.retire())
         self._retired.add(retired)
         retired.add_done_callback(self._retired.discard)
 
@@ -201,14 +214,14 @@ class Presence:
 
     async def _follow(self) -> None:
         standing = self.standing
-        request = pb.FollowRequest(session=standing.session, epoch=standing.epoch, sequence=standing.sequence)
+        request = pb.FollowRequest(session=standing.session, log=standing.log, sequence=standing.sequence)
         async for happening in standing.link.control.Follow(request):
-            standing.epoch, standing.sequence = happening.epoch, happening.sequence
+            standing.log, standing.sequence = happening.log, happening.sequence
             self._arrivals.saw(time.monotonic())
             match happening.WhichOneof("what"):
                 case "current":
                     self._sender.ask_again()  # the state tells versions, but not the fates since our last position
-                    self._tokens(happening.current.run_tokens)
+                    self._counters.told(happening.current.run_tokens)
                     for line, version in standing.newest(happening.current.versions):
                         self._fetcher.heard_of(line, version)
                     for opened in happening.current.open:
@@ -216,7 +229,7 @@ class Presence:
                 case "opened":
                     self._opened(happening.opened)
                 case "published":
-                    self._tokens(happening.published.run_tokens)
+                    self._counters.told(happening.published.run_tokens)
                     line = standing.line(happening.published.fragment)
                     self._fetcher.heard_of(line, happening.published.version)
                 case "receipt":
@@ -232,12 +245,6 @@ class Presence:
 
     def _decline(self, fragment: int, cycle: int, reason: str) -> None:
         self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
-
-    def _tokens(self, run_tokens: int) -> None:
-        if run_tokens > self._counters.run_tokens:
-            # In this order: training may read in between, and must rather see too few tokens than too many.
-            self._counters.run_tokens_at = self._counters.tokens
-            self._counters.run_tokens = run_tokens
 
     # ------------------------------------------------------------------------------ reporting
 
@@ -283,10 +290,7 @@ class Presence:
                 await self.standing.link.control.Leave(request, timeout=GOODBYE_S)
             except grpc.aio.AioRpcError as error:
                 log.warning("good-bye was not heard", learner=self._identity.name, error=one_line(error))
-
-
-async def _retire(link: Link) -> None:
-    try:
-        await asyncio.sleep(RETIRED_S)
-    finally:
-        await link.close()
+            except asyncio.CancelledError:
+                if not hung_up():
+                    raise
+                log.warning("good-bye was not heard", learner=self._identity.name, error="the connection was given up")

@@ -110,7 +110,8 @@ class Sender:
         """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
         table = [(len(frame), codec.crc32c(frame)) for frame in flight.frames]
         outstanding = flight.taken.outstanding
-        call = self._standing.link.data.Push()
+        link = self._standing.link
+        call = link.data.Push()
         try:
             header = pb.PushHeader(
                 session=self._standing.session, fragment=line.fragment, seq=flight.seq, cycle=flight.taken.cycle,
@@ -127,6 +128,7 @@ class Sender:
                         frame = pb.Frame(index=index, crc32c=table[index][1], payload=payload)
                         await call.write(pb.PushRequest(frame=frame))
                         self._counters.bytes_up += len(payload)
+                        link.moved()
                 reply = await call.read()
             if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "receipt":
                 self._acknowledged(flight)

@@ -54,7 +54,7 @@ class Standing:
     settings: pb.RunSettings = field(default_factory=pb.RunSettings)
     layout: Layout | None = None
     lines: list[Line] = field(default_factory=list)
-    epoch: int = 0  # position of the last happening
+    log: int = 0  # position of the last happening
     sequence: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # some call found the session or the core gone

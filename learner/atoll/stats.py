@@ -40,6 +40,13 @@ class Counters:
     run_tokens: int = 0
     run_tokens_at: int = 0  # own tokens that are in run_tokens
 
+    def told(self, run_tokens: int) -> None:
+        """The core says how many tokens everybody has trained so far."""
+        if run_tokens > self.run_tokens:
+            # In this order: training may read in between, and must rather see too few tokens than too many.
+            self.run_tokens_at = self.tokens
+            self.run_tokens = run_tokens
+
     def progress(self) -> pb.Progress:
         """As the core is told."""
         return pb.Progress(

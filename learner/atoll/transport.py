@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from enum import Enum
 
 import grpc
@@ -12,6 +13,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 MESSAGE_BYTES = 16 << 20
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
+RETIRED_S = 5.0  # without a frame on a connection that was given up, its calls are given up too
 GOODBYE_S = 5.0  # a core that hangs is not waited for longer
 
 OPTIONS = [
@@ -84,6 +86,19 @@ class Link:
         self._channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(2)]
         self.control = rpc.OuterStub(self._channels[0])
         self.data = rpc.OuterStub(self._channels[1])
+        self.moved_at = time.monotonic()  # a frame went or came
+
+    def moved(self) -> None:
+        """Called for each frame."""
+        self.moved_at = time.monotonic()
+
+    async def retire(self) -> None:
+        """Lets calls end whose frames still come, and hangs up on the others."""
+        try:
+            while time.monotonic() - self.moved_at < RETIRED_S:  # noqa: ASYNC110 - time alone makes it so
+                await asyncio.sleep(RETIRED_S / 10)
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """Hangs up."""

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
 from atoll_wire.errors import UserError
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _Lossy(io.TextIOBase):
+    """Where lines go. One that cannot be written (a full disk, a reader that is gone) is lost, and the work goes on."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._lost = file, 0
+
+    def write(self, text: str) -> int:
+        try:
+            if self._lost:
+                self._file.write(f"{self._lost} lines of this log were lost: they could not be written\n")
+            self._file.write(text)
+            self._file.flush()
+            self._lost = 0
+        except (OSError, ValueError):  # ValueError: it was closed
+            self._lost += 1
+        return len(text)
 
 
 def configure(level: str, *, json: bool) -> None:
@@ -27,5 +47,5 @@ def configure(level: str, *, json: bool) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Lossy(sys.stderr))),
     )

@@ -165,32 +165,32 @@ class InitialiseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("session", "epoch", "sequence")
+    __slots__ = ("session", "log", "sequence")
     SESSION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     session: Session
-    epoch: int
+    log: int
     sequence: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., log: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Happening(_message.Message):
-    __slots__ = ("epoch", "sequence", "current", "opened", "published", "shutting_down", "receipt")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("log", "sequence", "current", "opened", "published", "shutting_down", "receipt")
+    LOG_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CURRENT_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     SHUTTING_DOWN_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
+    log: int
     sequence: int
     current: Current
     opened: RoundOpened
     published: UpdatePublished
     shutting_down: ShuttingDown
     receipt: Receipt
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., current: _Optional[_Union[Current, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., published: _Optional[_Union[UpdatePublished, _Mapping]] = ..., shutting_down: _Optional[_Union[ShuttingDown, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    def __init__(self, log: _Optional[int] = ..., sequence: _Optional[int] = ..., current: _Optional[_Union[Current, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., published: _Optional[_Union[UpdatePublished, _Mapping]] = ..., shutting_down: _Optional[_Union[ShuttingDown, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Current(_message.Message):
     __slots__ = ("versions", "open", "run_tokens")

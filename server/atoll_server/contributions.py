@@ -1,7 +1,7 @@
 """Acknowledged contributions: those that wait for their merge, the fates of the others, and the sums over all.
 
 Memory follows the ledger: each method is called when what it notes is durable already. At a start the same methods
-run over the ledger, so that the sums are exact whenever the process died.
+run over the ledger's tallies and what came after them, so that the sums are exact whenever the process died.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll_server import events as ev
 from atoll_server.events import Key
 from atoll_server.metrics import Metrics
 from atoll_server.roster import Roster
-from atoll_server.rows import ContributionRow, FateRow
+from atoll_server.rows import ContributionRow, FateRow, TallyRow
 from atoll_server.spool import Stored
 
 FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
@@ -38,6 +38,20 @@ class Contributions:
         self.pending: dict[Key, Held] = {}
         self.pending_bytes: Counter[str] = Counter()  # of each learner
         self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
+
+    def add(self, tally: TallyRow) -> None:
+        """Those that a tally stands for."""
+        account = self._roster.entries[tally.learner].account
+        length = self._layout.fragments[tally.fragment].length
+        account.bytes_up += tally.size_bytes
+        account.parameters_up += (tally.merged + tally.refused) * length
+        account.merged_token_parameters += tally.tokens * length
+        current = tally.incarnation == self._roster.entries[tally.learner].incarnation
+        account.accepted(tally.tokens * length / self._layout.parameters, current=current)
+        sums = {"accepted": tally.merged + tally.refused, "merged": tally.merged, "refused": tally.refused}
+        for fate, count in sums.items():
+            self.counts[fate] += count
+            self._metrics.contributions.labels(fate).inc(count)
 
     def accept(self, row: ContributionRow) -> None:
         """One more was acknowledged."""

@@ -7,18 +7,19 @@ import contextlib
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
-from atoll_server import crash, ledger, merge
+from atoll_server import crash, database, ledger, merge
 from atoll_server import events as ev
+from atoll_server.audit import Audit
 from atoll_server.clock import RunClock
 from atoll_server.disk import DISK, Disk
 from atoll_server.engine import Engine
@@ -33,9 +34,11 @@ from atoll_server.roster import Entry, Roster
 from atoll_server.rows import LearnerRow, SnapshotRow
 from atoll_server.settings import CoreSettings, RunSettings, SettingsError
 from atoll_server.snapshot import snapshot_path
-from atoll_server.writer import LedgerWriter
+from atoll_server.writer import LedgerWriter, with_room
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 PROTOCOL = 1
 HOUSEKEEPING_S = 1.0
@@ -57,10 +60,12 @@ class Core:
         self.happenings: HappeningLog
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at, self.clock = time.monotonic(), RunClock()
-        self.frozen_digest = ""
+        self.frozen_digest, self.initial_sha256 = "", ""
         self.writer: LedgerWriter
         self._unlock: Callable[[], None] | None = None
         self._housekeeping: asyncio.Task[None] | None = None
+        self._underway: set[asyncio.Task[Any]] = set()
+        self.audit = Audit(settings.directory / LEDGER, disk)
 
     # ------------------------------------------------------------------------------ start and stop
 
@@ -70,24 +75,24 @@ class Core:
         await asyncio.to_thread(merge.warm_up)
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
-        self.started_at = time.monotonic()
+        self.started_at, self.clock = time.monotonic(), RunClock()  # a standby may have waited for weeks
 
     async def start(self) -> None:
         """Takes the directory if that is still to be done, brings the state back, and begins to keep house."""
         directory = self.settings.directory
         if self._unlock is None:
             await self.take_directory()
-        db = await asyncio.to_thread(ledger.open_ledger, directory / LEDGER, self.disk)
-        meta = await asyncio.to_thread(self._take_meta, db)
+        db = await with_room(database.open_ledger, directory / LEDGER, self.disk)
+        meta = await with_room(self._take_meta, db)
         for row in ledger.learners(db):
             self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
             self.clock.begin_after(row.account["heard_at"])
-        self.happenings = HappeningLog(self.epoch, self.settings.limits.happenings, self._current)
+        self.happenings = HappeningLog(self.settings.limits.happenings, self._current)
         self.writer = LedgerWriter(db, self.fail)
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, directory, self.disk)
-            self.frozen_digest = meta["frozen_digest"]
-            damaged = await asyncio.to_thread(self._drop_snapshots, db, restored.snapshots)
+            self.frozen_digest, self.initial_sha256 = meta["frozen_digest"], meta["initial_sha256"]
+            damaged = await with_room(self._drop_snapshots, db, restored.snapshots)
             self.begin(restored, db, damaged=damaged)
         crash.point("start.state restored")
         if self.engine is not None:
@@ -95,6 +100,7 @@ class Core:
                 if entry.evicted:  # the process before may have died in the middle of it
                     self.engine.dispatch(ev.Gone(entry.name, unwanted(entry.evicted)))
             self.engine.start()
+            self.audit.begin(self.writer, self.engine.initial, self.initial_sha256, pages=database.large(db))
         self._housekeeping = asyncio.create_task(self._keep_house())
         self._housekeeping.add_done_callback(self.watched)
         self.metrics.restore_seconds.set(time.monotonic() - self.started_at)
@@ -141,10 +147,9 @@ class Core:
         self.generation = meta.setdefault("generation", 1)
         self.epoch = meta["epoch"] = meta.get("epoch", 0) + 1
         meta["settings"] = self.run.model_dump(mode="json")
-        db.execute("BEGIN IMMEDIATE")
-        for key, value in meta.items():
-            ledger.put_meta(db, key, value)
-        db.execute("COMMIT")
+        with database.transaction(db):
+            for key, value in meta.items():
+                ledger.put_meta(db, key, value)
         crash.point("start.epoch raised")
         return meta
 
@@ -187,16 +192,28 @@ class Core:
     async def _close(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        await self.audit.end()
         if self.writer.full:
             log.warning("the disk is full: a clean end waits for room; a SIGKILL would lose nothing either")
         if self.engine is not None and self.keeper is not None:
             await self.engine.stop()
+            await self.keeper.settled()
             if self.keeper.stale():
                 await self._snapshot()
+        if self._underway:
+            await asyncio.wait(self._underway)
         await self._write_accounts()
         await self.writer.stop()
+        self.metrics.close()
         assert self._unlock is not None, "it was started"
         self._unlock()
+
+    def underway(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begins work on the directory that goes on when its caller goes away; `stop` waits for it."""
+        task = asyncio.create_task(work)
+        self._underway.add(task)
+        task.add_done_callback(self._underway.discard)
+        return task
 
     def fail(self, error: BaseException) -> None:
         """Acknowledged work cannot be carried through: whoever runs the process ends it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +30,12 @@ class Lease:
     until: float
 
 
-_numbers = itertools.count(1)
-
-
 class Staging:
     """A file as it arrives, apart from any other that still does; methods run in a worker thread."""
 
     def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
-        self._disk, self._part = disk, directory / STAGING / f"{next(_numbers)}.part"
-        self._size_bytes, self._expected = size_bytes, sha256
+        self._disk, self._part = disk, directory / STAGING / f"{secrets.token_hex(8)}.part"
+        self._size_bytes, self.sha256 = size_bytes, sha256
         self._digest = hashlib.sha256()
         self._received = 0
         self._file = disk.create(self._part)
@@ -59,7 +56,7 @@ class Staging:
         self._file.sync()
         crash.point("initial.synced")
         self._file.close()
-        if self._received != self._size_bytes or self._digest.digest() != self._expected:
+        if self._received != self._size_bytes or self._digest.digest() != self.sha256:
             raise Refused(
                 Status.DATA_LOSS,
                 f"the first parameters came as {self._received} of {self._size_bytes} bytes, or changed: send again",

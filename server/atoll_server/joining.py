@@ -143,7 +143,7 @@ class Joining:
     async def _load(self, path: Path) -> None:
         """Once, however often learners ask meanwhile, and however soon they hang up: a large file takes its time."""
         if self._loading is None:
-            self._loading = asyncio.create_task(self._from_file(path))
+            self._loading = self._core.underway(self._from_file(path))
         try:
             await asyncio.shield(self._loading)
         finally:
@@ -179,10 +179,12 @@ class Joining:
         meta = {
             "tensors": initial.tensors_as_data(layout.tensors), "fragments": len(layout.fragments),
             "fingerprint": layout.fingerprint.hex(), "frozen_digest": self._core.frozen_digest,
+            "initial_sha256": staging.sha256.hex(),
             "settings": self._core.run.changed(fragments=len(layout.fragments)).model_dump(mode="json"),
         }  # fmt: skip
         await self._core.writer.commit(partial(_put_meta, meta=meta))
         crash.point("initial.committed")
+        self._core.initial_sha256 = staging.sha256.hex()
         self._core.run = self._core.run.changed(fragments=len(layout.fragments))
         file = open_tensors(directory / INITIAL, self._core.disk)
         self._core.begin(Restored(layout, file, states, {}, []), None)

@@ -9,7 +9,7 @@ from functools import partial
 
 import structlog
 
-from atoll_server import crash, ledger
+from atoll_server import crash, ledger, tallies
 from atoll_server.engine import Engine
 from atoll_server.events import Key
 from atoll_server.rows import SnapshotRow
@@ -54,6 +54,11 @@ class Keeper:
         task.add_done_callback(self._taken)
         return await asyncio.shield(task)
 
+    async def settled(self) -> None:
+        """Waits for snapshots that somebody asked for who may be gone."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
     def _taken(self, task: asyncio.Task[SnapshotRow]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
@@ -83,6 +88,8 @@ class Keeper:
             engine.metrics.snapshot_at.set(row.taken_at)
             log.info("snapshot taken", id=row.id, outer_steps=sum(row.versions), size_bytes=row.size_bytes)
             await self._drop_old()
+            while await engine.writer.commit(partial(tallies.add_up, generation=engine.generation)):
+                pass
         return row
 
     async def _write(self, writer: SnapshotWriter) -> None:
@@ -102,20 +109,18 @@ class Keeper:
             crash.point("snapshot.old forgotten")
             await asyncio.to_thread(engine.disk.remove, snapshot_path(engine.settings.directory, old.id))
             crash.point("snapshot.old removed")
-        if len(self.rows) >= 2:
-            covered: list[tuple[Key, int]] = []
-            await engine.writer.commit(partial(self._covered, found=covered))
-            await asyncio.to_thread(self._let_go, covered)
+        older, self._let_go_to = self._let_go_to, covered(self.rows, len(self._let_go_to))
+        bounds = list(zip(older, self._let_go_to, strict=True))
+        await asyncio.to_thread(self._let_go, await engine.writer.commit(partial(self._covered, bounds=bounds)))
 
-    def _covered(self, db: sqlite3.Connection, found: list[tuple[Key, int]]) -> None:
-        """Payloads that two snapshots cover now, and did not before; runs in the ledger's thread."""
-        engine, older = self._engine, self._let_go_to
-        self._let_go_to = covered(self.rows, len(older))
-        for fragment, version in enumerate(self._let_go_to):
-            condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
-            values = (fragment, older[fragment], version)
-            rows = ledger.contributions(db, engine.generation, condition, values)
-            found += [(row.key, row.size_bytes) for row, _ in rows]
+    def _covered(self, db: sqlite3.Connection, bounds: list[tuple[int, int]]) -> list[tuple[Key, int]]:
+        """Payloads that two snapshots cover now, and did not before. bounds: versions of each fragment, from and to."""
+        condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
+        return [
+            (row.key, row.size_bytes)
+            for fragment, (after, to) in enumerate(bounds)
+            for row, _ in ledger.contributions(db, self._engine.generation, condition, (fragment, after, to))
+        ]
 
     def _let_go(self, covered: list[tuple[Key, int]]) -> None:
         """What is recorded stays, but takes no room from what is to come."""

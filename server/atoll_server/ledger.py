@@ -1,7 +1,7 @@
-"""SQLite, the source of truth: learners, contributions and their fates, merges, snapshots.
+"""The rows of the ledger, the source of truth: learners, contributions and their fates, merges, snapshots.
 
-WAL with synchronous=FULL: a commit is on the disk when it returns. Functions here read or write rows within whatever
-transaction their caller holds (see writer.py). Rows carry checksums, verified when they are read back.
+Functions here read or write rows within whatever transaction their caller holds (see writer.py). Rows carry
+checksums, verified when they are read back.
 """
 
 from __future__ import annotations
@@ -11,74 +11,19 @@ import math
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from atoll_wire.errors import UserError
-
-from atoll_server.disk import DISK, Disk
+from atoll_server.database import LedgerError
 from atoll_server.events import Key
-from atoll_server.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow
-
-SCHEMA_VERSION = 1
-
-SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE learners (
-    name TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation INTEGER NOT NULL, nonces TEXT NOT NULL,
-    account TEXT NOT NULL, evicted TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
-CREATE TABLE contributions (
-    generation INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL, fragment INTEGER NOT NULL,
-    seq INTEGER NOT NULL, cycle INTEGER NOT NULL, base_version INTEGER NOT NULL, tokens INTEGER NOT NULL,
-    steps INTEGER NOT NULL, codec INTEGER NOT NULL, frames INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
-    digest TEXT NOT NULL, norms_sq TEXT NOT NULL, scale REAL NOT NULL, accepted_at REAL NOT NULL,
-    checksum INTEGER NOT NULL, fate TEXT NOT NULL, version INTEGER NOT NULL, weight REAL NOT NULL,
-    staleness INTEGER NOT NULL, reason TEXT NOT NULL, dropped INTEGER NOT NULL, fate_checksum INTEGER NOT NULL,
-    PRIMARY KEY (generation, learner, incarnation, fragment, seq)) STRICT;
-CREATE INDEX contributions_by_version ON contributions (generation, fragment, version);
-CREATE INDEX contributions_by_learner ON contributions (learner);
-CREATE TABLE merges (
-    generation INTEGER NOT NULL, fragment INTEGER NOT NULL, version INTEGER NOT NULL, cycle INTEGER NOT NULL,
-    shares TEXT NOT NULL, rule TEXT NOT NULL, theta INTEGER NOT NULL, theta_pub INTEGER NOT NULL,
-    momentum INTEGER NOT NULL, update_bytes INTEGER NOT NULL, merged_at REAL NOT NULL, checksum INTEGER NOT NULL,
-    PRIMARY KEY (generation, fragment, version)) STRICT;
-CREATE TABLE snapshots (
-    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, versions TEXT NOT NULL, checksums TEXT NOT NULL,
-    taken_at REAL NOT NULL, size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL) STRICT;
-"""
-
-
-class LedgerError(UserError):
-    """The ledger is damaged, locked, or of another version; one line with the remedy."""
-
-
-def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
-    """Opens or creates the database; LedgerError when it is damaged or of another schema."""
-    try:
-        db = disk.connect(path)
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=FULL")
-        found = db.execute("PRAGMA user_version").fetchone()[0]
-        if found == 0:
-            db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        elif found != SCHEMA_VERSION:
-            raise LedgerError(
-                f"{path} has schema {found}, this atoll reads {SCHEMA_VERSION}: use the version that made it"
-            )
-        broken = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if broken != "ok":
-            raise LedgerError(f"{path} is damaged ({' '.join(broken.split())}): restore the directory from a backup")
-    except sqlite3.DatabaseError as error:
-        raise LedgerError(f"{path} cannot be used as a ledger ({error}): restore it from a backup") from error
-    return db
-
+from atoll_server.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow, TallyRow
 
 # ------------------------------------------------------------------------------------------------- writing
 
 
 def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN401
     """Sets a value of the run."""
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+    values = (key, json.dumps(value))
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?,?,?)", (*values, _checksum(values)))
 
 
 def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
@@ -121,6 +66,13 @@ def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
     assert done.rowcount == 1, f"contribution {key} was not pending"
 
 
+def put_tally(db: sqlite3.Connection, generation: int, row: TallyRow) -> None:
+    """Adds a line's sums or brings them up to date."""
+    values = (generation, row.learner, row.incarnation, row.fragment, row.through, row.merged, row.refused,
+              str(row.tokens), row.size_bytes, row.seq, row.cycle)  # fmt: skip
+    db.execute("INSERT OR REPLACE INTO tallies VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
+
+
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
     """Logs an outer step with the fates that it decided."""
     values = (generation, row.fragment, row.version, row.cycle, json.dumps(row.shares), json.dumps(row.rule),
@@ -145,7 +97,7 @@ def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
 
 def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
     """All values of the run."""
-    return {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM meta")}
+    return {r[0]: json.loads(r[1]) for r in _verified(db.execute("SELECT * FROM meta"), "meta", 2)}
 
 
 def learners(db: sqlite3.Connection) -> list[LearnerRow]:
@@ -159,9 +111,51 @@ def learners(db: sqlite3.Connection) -> list[LearnerRow]:
 def contributions(
     db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
 ) -> Iterator[tuple[ContributionRow, FateRow]]:
-    """Contributions of a generation in key order, with their fates. condition: constant SQL, such as "AND fate=?"."""
-    query = f"SELECT * FROM contributions WHERE generation=? {condition} ORDER BY learner, incarnation, fragment, seq"  # noqa: S608
-    return _contributions(db.execute(query, (generation, *values)))
+    """Contributions of a generation with their fates. condition: constant SQL, such as "AND fate=?"."""
+    query = f"SELECT * FROM contributions WHERE generation=? {condition}"  # noqa: S608 - constants
+    return map(_contribution, _verified(db.execute(query, (generation, *values)), "contributions", 16))
+
+
+def contribution(db: sqlite3.Connection, generation: int, key: Key) -> tuple[ContributionRow, FateRow] | None:
+    """One of them; None when the ledger does not have it."""
+    condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
+    return next(contributions(db, generation, condition, (key.learner, key.incarnation, key.fragment, key.seq)), None)
+
+
+def came_after(
+    db: sqlite3.Connection, generation: int, number: int, limit: int = -1
+) -> Iterator[tuple[int, ContributionRow, FateRow]]:
+    """Contributions with a higher number than this, in the order in which they came, each with its number."""
+    query = "SELECT *, rowid FROM contributions NOT INDEXED WHERE generation=? AND rowid>? ORDER BY rowid LIMIT ?"
+    for r in _verified(db.execute(query, (generation, number, limit)), "contributions", 16):
+        yield (r[-1], *_contribution(r))
+
+
+def tallies(
+    db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
+) -> Iterator[TallyRow]:
+    """Sums of a generation's lines. condition: constant SQL."""
+    query = f"SELECT * FROM tallies WHERE generation=? {condition}"  # noqa: S608 - constants
+    for r in _verified(db.execute(query, (generation, *values)), "tallies", 11):
+        learner, incarnation, fragment, through, merged, refused, tokens, size_bytes, seq, cycle = r[1:11]
+        sums = (through, merged, refused, int(tokens), size_bytes, seq, cycle)
+        yield TallyRow(learner, incarnation, fragment, *sums)
+
+
+def read_again(db: sqlite3.Connection, number: int, limit: int) -> tuple[int, str]:
+    """Reads contributions of all generations with a higher number than this: the last one's number, and what is wrong.
+
+    0 when there were no more.
+    """
+    rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
+    number = 0
+    try:
+        for r in _verified(rows, "contributions", 16):
+            _contribution(r)
+            number = r[-1]
+    except LedgerError as error:
+        return 0, str(error)
+    return number, ""
 
 
 def receipts(
@@ -176,33 +170,32 @@ def receipts(
     query = f"SELECT rowid FROM contributions WHERE {conditions} ORDER BY rowid DESC LIMIT ?"  # noqa: S608 - constants
     found = []
     for (number,) in db.execute(query, (*(value for _, value in given), limit)).fetchall():
-        rows = _contributions(db.execute("SELECT * FROM contributions WHERE rowid=?", (number,)))
-        found += [(number, row, end) for row, end in rows]
+        rows = db.execute("SELECT * FROM contributions WHERE rowid=?", (number,))
+        found += [(number, *_contribution(r)) for r in _verified(rows, "contributions", 16)]
     return found
 
 
 def latest_norms(db: sqlite3.Connection, generation: int, fragment: int, limit: int) -> list[tuple[float, int]]:
     """Norm and steps of the last contributions to a fragment that had finite values, oldest first."""
     query = (
-        "SELECT norms_sq, steps FROM contributions WHERE generation=? AND fragment=? AND norms_sq<>'[]' "
-        "ORDER BY rowid DESC LIMIT ?"
+        "SELECT norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "
+        "AND norms_sq<>'[]' ORDER BY rowid DESC LIMIT ?"
     )
     rows = db.execute(query, (generation, fragment, limit)).fetchall()
     return [(math.sqrt(math.fsum(json.loads(norms_sq))), steps) for norms_sq, steps in reversed(rows)]
 
 
-def _contributions(found: Iterator[Any]) -> Iterator[tuple[ContributionRow, FateRow]]:
-    for r in _verified(found, "contributions", 16):
-        key = Key(r[1], r[2], r[3], r[4])
-        cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq, scale, accepted_at = r[5:16]
-        row = ContributionRow(
-            key, cycle, base_version, tokens, steps, codec, frames, size_bytes,
-            bytes.fromhex(digest), tuple(json.loads(norms_sq)), scale, accepted_at,
-        )  # fmt: skip
-        fate = FateRow(key, r[17], r[18], r[19], r[20], r[21], bool(r[22]))
-        if _fate_values(fate)[-1] != r[23]:
-            raise LedgerError(f"the fate of contribution {key} does not match its checksum: restore a backup")
-        yield row, fate
+def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
+    key = Key(r[1], r[2], r[3], r[4])
+    cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq, scale, accepted_at = r[5:16]
+    row = ContributionRow(
+        key, cycle, base_version, tokens, steps, codec, frames, size_bytes,
+        bytes.fromhex(digest), tuple(json.loads(norms_sq)), scale, accepted_at,
+    )  # fmt: skip
+    fate = FateRow(key, r[17], r[18], r[19], r[20], r[21], bool(r[22]))
+    if _fate_values(fate)[-1] != r[23]:
+        raise LedgerError(f"the fate of contribution {key} does not match its checksum: restore a backup")
+    return row, fate
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -> list[MergeRow]:
@@ -218,21 +211,10 @@ def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -
     return rows
 
 
-def last_merged_at(db: sqlite3.Connection, generation: int, fragments: int) -> list[float | None]:
-    """Wall-clock seconds of each fragment's newest merge; None when it has none."""
-    query = "SELECT merged_at FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT 1"
-    rows = (db.execute(query, (generation, fragment)).fetchone() for fragment in range(fragments))
-    return [row[0] if row is not None else None for row in rows]
-
-
-def last_cycles(db: sqlite3.Connection, generation: int, fragments: int) -> list[int]:
-    """The highest cycle known of each fragment, merged or answered: cycles never repeat."""
-    cycles = [0] * fragments
-    for table in ("merges", "contributions"):
-        query = f"SELECT fragment, max(cycle) FROM {table} WHERE generation=? GROUP BY fragment"  # noqa: S608
-        for fragment, cycle in db.execute(query, (generation,)):
-            cycles[fragment] = max(cycles[fragment], cycle)
-    return cycles
+def last_merges(db: sqlite3.Connection, generation: int, fragments: int) -> list[tuple[int, float | None]]:
+    """Cycle and wall-clock seconds of each fragment's newest merge; 0 and None when it has none."""
+    query = "SELECT cycle, merged_at FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT 1"
+    return [db.execute(query, (generation, fragment)).fetchone() or (0, None) for fragment in range(fragments)]
 
 
 def snapshots(db: sqlite3.Connection, generation: int) -> list[SnapshotRow]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from wsgiref.simple_server import WSGIServer
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 
@@ -10,6 +12,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._server: WSGIServer | None = None
         r = self.registry
         self.goodput = Gauge("atoll_goodput_ratio", "Useful / provisioned learner-seconds of the run", registry=r)
         self.lost = Gauge(
@@ -48,5 +51,11 @@ class Metrics:
     def serve(self, address: str) -> int:
         """Offers the metrics over HTTP from a thread of their own; returns the port."""
         host, _, port = address.rpartition(":")
-        server, _ = start_http_server(int(port), host.strip("[]"), registry=self.registry)
-        return int(server.server_port)
+        self._server, _ = start_http_server(int(port), host.strip("[]"), registry=self.registry)
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        """Gives the port free, for the core that comes after this one."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()

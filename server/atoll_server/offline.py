@@ -8,23 +8,30 @@ from pathlib import Path
 
 from atoll_server import ledger
 from atoll_server.checkpoint import write_checkpoint
-from atoll_server.restore import LEDGER, Restored, initial_states, restore
+from atoll_server.restore import LEDGER, Restored, check_initial, initial_states, restore
 from atoll_server.settings import SettingsError
 
 
-def read_run(directory: Path, *, from_start: bool = False) -> Restored:
-    """The state that a core would come up with; `from_start` replays the whole ledger (needs --record)."""
+def read_run(directory: Path, *, from_start: bool = False, check: bool = False) -> Restored:
+    """The state that a core would come up with; `from_start` replays the whole ledger (needs --record).
+
+    check: reads all of the first parameters, too, for what of them never changes.
+    """
     if not (directory / LEDGER).is_file():
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
     with closing(sqlite3.connect(directory / LEDGER)) as db:
-        if "fingerprint" not in ledger.get_meta(db):
+        meta = ledger.get_meta(db)
+        if "fingerprint" not in meta:
             raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
-        return restore(db, directory, from_start=from_start)
+        run = restore(db, directory, from_start=from_start)
+        if check:
+            check_initial(run.initial, meta["initial_sha256"])
+        return run
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
     """Writes the published model of a run's directory, at its last durable state or as it began."""
-    run = read_run(directory)
+    run = read_run(directory, check=True)
     states = initial_states(run.layout, run.initial) if initial else run.states
     part = out.with_name(out.name + ".part")
     try:

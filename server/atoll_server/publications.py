@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -58,8 +59,8 @@ BEAT_S = 1.0  # without news a follower hears so often that the core is there
 class HappeningLog:
     """One log for all followers, each with a cursor: a slow follower costs nothing, and is sent the state instead."""
 
-    def __init__(self, epoch: int, limit: int, current: Callable[[], pb.Current]) -> None:
-        self._epoch = epoch
+    def __init__(self, limit: int, current: Callable[[], pb.Current]) -> None:
+        self.number = 1 + secrets.randbits(62)  # not counted: after a backup came back, a count would come again
         self._current = current
         self._kept: deque[pb.Happening] = deque(maxlen=limit)
         self._sequence = 0
@@ -69,7 +70,7 @@ class HappeningLog:
     def append(self, happening: pb.Happening) -> None:
         """Adds one happening, gives it its position, and wakes every follower."""
         self._sequence += 1
-        happening.epoch, happening.sequence = self._epoch, self._sequence
+        happening.log, happening.sequence = self.number, self._sequence
         self._kept.append(happening)
         self._wake()
 
@@ -83,18 +84,18 @@ class HappeningLog:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def follow(self, learner: str, epoch: int, sequence: int) -> AsyncIterator[pb.Happening]:
+    async def follow(self, learner: str, log: int, sequence: int) -> AsyncIterator[pb.Happening]:
         """Happenings after a position; the whole current state when the position is unknown or too old.
 
         When nothing happens, an empty one now and then: who follows learns how long silence may be.
         """
-        cursor = sequence if epoch == self._epoch and sequence <= self._sequence else -1
+        cursor = sequence if log == self.number and sequence <= self._sequence else -1
         while True:
             changed = self._changed  # taken first: whatever is appended while a reader is busy wakes it
             oldest = self._sequence - len(self._kept)
             if cursor < oldest:
                 cursor = self._sequence
-                yield pb.Happening(epoch=self._epoch, sequence=cursor, current=self._current())
+                yield pb.Happening(log=self.number, sequence=cursor, current=self._current())
             while oldest <= cursor < self._sequence:
                 happening = self._kept[cursor - self._sequence]
                 cursor += 1
@@ -108,4 +109,4 @@ class HappeningLog:
                     async with asyncio.timeout(BEAT_S):
                         await changed.wait()
                 except TimeoutError:
-                    yield pb.Happening(epoch=self._epoch, sequence=cursor)
+                    yield pb.Happening(log=self.number, sequence=cursor)

@@ -6,7 +6,9 @@ ledger gives its parameters byte for byte (from_start).
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,9 @@ from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
 from numpy.typing import NDArray
 
 from atoll_server import ledger, merge
+from atoll_server.database import LedgerError
 from atoll_server.disk import DISK, Disk
 from atoll_server.events import Key
-from atoll_server.ledger import LedgerError
 from atoll_server.merge import FragmentState, OuterRule, Update
 from atoll_server.rows import MergeRow, SnapshotRow
 from atoll_server.snapshot import SnapshotError, load_snapshot, snapshot_path
@@ -30,6 +32,7 @@ from atoll_server.tensorfile import TensorFile, TensorFileError, open_tensors
 
 INITIAL = "initial.safetensors"
 LEDGER = "ledger.sqlite"
+READ_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,17 @@ def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
     return states
 
 
+def check_initial(initial: TensorFile, sha256: str, ending: threading.Event | None = None) -> None:
+    """Reads the first parameters once more. Raises TensorFileError when they changed. ending: set: there is no time."""
+    digest = hashlib.sha256()
+    for start in range(0, initial.data.nbytes, READ_BYTES):
+        if start and ending is not None and ending.is_set():
+            return
+        digest.update(initial.data[start : start + READ_BYTES].data)
+    if digest.hexdigest() != sha256:
+        raise TensorFileError(f"{initial.path} does not match its checksum: restore it from a backup")
+
+
 def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_start: bool = False) -> Restored:
     """Rebuilds the state of the current generation; every merge's checksums are compared with the ledger's.
 
@@ -87,6 +101,7 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
     snapshots = ledger.snapshots(db, generation)
     states = None if from_start else _newest_sound(snapshots, directory, layout, disk)
     if states is None:
+        check_initial(initial, meta["initial_sha256"])
         states = initial_states(layout, initial)
     spool = Spool(directory / "spool", limit_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}
@@ -136,10 +151,8 @@ def _merge_again(
 
 
 def _stored(db: sqlite3.Connection, spool: Spool, generation: int, key: Key) -> Stored:
-    condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
-    values = (key.learner, key.incarnation, key.fragment, key.seq)
-    rows = list(ledger.contributions(db, generation, condition, values))
-    if len(rows) != 1:
+    found = ledger.contribution(db, generation, key)
+    if found is None:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
-    row = rows[0][0]
+    row = found[0]
     return spool.open(generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64), row.scale)

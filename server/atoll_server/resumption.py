@@ -12,6 +12,7 @@ from atoll_wire.codec import Codec
 
 from atoll_server import ledger
 from atoll_server.contributions import receipt_of
+from atoll_server.database import LedgerError
 from atoll_server.engine import Engine
 from atoll_server.events import Key
 from atoll_server.keeper import covered
@@ -20,7 +21,7 @@ from atoll_server.publications import Publication
 from atoll_server.restore import Restored
 from atoll_server.roster import Entry
 from atoll_server.rounds import Pending
-from atoll_server.rows import ContributionRow, FateRow
+from atoll_server.rows import ContributionRow, FateRow, TallyRow
 
 log = structlog.get_logger()
 
@@ -30,16 +31,20 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
     entries = engine.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
+    last = ledger.last_merges(db, engine.generation, len(engine.layout.fragments))
+    cycles = [cycle for cycle, _ in last]
+    lines = list(ledger.tallies(db, engine.generation))
+    for tally in lines:
+        engine.contributions.add(tally)
+        cycles[tally.fragment] = max(cycles[tally.fragment], tally.cycle)
+    _note_newest(engine, db, lines)
     waiting: list[tuple[Key, Pending]] = []
-    room: dict[Path, int] = {}  # of every payload that stays
-    superfluous_to = covered(restored.snapshots, len(engine.layout.fragments))
-    for row, fate in ledger.contributions(db, engine.generation):
+    for _, row, fate in ledger.came_after(db, engine.generation, max((tally.through for tally in lines), default=0)):
+        cycles[row.key.fragment] = max(cycles[row.key.fragment], row.cycle)
         pending = _contribution(engine, row, fate)
         if pending is not None:
             waiting.append((row.key, pending))
-        superfluous = fate.fate == "merged" and fate.version <= superfluous_to[row.key.fragment]
-        if fate.fate != "refused" and (engine.settings.record or not superfluous):
-            room[engine.spool.path(engine.generation, row.key)] = 0 if superfluous else row.size_bytes
+    room = _room(engine, db, covered(restored.snapshots, len(engine.layout.fragments)))
     deleted = engine.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
     engine.spool.prepare(engine.generation, len(engine.layout.fragments))
     engine.spool.used_bytes = sum(size for path, size in room.items() if engine.disk.exists(path))
@@ -51,12 +56,39 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
             values = (fragment, update.version)
             told = ledger.contributions(db, engine.generation, "AND fragment=? AND version=?", values)
             engine.cache.add(fragment, Publication(update, tuple(receipt_of(fate) for _, fate in told)))
-    now, cycles = time.monotonic(), ledger.last_cycles(db, engine.generation, len(engine.layout.fragments))
-    merged_at = ledger.last_merged_at(db, engine.generation, len(cycles))
-    synced_at = [now - max(0.0, wall - (at or 0.0)) for at in merged_at]
+    now = time.monotonic()
+    synced_at = [now - max(0.0, wall - (at or 0.0)) for _, at in last]
     members = {entry.name: _member(entry, now) for entry in entries}
     engine.syncer.restore(engine.versions(), cycles, waiting, members, synced_at)
     log.info("state taken up", outer_steps=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
+
+
+def _note_newest(engine: Engine, db: sqlite3.Connection, lines: list[TallyRow]) -> None:
+    """What each learner sent last to each fragment, so that it is not taken twice."""
+    newest = {(tally.learner, tally.fragment): tally for tally in sorted(lines, key=lambda tally: tally.incarnation)}
+    for tally in newest.values():
+        key = Key(tally.learner, tally.incarnation, tally.fragment, tally.seq)
+        found = ledger.contribution(db, engine.generation, key)
+        if found is None:
+            raise LedgerError(f"the ledger lacks contribution {key}: restore a backup")
+        engine.uploads.note(found[0].digest, receipt_of(found[1]))
+
+
+def _room(engine: Engine, db: sqlite3.Connection, covered: tuple[int, ...]) -> dict[Path, int]:
+    """Every payload that stays, with the room that it takes from others."""
+    if engine.settings.record:
+        rows = list(ledger.contributions(db, engine.generation, "AND fate<>'refused'"))
+    else:
+        rows = list(ledger.contributions(db, engine.generation, "AND fate='pending'"))
+        for values in enumerate(covered):
+            rows += ledger.contributions(
+                db, engine.generation, "AND fragment=? AND fate='merged' AND version>?", values
+            )
+    return {
+        engine.spool.path(engine.generation, row.key):
+        0 if fate.fate == "merged" and fate.version <= covered[row.key.fragment] else row.size_bytes
+        for row, fate in rows
+    }  # fmt: skip
 
 
 def _contribution(engine: Engine, row: ContributionRow, fate: FateRow) -> Pending | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll_server.events import Key
@@ -37,6 +37,34 @@ class FateRow:
     staleness: int = 0
     reason: str = ""
     dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TallyRow:
+    """What one incarnation of a learner sent to one fragment, as far as it has met its fate.
+
+    through: number of the last contribution in it; tokens: of the merged ones; seq, cycle: the highest.
+    """
+
+    learner: str
+    incarnation: int
+    fragment: int
+    through: int = 0
+    merged: int = 0
+    refused: int = 0
+    tokens: int = 0
+    size_bytes: int = 0
+    seq: int = 0
+    cycle: int = 0
+
+    def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TallyRow:
+        """With one more, which came after all that are in it."""
+        merged = fate.fate == "merged"
+        return replace(
+            self, through=number, merged=self.merged + merged, refused=self.refused + (not merged),
+            tokens=self.tokens + row.tokens * merged, size_bytes=self.size_bytes + row.size_bytes,
+            seq=max(self.seq, row.key.seq), cycle=max(self.cycle, row.cycle),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

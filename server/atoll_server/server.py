@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -32,6 +35,8 @@ class CoreFailed(UserError):  # noqa: N818 - what it says is that the core faile
     """Acknowledged work cannot be carried on with; one line with the remedy."""
 
 
+T = TypeVar("T")
+
 PORT_S = 5.0
 GRACE_S = 10.0  # for calls that run when the core is asked to stop
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
@@ -43,9 +48,12 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
     """
     settings.check()
+    _open_files()
     core = Core(settings, given)
     told = _told(core)
-    if not await _directory_taken(core, told):
+    if settings.standby:
+        log.info("standing by for --dir", directory=str(settings.directory))
+    if not await _unless(told, core.take_directory()):
         return
     server = grpc.aio.server(
         options=message_options(settings.limits.message_bytes), maximum_concurrent_rpcs=settings.limits.calls
@@ -56,17 +64,19 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if all(address.startswith(LOOPBACK) for address in settings.listen):
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    addresses = [await _bound(server, address, settings) for address in settings.listen]
-    metrics_port = _serve_metrics(core, settings.metrics_listen)
-    await core.start()
+    addresses = [await _patiently(partial(_bind, server, address), settings) for address in settings.listen]
+    metrics_port = await _patiently(partial(_serve_metrics, core, settings.metrics_listen), settings)
+    if not await _unless(told, core.start()):
+        return
     gauges = asyncio.create_task(keep_gauges(core))
     gauges.add_done_callback(core.watched)
     await server.start()
     for name in ("", *SERVICES):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
-    for address in addresses:
-        announce(address)
+    with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
+        for address in addresses:
+            announce(address)
     try:
         await _serve_until(told, core, server, health, gauges)
     except (OSError, sqlite3.Error) as error:
@@ -76,18 +86,22 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     log.info("stopped", run=core.run_id)
 
 
-async def _directory_taken(core: Core, told: asyncio.Event) -> bool:
-    """Whether the directory is ours; False when a standby was asked to stop before it was needed."""
-    if core.settings.standby:
-        log.info("standing by for --dir", directory=str(core.settings.directory))
-    taking, asked = asyncio.create_task(core.take_directory()), asyncio.create_task(told.wait())
-    await asyncio.wait({taking, asked}, return_when=asyncio.FIRST_COMPLETED)
+async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether it came to its end; False when this process was asked to stop before. Nothing waits for it then."""
+    working, asked = asyncio.create_task(work), asyncio.create_task(told.wait())
+    await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
-    if not taking.done():
-        taking.cancel()
+    if not working.done():
+        working.cancel()
         return False
-    taking.result()
+    working.result()
     return True
+
+
+def _open_files() -> None:
+    """As many as this process may have: every contribution of a merge is one, and every learner two connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve_until(
@@ -109,12 +123,12 @@ async def _serve_until(
     await core.stop()
 
 
-async def _bound(server: grpc.aio.Server, address: str, settings: CoreSettings) -> str:
+async def _patiently(bind: Callable[[], T], settings: CoreSettings) -> T:
     """A standby waits a moment: of a process that dies the lock may go before its ports."""
     deadline = time.monotonic() + (PORT_S if settings.standby else 0.0)
     while True:
         try:
-            return _bind(server, address)
+            return bind()
         except SettingsError:
             if time.monotonic() >= deadline:
                 raise

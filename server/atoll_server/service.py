@@ -60,7 +60,7 @@ class OuterService(rpc.OuterServicer):
             async for request in requests:
                 await asyncio.to_thread(staging.take, request.chunk)
                 self._joining.renew_lease(entry)
-            accepting = asyncio.create_task(self._joining.accept(entry, staging))
+            accepting = self._core.underway(self._joining.accept(entry, staging))
             await asyncio.shield(accepting)  # once it has begun, the learner's going away does not stop it half-way
             return pb.InitialiseReply()
         except Refused as refused:
@@ -86,7 +86,7 @@ class OuterService(rpc.OuterServicer):
         entry.streams += 1
         incarnation = entry.incarnation
         try:
-            async for happening in self._core.happenings.follow(entry.name, request.epoch, request.sequence):
+            async for happening in self._core.happenings.follow(entry.name, request.log, request.sequence):
                 self._core.roster.still(entry, incarnation)
                 yield happening
         except Refused as refused:

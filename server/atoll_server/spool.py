@@ -7,6 +7,7 @@ idempotent by index, so an upload that was cut goes on with the frames that are 
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 from collections.abc import Container
@@ -69,6 +70,9 @@ class Stored:
             self._file = None
 
 
+_numbers = itertools.count(1)
+
+
 @dataclass(slots=True)
 class Upload:
     """A contribution on its way in. Frames may come over several streams at a time."""
@@ -79,7 +83,7 @@ class Upload:
     frames: int
     size_bytes: int
     digest: bytes
-    path: Path
+    final: Path  # what it is called when it is whole
     touched_at: float
     arrivals: Arrivals  # of its frames
     disk: Disk = DISK
@@ -90,6 +94,10 @@ class Upload:
     _file: Writing | None = None
     _discarded: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    part: Path = field(init=False)  # while it grows: a name of its own, since the same key may be begun again soon
+
+    def __post_init__(self) -> None:
+        self.part = self.final.with_name(f"{self.final.name}.{next(_numbers)}.part")
 
     def take(self, index: int, crc: int, payload: bytes) -> bool:
         """Checks a frame and writes it, unless it is here; whether it was new. Runs in a worker thread.
@@ -105,7 +113,7 @@ class Upload:
             if self.received_bytes + len(payload) > self.size_bytes:
                 raise codec.FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
             if self._file is None:
-                self._file = self.disk.create(self.path)
+                self._file = self.disk.create(self.part)
             self._file.write(RECORD.pack(index, len(payload), crc) + payload)
             crash.point("spool.frame written")
             self.have[index] = (len(payload), crc)
@@ -130,12 +138,11 @@ class Upload:
             self._file.sync()
             crash.point("spool.synced")
             self._file.close()
-            final = self.path.with_suffix(".frames")
-            self.disk.rename(self.path, final)
+            self.disk.rename(self.part, self.final)
             crash.point("spool.renamed")
-            self.disk.sync_directory(final.parent)
+            self.disk.sync_directory(self.final.parent)
             crash.point("spool.directory synced")
-            return final
+            return self.final
 
     def discard(self) -> None:
         """Forgets what arrived; runs in a worker thread."""
@@ -143,7 +150,7 @@ class Upload:
             self._discarded = True
             if self._file is not None:
                 self._file.close()
-            self.disk.remove(self.path)
+            self.disk.remove(self.part)
 
 
 class ChecksumError(ValueError):
@@ -177,9 +184,9 @@ class Spool:
             self.used_bytes -= size_bytes
             assert self.used_bytes >= 0, "more room was given back than was taken"
 
-    def path(self, generation: int, key: Key, suffix: str = ".frames") -> Path:
+    def path(self, generation: int, key: Key) -> Path:
         """Where a contribution's payload lies."""
-        name = f"{key.learner}-{key.incarnation}-{key.seq}{suffix}"
+        name = f"{key.learner}-{key.incarnation}-{key.seq}.frames"
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
     def prepare(self, generation: int, fragments: int) -> None:

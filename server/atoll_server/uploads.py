@@ -128,7 +128,7 @@ class Uploads:
         except SpoolFull as error:
             raise Refused(Status.RESOURCE_EXHAUSTED, str(error)) from error
         fragment = self._layout.fragments[header.fragment]
-        path = self._spool.path(self._generation, key, ".part")
+        path = self._spool.path(self._generation, key)
         declared = (header.frames, header.size_bytes, header.digest)
         arrivals = Arrivals(LEAST_PATIENCE_S, self._limits.upload_idle_s)
         upload = Upload(key, fragment, self._codec, *declared, path, now, arrivals, self._spool.disk)

@@ -14,10 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from atoll_server import crash
+from atoll_server import crash, database
 
 log = structlog.get_logger()
 
@@ -25,7 +26,23 @@ GROUP = 256  # operations in one transaction at most
 FULL_RETRY_S = 1.0  # between attempts while the disk is full
 SLOW_S = 1.0  # a commit that takes longer is worth a word
 
-Operation = Callable[[sqlite3.Connection], None]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does in a thread what writes to the ledger at a start; while the disk is full, again and again."""
+    said = False
+    while True:
+        try:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        except sqlite3.OperationalError as error:
+            if not database.no_room(error):
+                raise
+            if not said:
+                log.error("the disk is full: this core starts when there is room", error=str(error))
+            said = True
+            await asyncio.sleep(FULL_RETRY_S)
 
 
 class LedgerWriter:
@@ -34,19 +51,22 @@ class LedgerWriter:
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None]) -> None:
         """fail: is told what could not be written; whoever runs the process ends it then."""
         self._db, self._fail = db, fail
-        self._queued: deque[tuple[Operation, asyncio.Future[None]]] = deque()
+        self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self._failed = False
         self.full = False  # the disk is; nothing is acknowledged until there is room
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
-    async def commit(self, operation: Operation) -> None:
-        """Carries the operation out within the next group and waits until it is durable."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """Carries the operation out within the next group; returns what it returned, when it is durable.
+
+        While the disk is full it is carried out again and again: memory is not to be touched in it.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queued.append((operation, done))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="ledger")
-        await done
+            self._writing.add_done_callback(self._written)
+        return await done
 
     async def stop(self) -> None:
         """Writes what is queued and closes the database."""
@@ -57,44 +77,41 @@ class LedgerWriter:
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._queued and not self._failed:
+        while self._queued:
             group = [self._queued.popleft() for _ in range(min(GROUP, len(self._queued)))]
             began = time.monotonic()
-            try:
-                while not await loop.run_in_executor(self._thread, self._commit, [operation for operation, _ in group]):
-                    if not self.full:
-                        log.error("the disk is full: nothing is acknowledged until there is room; senders wait")
-                    self.full = True
-                    await asyncio.sleep(FULL_RETRY_S)
-            except Exception as error:
-                self._failed = True
-                self._fail(error)
-                return  # with _writing set: nothing is ever taken up again
+            operations = [operation for operation, _ in group]
+            while (results := await loop.run_in_executor(self._thread, self._commit, operations)) is None:
+                if not self.full:
+                    log.error("the disk is full: nothing is acknowledged until there is room; senders wait")
+                self.full = True
+                await asyncio.sleep(FULL_RETRY_S)
             took = time.monotonic() - began
             if self.full:
                 log.info("the disk has room again", waited_s=round(took, 1))
                 self.full = False
             elif took > SLOW_S:
                 log.warning("the disk is slow: a commit took long, and acknowledgements with it", took_s=round(took, 1))
-            for _, done in group:
+            for (_, done), result in zip(group, results, strict=True):
                 if not done.done():
-                    done.set_result(None)
+                    done.set_result(result)
         self._writing = None
 
-    def _commit(self, operations: Sequence[Operation]) -> bool:
-        """Whether there was room; if not, nothing was changed."""
+    def _written(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # with _writing set: nothing is ever taken up again
+            self._fail(error)
+
+    def _commit(self, operations: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[Any] | None:
+        """What each operation returned; None when there was no room, and nothing was changed."""
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            crash.point("ledger.transaction begun")
-            for operation in operations:
-                operation(self._db)
-            crash.point("ledger.rows written")
-            self._db.execute("COMMIT")
+            with database.transaction(self._db):
+                crash.point("database.transaction begun")
+                results = [operation(self._db) for operation in operations]
+                crash.point("ledger.rows written")
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+            if not database.no_room(error):
                 raise
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            return False
+            return None
         crash.point("ledger.committed")
-        return True
+        return results

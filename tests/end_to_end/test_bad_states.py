@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from atoll_server import database, ledger
 from atoll_server.offline import read_run
 from atoll_wire import outer_pb2 as pb
 
@@ -69,6 +71,12 @@ def sql(directory: Path, statement: str) -> None:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
+def set_meta(directory: Path, key: str, value: Any) -> None:
+    with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
+        ledger.put_meta(db, key, value)
+        db.commit()
+
+
 def flip(path: Path, place: float) -> None:
     content = bytearray(path.read_bytes())
     content[int(place * (len(content) - 1))] ^= 0x10
@@ -87,13 +95,13 @@ def ledger_is_another_file(directory: Path) -> None:
 
 @bad("restore")
 def ledger_is_cut(directory: Path) -> None:
-    sql(directory, "PRAGMA user_version=1")
+    sql(directory, f"PRAGMA user_version={database.SCHEMA_VERSION}")
     cut(directory / "ledger.sqlite", 0.5)
 
 
 @bad("restore")
 def ledger_has_a_damaged_page(directory: Path) -> None:
-    sql(directory, "PRAGMA user_version=1")
+    sql(directory, f"PRAGMA user_version={database.SCHEMA_VERSION}")
     path = directory / "ledger.sqlite"
     content = bytearray(path.read_bytes())
     for page in range(2, len(content) // 4096):
@@ -101,17 +109,17 @@ def ledger_has_a_damaged_page(directory: Path) -> None:
     path.write_bytes(content)
 
 
-@bad("has schema 99, this atoll reads 1: use the version that made it")
+@bad("has schema 99, this atoll reads 2: use the version that made it")
 def ledger_is_of_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 
 
-@bad("a row of contributions does not match its checksum")
+@bad("a row of contributions does not match its checksum", recovers=True)
 def contribution_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET tokens=tokens+1 WHERE rowid=3")
 
 
-@bad("does not match its checksum: restore a backup")
+@bad("does not match its checksum: restore a backup", recovers=True)
 def contribution_has_another_fate(directory: Path) -> None:
     sql(directory, "UPDATE contributions SET weight=0.123 WHERE rowid=3")
 
@@ -141,19 +149,28 @@ def snapshot_covers_other_versions(directory: Path) -> None:
     sql(directory, "UPDATE snapshots SET versions=replace(versions, '1', '2')")
 
 
+@bad("a row of meta does not match its checksum")
+def run_has_another_learning_rate(directory: Path) -> None:
+    sql(directory, "UPDATE meta SET value=replace(value, '0.9', '0.8') WHERE key='settings'")
+
+
+@bad("a row of tallies does not match its checksum")
+def tally_has_other_tokens(directory: Path) -> None:
+    sql(directory, "UPDATE tallies SET tokens='7'")
+
+
 @bad("speaks protocol 77, this core 1: use the atoll that began it")
 def run_is_of_another_protocol(directory: Path) -> None:
-    sql(directory, "UPDATE meta SET value='77' WHERE key='protocol'")
+    set_meta(directory, "protocol", 77)
 
 
 @bad("lays the run's tensors out differently: go on with the version that began the run")
 def layout_has_another_fingerprint(directory: Path) -> None:
-    sql(directory, "UPDATE meta SET value='\"00\"' WHERE key='fingerprint'")
+    set_meta(directory, "fingerprint", "00")
 
 
 @bad("the clock of this machine is behind the run", recovers=True)
 def clock_went_back_since_the_last_start(directory: Path) -> None:
-    from atoll_server import ledger
     from atoll_server.rows import LearnerRow
 
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
@@ -268,6 +285,11 @@ def first_parameters_declare_a_giant_header(directory: Path) -> None:
 @bad("state taken up", recovers=True)
 def an_upload_of_first_parameters_was_left_over(directory: Path) -> None:
     (directory / "staging" / "1.part").write_bytes(b"half")
+
+
+@bad("initial.safetensors does not match its checksum: restore it from a backup", recovers=True)
+def first_parameters_have_a_flipped_bit(directory: Path) -> None:
+    flip(directory / "initial.safetensors", 0.9)
 
 
 # ------------------------------------------------------------------------------------------------- the directory

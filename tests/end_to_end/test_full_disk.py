@@ -42,7 +42,11 @@ def test_a_full_disk_makes_senders_wait_stops_nobodys_training_and_loses_nothing
         assert running.child.process.poll() is None, running.log()
         said = running.log()
         assert "nearly full: make room there" in said or "the disk is full" in said
+        running.kill()
+        running.launch()
+        eventually(lambda: "this core starts when there is room" in running.log())
         filler.unlink()
+        running.group.serving(running.child)
         merged = running.status().outer_steps
         eventually(lambda: running.status().outer_steps > merged + 4)
         running.kill()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
+import urllib.request
 
-from tests.end_to_end.world import Trainee, core, eventually
+from tests.end_to_end.world import Trainee, core, eventually, train
 
 STANDING = "standing by"
 
@@ -33,6 +35,21 @@ def test_a_standby_takes_over_from_a_core_that_was_killed_and_nothing_is_lost(tm
         assert (status.epoch, status.learners[0].incarnation) == (2, 1)
         assert all(fragment.version >= old for fragment, old in zip(status.fragments, versions, strict=True))
         assert status.contributions.accepted == status.contributions.merged
+
+
+def test_a_standby_takes_over_the_port_of_the_metrics_too_when_a_core_is_stopped(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    options = ["--metrics-listen", f"127.0.0.1:{port}"]
+    with core(tmp_path, *options) as running:
+        train(running.address, "a", steps=10)
+        standby = running.group.launch_core("standby", running.directory, running.address, [*options, "--standby"])
+        eventually(lambda: STANDING in standby.log.read_text())
+        running.stop()
+        running.group.serving(standby)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as found:
+            assert b"atoll_goodput_ratio" in found.read()
 
 
 def test_a_standby_that_is_not_needed_ends_when_it_is_told_to(tmp_path):

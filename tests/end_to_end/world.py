@@ -35,6 +35,10 @@ class Core:
     def start(self) -> None:
         self.child, _ = self.group.start_core(self.directory, self.address, self._options)
 
+    def launch(self) -> None:
+        """Starts it, and does not wait."""
+        self.child = self.group.launch_core("core", self.directory, self.address, self._options)
+
     def log(self) -> str:
         return self.child.log.read_text()
 

@@ -191,7 +191,7 @@ class Calls:
         return self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
 
     def _follow(self, rng: random.Random) -> Awaitable[Any]:
-        request = pb.FollowRequest(session=self._session, epoch=self._core.epoch, sequence=0)
+        request = pb.FollowRequest(session=self._session, log=self._core.happenings.number, sequence=0)
         return _all(self._outer.Follow(mutate_message(rng, request), Context()), patience_s=0.005)
 
     def _leave(self, rng: random.Random) -> Awaitable[Any]:

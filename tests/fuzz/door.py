@@ -149,8 +149,8 @@ class Door:
     def _within(self, upload: Upload) -> None:
         """No more on disk than was declared."""
         assert upload.received_bytes <= upload.size_bytes
-        if upload.path.exists():
-            assert upload.path.stat().st_size <= upload.size_bytes + RECORD.size * upload.frames
+        if upload.part.exists():
+            assert upload.part.stat().st_size <= upload.size_bytes + RECORD.size * upload.frames
 
     def _acknowledged(self, upload: Upload) -> None:
         """What was acknowledged can be merged: each frame is there, decodes, and has the norm that was noted."""

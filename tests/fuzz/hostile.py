@@ -51,6 +51,9 @@ class Hostile:
 
     address = "hostile"
 
+    def moved(self) -> None:
+        """A frame went or came."""
+
     def __init__(self) -> None:
         self.control = self.data = self
         self.says: list[Any] = []

@@ -145,12 +145,12 @@ class Ears:
 
     async def _follow(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
         happenings = [
-            pb.Happening(epoch=1, sequence=1, current=pb.Current(versions=[2, 2], open=[pb.RoundOpened(cycle=3)])),
-            pb.Happening(epoch=1, sequence=2, opened=pb.RoundOpened(fragment=0, cycle=2)),
-            pb.Happening(epoch=1, sequence=3, published=pb.UpdatePublished(fragment=1, version=2, size_bytes=9)),
-            pb.Happening(epoch=1, sequence=4, receipt=self._receipt),
-            pb.Happening(epoch=1, sequence=5),
-            pb.Happening(epoch=1, sequence=6, shutting_down=pb.ShuttingDown()),
+            pb.Happening(log=1, sequence=1, current=pb.Current(versions=[2, 2], open=[pb.RoundOpened(cycle=3)])),
+            pb.Happening(log=1, sequence=2, opened=pb.RoundOpened(fragment=0, cycle=2)),
+            pb.Happening(log=1, sequence=3, published=pb.UpdatePublished(fragment=1, version=2, size_bytes=9)),
+            pb.Happening(log=1, sequence=4, receipt=self._receipt),
+            pb.Happening(log=1, sequence=5),
+            pb.Happening(log=1, sequence=6, shutting_down=pb.ShuttingDown()),
         ]  # fmt: skip
         rng.shuffle(happenings)
         link.says = self._says(rng, 0.4, happenings)

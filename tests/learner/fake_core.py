@@ -156,11 +156,11 @@ class FakeCore(rpc.OuterServicer):
         with self._news:
             self.follows.append(request)
             cursor = request.sequence
-            if request.epoch != epoch:
+            if request.log != epoch:
                 cursor = len(self.log)
                 opened = [pb.RoundOpened(fragment=f, cycle=c) for f, c in self.rounds.items()]
                 current = pb.Current(versions=self.versions, open=opened, run_tokens=self.run_tokens)
-                yield pb.Happening(epoch=epoch, sequence=cursor, current=current)
+                yield pb.Happening(log=epoch, sequence=cursor, current=current)
         while context.is_active() and self.epoch == epoch and not self.end_follow:
             with self._news:
                 if len(self.log) <= cursor and self.epoch == epoch:
@@ -272,7 +272,7 @@ class FakeCore(rpc.OuterServicer):
         return self.receipts[key]
 
     def _say(self, **what: Any) -> None:
-        self.log.append(pb.Happening(epoch=self.epoch, sequence=len(self.log) + 1, **what))
+        self.log.append(pb.Happening(log=self.epoch, sequence=len(self.log) + 1, **what))
         self._news.notify_all()
 
     def _serve(self, address: str) -> None:

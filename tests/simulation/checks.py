@@ -7,6 +7,7 @@ finds on its disk. It trusts nobody's counters.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,25 @@ class Checks:
             if seen != codec.vector_crc32c(state.theta_pub):
                 raise Violation(3, f"fragment {fragment.index} came back with other bytes at {state.version}")
         self.in_ledger(core)
+        self.sums(core)
+
+    def sums(self, core: Core) -> None:
+        """What a core counts at a start, in sums and one by one, is what the ledger holds."""
+        assert core.engine is not None, "asked of a run that has parameters"
+        lengths = [fragment.length for fragment in core.engine.layout.fragments]
+        rows = core.writer._db.execute(
+            "SELECT learner, fragment, fate, tokens, size_bytes FROM contributions"
+        ).fetchall()
+        for name, entry in core.roster.entries.items():
+            mine = [row for row in rows if row[0] == name]
+            merged = sum(tokens * lengths[fragment] for _, fragment, fate, tokens, _ in mine if fate == "merged")
+            found = (entry.account.bytes_up, entry.account.merged_token_parameters)
+            if found != (sum(row[4] for row in mine), merged):
+                raise Violation(2, f"the core counts {found} of {name}, the ledger {sum(r[4] for r in mine)}, {merged}")
+        fates = Counter(row[2] for row in rows)
+        counts = core.engine.contributions.counts
+        if (counts["merged"], counts["refused"], counts["accepted"]) != (fates["merged"], fates["refused"], len(rows)):
+            raise Violation(2, f"the core counts {counts}, the ledger {dict(fates)}")
 
     def in_ledger(self, core: Core) -> dict[Name, Told]:
         """Compares the ledger with what was said; returns all final fates."""

@@ -21,6 +21,7 @@ import numpy as np
 from atoll import adoption, fetching, sending
 from atoll_server import (
     core,
+    database,
     engine,
     initial,
     joining,
@@ -218,14 +219,14 @@ def names_are_not_synced() -> Iterator[None]:
 @defect
 def the_ledger_is_not_synced_at_each_commit() -> Iterator[None]:
     """synchronous=NORMAL: a database that is sound after a power failure, but older than what was said."""
-    open_ledger = ledger.open_ledger
+    open_ledger = database.open_ledger
 
     def lax(*values: Any) -> Any:
         db = open_ledger(*values)
         db.execute("PRAGMA synchronous=NORMAL")
         return db
 
-    with patch(ledger, "open_ledger", lax):
+    with patch(database, "open_ledger", lax):
         yield
 
 
@@ -383,9 +384,8 @@ def a_late_contribution_is_lost() -> Iterator[None]:
     """What comes after its round closed waits for no other."""
     contributed = syncer.Syncer._contributed
 
-    def lose(self: syncer.Syncer, event: Any, now: float) -> None:
-        if self.fragments[event.key.fragment].cycle == event.cycle:
-            contributed(self, event, now)
+    def lose(self: syncer.Syncer, event: Any, now: float) -> Any:
+        return contributed(self, event, now) if self.fragments[event.key.fragment].cycle == event.cycle else []
 
     with patch(syncer.Syncer, "_contributed", lose):
         yield
@@ -449,6 +449,18 @@ def a_replay_forgets_what_was_clipped() -> Iterator[None]:
         return dataclasses.replace(stored(*values), scale=1.0)
 
     with patch(restore, "_stored", whole):
+        yield
+
+
+@defect
+def tallied_and_counted_again() -> Iterator[None]:
+    """A start adds to the sums what is in them already."""
+    came_after = ledger.came_after
+
+    def all_of_it(db: Any, generation: int, number: int, *limit: int) -> Any:
+        return came_after(db, generation, number if limit else 0, *limit)
+
+    with patch(ledger, "came_after", all_of_it):
         yield
 
 

@@ -402,5 +402,11 @@ class SimulatedLink:
         self.address = address
         self.control = self.data = Stub(network, learner)
 
+    def moved(self) -> None:
+        pass
+
+    async def retire(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass

@@ -15,6 +15,8 @@ from tests.simulation.seed import simulate
 
 SEEDS = 150
 RARE = {  # `make simulate-defects` finds them, too late for a test of every day
+    "a_damaged_snapshot_counts_as_one",
+    "a_name_is_taken_over_without_an_answer",
     "a_replay_forgets_what_was_clipped",
     "a_snapshot_stops_half_way_when_its_caller_goes",
     "a_start_swallows_what_the_syncer_asks_for",

@@ -1,0 +1,125 @@
+"""A start reads sums and what is newer: both together are the whole history, and its length costs nothing."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from atoll_server import database, ledger, tallies
+from atoll_server.events import Key
+from atoll_server.rows import ContributionRow, FateRow
+
+
+def contribution(learner: str, incarnation: int, fragment: int, seq: int, tokens: int) -> ContributionRow:
+    key = Key(learner, incarnation, fragment, seq)
+    return ContributionRow(key, seq, 0, tokens, 1, 3, 1, 10 + seq, bytes(32), (1.5,), 1.0, 7.0)
+
+
+def sums(db: sqlite3.Connection, generation: int) -> tuple[Counter[tuple[str, int, int, str]], list[int]]:
+    """Of tallies and what came after them: counts, tokens and bytes by line, and what has no fate yet."""
+    found: Counter[tuple[str, int, int, str]] = Counter()
+    through = 0
+    for t in ledger.tallies(db, generation):
+        through = max(through, t.through)
+        line = (t.learner, t.incarnation, t.fragment)
+        for what in ("merged", "refused", "tokens", "size_bytes"):
+            found[*line, what] += getattr(t, what)
+        found[*line, "seq"], found[*line, "cycle"] = t.seq, t.cycle
+    waiting = []
+    for number, row, fate in ledger.came_after(db, generation, through):
+        _count(found, row, fate)
+        if fate.fate == "pending":
+            waiting.append(number)
+    return +found, waiting
+
+
+def _count(found: Counter[tuple[str, int, int, str]], row: ContributionRow, fate: FateRow) -> None:
+    line = (row.key.learner, row.key.incarnation, row.key.fragment)
+    if fate.fate != "pending":
+        found[*line, fate.fate] += 1
+    found[*line, "tokens"] += row.tokens * (fate.fate == "merged")
+    found[*line, "size_bytes"] += row.size_bytes
+    found[*line, "seq"] = max(found[*line, "seq"], row.key.seq)
+    found[*line, "cycle"] = max(found[*line, "cycle"], row.cycle)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int):
+    monkeypatch.setattr(tallies, "STEP", 7)
+    rng, db = random.Random(seed), database.open_ledger(tmp_path / "ledger")
+    waiting: list[ContributionRow] = []
+    seqs: Counter[tuple[int, str, int, int]] = Counter()
+    for _ in range(300):
+        what = rng.random()
+        if what < 0.6:
+            line = (rng.choice((1, 1, 2)), rng.choice("ab"), rng.randint(1, 3), rng.randint(0, 1))
+            seqs[line] += 1
+            row = contribution(*line[1:], seqs[line], rng.choice((1, 1 << 50)))
+            at_once = FateRow(row.key, "refused", reason="garbage") if rng.random() < 0.1 else None
+            ledger.add_contribution(db, line[0], row, at_once)
+            if at_once is None:
+                waiting.append((line[0], row))
+        elif what < 0.9 and waiting:
+            generation, row = waiting.pop(rng.randrange(min(4, len(waiting))))
+            ledger.put_fates(db, generation, [FateRow(row.key, rng.choice(("merged", "merged", "refused")), 1)])
+        else:
+            tallies.add_up(db, rng.choice((1, 2)))
+    for generation in (1, 2):
+        while tallies.add_up(db, generation):
+            pass
+        assert any(ledger.tallies(db, generation)), "something was added up"
+        whole: Counter[tuple[str, int, int, str]] = Counter()
+        pending = 0
+        for row, fate in ledger.contributions(db, generation):
+            _count(whole, row, fate)
+            pending += fate.fate == "pending"
+        found, left = sums(db, generation)
+        assert found == +whole
+        assert len(left) == pending
+
+
+def test_what_waits_for_its_fate_holds_back_what_came_later(tmp_path: Path):
+    db = database.open_ledger(tmp_path / "ledger")
+    for seq in (1, 2, 3):
+        ledger.add_contribution(db, 1, contribution("a", 1, 0, seq, 5))
+    ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, seq), "merged", 1) for seq in (1, 3)])
+    assert not tallies.add_up(db, 1)
+    assert [t.merged for t in ledger.tallies(db, 1)] == [1]
+    ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, 2), "refused", 1)])
+    tallies.add_up(db, 1)
+    assert [(t.merged, t.refused, t.seq) for t in ledger.tallies(db, 1)] == [(2, 1, 3)]
+
+
+def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
+    def instructions(path: Path, count: int) -> int:
+        """Of SQLite's machine, in hundreds, for all that a start asks of the contributions."""
+        db = database.open_ledger(path)
+        db.execute("BEGIN")
+        for seq in range(1, count + 1):
+            row = contribution("a", 1, seq % 2, seq, 5)
+            ledger.add_contribution(db, 1, row, FateRow(row.key, "merged", seq))
+        while tallies.add_up(db, 1):
+            pass
+        ledger.add_contribution(db, 1, contribution("b", 1, 0, 1, 5))
+        db.execute("COMMIT")
+        ticks = 0
+
+        def tick() -> None:
+            nonlocal ticks
+            ticks += 1
+
+        db.set_progress_handler(tick, 100)
+        found, waiting = sums(db, 1)
+        ledger.last_merges(db, 1, 2)
+        ledger.latest_norms(db, 1, 0, 10)
+        assert ledger.contribution(db, 1, Key("a", 1, count % 2, count)) is not None
+        assert len(list(ledger.contributions(db, 1, "AND fate='pending'"))) == len(waiting) == 1
+        condition = "AND fragment=? AND fate='merged' AND version>?"
+        assert len(list(ledger.contributions(db, 1, condition, (0, count - 4)))) == 2
+        assert found["a", 1, 0, "merged"] == count // 2
+        return ticks
+
+    assert instructions(tmp_path / "long", 4000) <= instructions(tmp_path / "short", 400) + 2
