@@ -115,18 +115,23 @@ class Fetcher:
             session=self._standing.session, fragment=line.fragment, version=line.version + 1, whole=whole
         )
         expected = pb.CODEC_FLOAT32 if whole else self._standing.settings.codec
-        link = self._standing.link
+        link, setbacks = self._standing.link, line.setbacks
         call = link.data.Fetch(request)
-        try:
-            header, payloads = await _received(call, len(fragment.frames), link.moved)
-        finally:
-            call.cancel()  # what goes on after it was whole, or after it was unsound, is not listened to
+        with link.transfers.of(call) as moved:  # what goes on after it was whole, or unsound, is not listened to
+            header, payloads = await _received(call, len(fragment.frames), moved)
         if header is None or header.codec != expected or (header.version != request.version and not whole):
             return False
-        return await self._take_in(line, fragment, header, payloads, whole=whole)
+        return await self._take_in(line, fragment, header, payloads, setbacks, whole=whole)
 
     async def _take_in(
-        self, line: Line, fragment: Fragment, header: pb.FetchHeader, payloads: list[bytes], *, whole: bool
+        self,
+        line: Line,
+        fragment: Fragment,
+        header: pb.FetchHeader,
+        payloads: list[bytes],
+        setbacks: int,
+        *,
+        whole: bool,
     ) -> bool:
         base = None if whole else line.anchor
         anchor, checksum = await asyncio.to_thread(_anchor, base, fragment, Codec(header.codec), payloads)
@@ -138,11 +143,16 @@ class Fetcher:
         if anchor is None or checksum != header.crc32c:
             log.error("anchor does not have the published checksum: fetching it whole", fragment=line.fragment)
             return False
+        if line.setbacks != setbacks:
+            return True  # meanwhile the core came back without this version
         fate = await self._fate(line, header, whole=whole)
         line.anchor, line.version = anchor, header.version
-        line.target = max(line.target, header.version)
-        if whole:
-            line.whole = line.drop = False
+        if line.setbacks != setbacks:
+            line.whole = True
+        else:
+            line.target = max(line.target, header.version)
+            if whole:
+                line.whole = line.drop = False
         self._handover.offer(Prepared(line.fragment, line.version, anchor, fate))
         return True
 

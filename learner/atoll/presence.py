@@ -38,6 +38,7 @@ from atoll.transport import (
     detail,
     hung_up,
     one_line,
+    retire,
 )
 
 log = structlog.get_logger()
@@ -151,9 +152,10 @@ class Presence:
             log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
             self._said_away = False
         for line, version in standing.newest(reply.versions):
-            if version < line.version:
-                line.whole = True  # the core came back from a backup
-            line.target = version  # whatever was heard of before: it may be gone with the core that told it
+            if version < max(line.version, line.target):
+                line.setbacks += 1
+                line.whole |= version < line.version
+            line.target = version
             self._fetcher.begin(line)
 
     def _planned(self, reply: pb.JoinReply) -> Layout:
@@ -205,8 +207,9 @@ class Presence:
             await asyncio.sleep(WATCH_S)
         old, patience_s = self.standing.link, round(self._arrivals.patience_s(), 1)
         log.warning("the core is silent: dialling again", learner=self._identity.name, patience_s=patience_s)
-        self._links[self._links.index(old)] = self._dial(old.address)
-        retired = asyncio.create_task(old.retire())
+        self.standing.connected.clear()  # before the old one hangs up: nobody may call there again
+        self.standing.link = self._links[self._links.index(old)] = self._dial(old.address)
+        retired = asyncio.create_task(retire(old))
         self._retired.add(retired)
         retired.add_done_callback(self._retired.discard)
 

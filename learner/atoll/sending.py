@@ -110,34 +110,33 @@ class Sender:
         """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
         table = [(len(frame), codec.crc32c(frame)) for frame in flight.frames]
         outstanding = flight.taken.outstanding
+        header = pb.PushHeader(
+            session=self._standing.session, fragment=line.fragment, seq=flight.seq, cycle=flight.taken.cycle,
+            base_version=outstanding.base_version, tokens=outstanding.tokens, steps=outstanding.steps,
+            codec=self._standing.settings.codec, frames=len(flight.frames),
+            size_bytes=sum(length for length, _ in table), digest=codec.frames_digest(table),
+        )  # fmt: skip
         link = self._standing.link
         call = link.data.Push()
-        try:
-            header = pb.PushHeader(
-                session=self._standing.session, fragment=line.fragment, seq=flight.seq, cycle=flight.taken.cycle,
-                base_version=outstanding.base_version, tokens=outstanding.tokens, steps=outstanding.steps,
-                codec=self._standing.settings.codec, frames=len(flight.frames),
-                size_bytes=sum(length for length, _ in table), digest=codec.frames_digest(table),
-            )  # fmt: skip
-            await call.write(pb.PushRequest(header=header))
-            reply = await call.read()
-            if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "have":
-                have = set(reply.have.frames)
-                for index, payload in enumerate(flight.frames):
-                    if index not in have:
-                        frame = pb.Frame(index=index, crc32c=table[index][1], payload=payload)
-                        await call.write(pb.PushRequest(frame=frame))
-                        self._counters.bytes_up += len(payload)
-                        link.moved()
+        with link.transfers.of(call) as moved:
+            try:
+                await call.write(pb.PushRequest(header=header))
                 reply = await call.read()
-            if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "receipt":
-                self._acknowledged(flight)
-                self.decided(reply.receipt)
-                return True
-        except asyncio.InvalidStateError:
-            await _raise_status(call)
-        finally:
-            call.cancel()
+                if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "have":
+                    have = set(reply.have.frames)
+                    for index, payload in enumerate(flight.frames):
+                        if index not in have:
+                            frame = pb.Frame(index=index, crc32c=table[index][1], payload=payload)
+                            await call.write(pb.PushRequest(frame=frame))
+                            self._counters.bytes_up += len(payload)
+                            moved()
+                    reply = await call.read()
+                if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "receipt":
+                    self._acknowledged(flight)
+                    self.decided(reply.receipt)
+                    return True
+            except asyncio.InvalidStateError:
+                await _raise_status(call)
         return False
 
     async def _failed(self, line: Line, flight: Flight, error: grpc.aio.AioRpcError, attempt: int) -> None:

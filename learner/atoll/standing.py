@@ -39,6 +39,7 @@ class Line:
     seq: int = 0  # of the newest contribution
     flight: Flight | None = None
     fetching: asyncio.Task[None] | None = None
+    setbacks: int = 0  # how often the core came back with less than was known: from a backup
 
     def behind(self) -> bool:
         """Whether there is something to fetch."""

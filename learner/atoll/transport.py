@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
+from collections.abc import Callable, Iterator
 from enum import Enum
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -13,7 +16,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 MESSAGE_BYTES = 16 << 20
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
-RETIRED_S = 5.0  # without a frame on a connection that was given up, its calls are given up too
+DEAD_S = 20.0  # without a frame on a connection that was given up: a frame is 1 MiB at most
 GOODBYE_S = 5.0  # a core that hangs is not waited for longer
 
 OPTIONS = [
@@ -28,6 +31,13 @@ OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 10_000),  # in truth how long a connection may take to come about: round trips
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
 ]
+
+
+class Call(Protocol):
+    """Of gRPC, as far as it is needed to give it up."""
+
+    def cancel(self) -> object:
+        """Whoever waits for it sees a CancelledError."""
 
 
 class Cure(Enum):
@@ -78,6 +88,35 @@ def backoff_s(attempt: int, rng: random.Random) -> float:
     return rng.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempt, 16))
 
 
+class Transfers:
+    """Calls that carry frames over one connection, and when each was last seen to."""
+
+    def __init__(self) -> None:
+        self._moved_at: dict[Call, float] = {}
+
+    @contextlib.contextmanager
+    def of(self, call: Call) -> Iterator[Callable[[], None]]:
+        """While it lasts; what is given is called for each frame. The call is cancelled at the end."""
+
+        def moved() -> None:
+            self._moved_at[call] = time.monotonic()
+
+        moved()
+        try:
+            yield moved
+        finally:
+            del self._moved_at[call]
+            call.cancel()
+
+    async def end(self) -> None:
+        """Waits for those whose frames still move, and cancels the others: the connection was given up."""
+        while self._moved_at:
+            for call, at in list(self._moved_at.items()):
+                if time.monotonic() - at > DEAD_S:
+                    call.cancel()
+            await asyncio.sleep(DEAD_S / 10)
+
+
 class Link:
     """Two connections to one address: one for what must be quick, one for frames."""
 
@@ -86,21 +125,17 @@ class Link:
         self._channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(2)]
         self.control = rpc.OuterStub(self._channels[0])
         self.data = rpc.OuterStub(self._channels[1])
-        self.moved_at = time.monotonic()  # a frame went or came
-
-    def moved(self) -> None:
-        """Called for each frame."""
-        self.moved_at = time.monotonic()
-
-    async def retire(self) -> None:
-        """Lets calls end whose frames still come, and hangs up on the others."""
-        try:
-            while time.monotonic() - self.moved_at < RETIRED_S:  # noqa: ASYNC110 - time alone makes it so
-                await asyncio.sleep(RETIRED_S / 10)
-        finally:
-            await self.close()
+        self.transfers = Transfers()
 
     async def close(self) -> None:
         """Hangs up."""
         for channel in self._channels:
             await channel.close()
+
+
+async def retire(link: Link) -> None:
+    """Hangs up when nothing moves on it any more."""
+    try:
+        await link.transfers.end()
+    finally:
+        await link.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -16,65 +14,59 @@ from atoll_wire.errors import UserError
 
 from atoll_server import database, ledger
 from atoll_server.disk import Disk
-from atoll_server.restore import check_initial
-from atoll_server.tensorfile import TensorFile
-from atoll_server.writer import LedgerWriter
+from atoll_server.restore import INITIAL, LEDGER, check_initial
 
 log = structlog.get_logger()
 
 ROWS = 1000  # at a time
-REST = 10.0  # between two times, in lengths of the last one: the ledger has better things to do
+REST, LONGEST_REST_S = 10.0, 1.0  # between two times, in lengths of the last one: the core has better things to do
+PATIENCE_S = 1.0  # at the end: as long as small files take
+
+DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # the last two: what a flipped bit makes of a row
 
 
 class Audit:
-    """Of one core process. trouble: what was found; empty: nothing so far."""
+    """A thread of its own, which nothing waits for. say: is told what is damaged."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
-        """path: of the ledger."""
-        self._path, self._disk = path, disk
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, directory: Path, disk: Disk, say: Callable[[str], None]) -> None:
+        self._directory, self._disk, self._say = directory, disk, say
         self._ending = threading.Event()
-        self.trouble = ""
+        self._thread = threading.Thread(name="audit", daemon=True)
 
-    def begin(self, writer: LedgerWriter, initial: TensorFile, sha256: str, *, pages: bool) -> None:
-        """Reads while the core serves. pages: also those of the ledger, which a start does itself in a small one."""
-        self._task = asyncio.create_task(self._read(writer, initial, sha256, pages=pages))
+    def begin(self, initial_sha256: str) -> None:
+        """Reads while the core serves. initial_sha256: empty while a run has no parameters."""
+        checks = [self._rows, self._pages]
+        if initial_sha256:
+            checks.append(lambda: check_initial(self._directory / INITIAL, initial_sha256, self._disk, self._ending))
+        self._thread = threading.Thread(target=self._read, args=(checks,), name="audit", daemon=True)
+        self._thread.start()
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Leaves what is still unread for another time."""
         self._ending.set()
-        if self._task is not None:
-            await self._task
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE_S)
 
-    async def _read(self, writer: LedgerWriter, initial: TensorFile, sha256: str, *, pages: bool) -> None:
-        await self._rows(writer)
-        await self._ask(partial(check_initial, initial, sha256, self._ending))
-        if pages:
-            await self._ask(self._pages)
+    def _read(self, checks: list[Callable[[], None]]) -> None:
+        for check in checks:
+            try:
+                check()
+            except DAMAGE as error:
+                text = str(error) if isinstance(error, UserError) else f"{self._directory} is damaged ({error})"
+                self._say(text)
+                log.error("a file is damaged: training goes on, but a restart may fail", error=text)
 
-    async def _rows(self, writer: LedgerWriter) -> None:
-        number = 0
-        while True:
-            began = time.monotonic()
-            number, wrong = await writer.commit(partial(ledger.read_again, number=number, limit=ROWS))
-            if wrong:
-                self._say(wrong)
-            if not number or self._ending.is_set():
-                return
-            await asyncio.sleep(REST * (time.monotonic() - began))
-
-    async def _ask(self, check: Callable[[], None]) -> None:
-        try:
-            await asyncio.to_thread(check)
-        except (UserError, sqlite3.Error, OSError) as error:
-            if not self._ending.is_set() or isinstance(error, UserError):
-                self._say(str(error))
+    def _rows(self) -> None:
+        with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
+            number = 0
+            while True:
+                began = time.monotonic()
+                number = ledger.read_again(db, number, ROWS)
+                if not number or self._ending.wait(min(LONGEST_REST_S, REST * (time.monotonic() - began))):
+                    return
 
     def _pages(self) -> None:
-        with contextlib.closing(self._disk.connect(self._path)) as db:
-            db.set_progress_handler(self._ending.is_set, 100_000)
-            database.check_pages(db, self._path)
-
-    def _say(self, trouble: str) -> None:
-        self.trouble = trouble
-        log.error("a file is damaged: training goes on, but a restart may fail", error=trouble)
+        """Of a small ledger a start has read them all."""
+        with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
+            if database.large(db) and not self._ending.is_set():
+                database.check_pages(db, self._directory / LEDGER)

@@ -19,7 +19,6 @@ from atoll_wire.layout import Layout
 
 from atoll_server import crash, database, ledger, merge
 from atoll_server import events as ev
-from atoll_server.audit import Audit
 from atoll_server.clock import RunClock
 from atoll_server.disk import DISK, Disk
 from atoll_server.engine import Engine
@@ -65,7 +64,7 @@ class Core:
         self._unlock: Callable[[], None] | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._underway: set[asyncio.Task[Any]] = set()
-        self.audit = Audit(settings.directory / LEDGER, disk)
+        self.damage = ""  # of a file, found while it serves
 
     # ------------------------------------------------------------------------------ start and stop
 
@@ -100,7 +99,6 @@ class Core:
                 if entry.evicted:  # the process before may have died in the middle of it
                     self.engine.dispatch(ev.Gone(entry.name, unwanted(entry.evicted)))
             self.engine.start()
-            self.audit.begin(self.writer, self.engine.initial, self.initial_sha256, pages=database.large(db))
         self._housekeeping = asyncio.create_task(self._keep_house())
         self._housekeeping.add_done_callback(self.watched)
         self.metrics.restore_seconds.set(time.monotonic() - self.started_at)
@@ -192,7 +190,6 @@ class Core:
     async def _close(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
-        await self.audit.end()
         if self.writer.full:
             log.warning("the disk is full: a clean end waits for room; a SIGKILL would lose nothing either")
         if self.engine is not None and self.keeper is not None:

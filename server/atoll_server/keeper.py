@@ -10,6 +10,7 @@ from functools import partial
 import structlog
 
 from atoll_server import crash, ledger, tallies
+from atoll_server.database import LedgerError
 from atoll_server.engine import Engine
 from atoll_server.events import Key
 from atoll_server.rows import SnapshotRow
@@ -88,9 +89,17 @@ class Keeper:
             engine.metrics.snapshot_at.set(row.taken_at)
             log.info("snapshot taken", id=row.id, outer_steps=sum(row.versions), size_bytes=row.size_bytes)
             await self._drop_old()
-            while await engine.writer.commit(partial(tallies.add_up, generation=engine.generation)):
+            while await engine.writer.commit(self._add_up):
                 pass
         return row
+
+    def _add_up(self, db: sqlite3.Connection) -> bool:
+        """Whether there is more; runs in the ledger's thread."""
+        try:
+            return tallies.add_up(db, self._engine.generation)
+        except LedgerError as error:  # nothing is written yet
+            log.error("the ledger is damaged: training goes on, but a restart may fail", error=str(error))
+            return False
 
     async def _write(self, writer: SnapshotWriter) -> None:
         await asyncio.to_thread(writer.begin)

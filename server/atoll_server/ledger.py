@@ -142,20 +142,14 @@ def tallies(
         yield TallyRow(learner, incarnation, fragment, *sums)
 
 
-def read_again(db: sqlite3.Connection, number: int, limit: int) -> tuple[int, str]:
-    """Reads contributions of all generations with a higher number than this: the last one's number, and what is wrong.
-
-    0 when there were no more.
-    """
+def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
+    """Reads contributions of all generations with a higher number than this. The last one's number; 0: no more."""
     rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
     number = 0
-    try:
-        for r in _verified(rows, "contributions", 16):
-            _contribution(r)
-            number = r[-1]
-    except LedgerError as error:
-        return 0, str(error)
-    return number, ""
+    for r in _verified(iter(rows.fetchall()), "contributions", 16):
+        _contribution(r)
+        number = r[-1]
+    return number
 
 
 def receipts(

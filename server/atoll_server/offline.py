@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atoll_server import ledger
 from atoll_server.checkpoint import write_checkpoint
+from atoll_server.disk import DISK
 from atoll_server.restore import LEDGER, Restored, check_initial, initial_states, restore
 from atoll_server.settings import SettingsError
 
@@ -25,7 +26,7 @@ def read_run(directory: Path, *, from_start: bool = False, check: bool = False) 
             raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
         run = restore(db, directory, from_start=from_start)
         if check:
-            check_initial(run.initial, meta["initial_sha256"])
+            check_initial(run.initial.path, meta["initial_sha256"], DISK)
         return run
 
 

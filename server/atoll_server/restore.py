@@ -6,6 +6,7 @@ ledger gives its parameters byte for byte (from_start).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sqlite3
 import threading
@@ -32,7 +33,7 @@ from atoll_server.tensorfile import TensorFile, TensorFileError, open_tensors
 
 INITIAL = "initial.safetensors"
 LEDGER = "ledger.sqlite"
-READ_BYTES = 16 << 20
+READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,18 @@ def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
     return states
 
 
-def check_initial(initial: TensorFile, sha256: str, ending: threading.Event | None = None) -> None:
-    """Reads the first parameters once more. Raises TensorFileError when they changed. ending: set: there is no time."""
-    digest = hashlib.sha256()
-    for start in range(0, initial.data.nbytes, READ_BYTES):
-        if start and ending is not None and ending.is_set():
-            return
-        digest.update(initial.data[start : start + READ_BYTES].data)
-    if digest.hexdigest() != sha256:
-        raise TensorFileError(f"{initial.path} does not match its checksum: restore it from a backup")
+def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
+    """Reads the first parameters once more. Raises TensorFileError when they changed. ending: set: there is no time.
+
+    Not through the map of the file: what cannot be read is an OSError here, and the end of the process there.
+    """
+    digest, offset = hashlib.sha256(), 0
+    with contextlib.closing(disk.open(path)) as file:
+        while offset < file.size and not (offset and ending is not None and ending.is_set()):
+            digest.update(file.read_at(offset, min(READ_BYTES, file.size - offset)))
+            offset += READ_BYTES
+        if offset >= file.size and digest.hexdigest() != sha256:
+            raise TensorFileError(f"{path} does not match its checksum: restore it from a backup")
 
 
 def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_start: bool = False) -> Restored:
@@ -101,7 +105,7 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
     snapshots = ledger.snapshots(db, generation)
     states = None if from_start else _newest_sound(snapshots, directory, layout, disk)
     if states is None:
-        check_initial(initial, meta["initial_sha256"])
+        check_initial(initial.path, meta["initial_sha256"], disk)
         states = initial_states(layout, initial)
     spool = Spool(directory / "spool", limit_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from atoll_server.audit import Audit
 from atoll_server.core import STANDBY_S, Core
 from atoll_server.gauges import keep_gauges
 from atoll_server.operators import OperatorService
@@ -74,11 +75,14 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     for name in ("", *SERVICES):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
+    audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
+    audit.begin(core.initial_sha256)
     with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
         for address in addresses:
             announce(address)
     try:
         await _serve_until(told, core, server, health, gauges)
+        audit.end()
     except (OSError, sqlite3.Error) as error:
         raise CoreFailed(
             f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
@@ -87,7 +91,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
 
 
 async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether it came to its end; False when this process was asked to stop before. Nothing waits for it then."""
+    """Whether it came to its end; False when this process was asked to stop before: it is given up then."""
     working, asked = asyncio.create_task(work), asyncio.create_task(told.wait())
     await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()

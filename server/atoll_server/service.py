@@ -72,7 +72,7 @@ class OuterService(rpc.OuterServicer):
             await _abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:
             if accepting is not None:
-                await asyncio.wait({accepting})
+                await asyncio.wait({accepting, self._core.failed}, return_when=asyncio.FIRST_COMPLETED)
             if staging is not None:
                 await asyncio.to_thread(staging.close)
 

@@ -48,8 +48,8 @@ def _troubles(core: Core) -> Iterator[str]:
         yield "the disk is full: nothing is acknowledged until there is room"
     elif core.engine is not None and core.engine.spool.room_bytes == 0:
         yield "the disk is nearly full: new contributions wait until there is room"
-    if core.audit.trouble:
-        yield core.audit.trouble
+    if core.damage:
+        yield core.damage
     for entry in core.roster.entries.values():
         if entry.evicted:
             yield f"{entry.name} is evicted: {entry.evicted}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from atoll.transport import Transfers
 
 from tests.fuzz.mutate import TEXT
 
@@ -51,11 +52,9 @@ class Hostile:
 
     address = "hostile"
 
-    def moved(self) -> None:
-        """A frame went or came."""
-
     def __init__(self) -> None:
         self.control = self.data = self
+        self.transfers = Transfers()
         self.says: list[Any] = []
         self.forever = False
         self.joins = self.uploads = 0

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from atoll.transport import Transfers
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.loop import Process, VirtualLoop, here
@@ -399,14 +400,8 @@ class SimulatedLink:
     """`atoll.transport.Link` of the simulation."""
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
-        self.address = address
+        self.address, self.transfers = address, Transfers()
         self.control = self.data = Stub(network, learner)
-
-    def moved(self) -> None:
-        pass
-
-    async def retire(self) -> None:
-        pass
 
     async def close(self) -> None:
         pass

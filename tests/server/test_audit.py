@@ -1,0 +1,97 @@
+"""What a start has no time for: damage is found and named, and neither serving nor stopping waits for it."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from atoll_server import audit, database, ledger
+from atoll_server.audit import Audit
+from atoll_server.disk import DISK
+from atoll_server.events import Key
+from atoll_server.rows import ContributionRow, FateRow
+
+INITIAL = b"first parameters"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """With more contributions than are read at a time."""
+    with closing(database.open_ledger(tmp_path / "ledger.sqlite")) as db, database.transaction(db):
+        for seq in range(1, 2501):
+            key = Key("a", 1, 0, seq)
+            row = ContributionRow(key, 1, 0, 5, 1, 3, 1, 10, bytes(32), (1.5,), 1.0, 7.0)
+            ledger.add_contribution(db, 1, row, FateRow(key, "merged", seq))
+    (tmp_path / "initial.safetensors").write_bytes(INITIAL)
+    return tmp_path
+
+
+def said(directory: Path) -> list[str]:
+    """By an audit that is given its time."""
+    found: list[str] = []
+    one = Audit(directory, DISK, found.append)
+    one.begin(hashlib.sha256(INITIAL).hexdigest())
+    one._thread.join(30)
+    assert not one._thread.is_alive()
+    return found
+
+
+def test_what_is_sound_is_not_spoken_of(run: Path, monkeypatch: pytest.MonkeyPatch):
+    assert said(run) == []
+    monkeypatch.setattr(database, "CHECKED_AT_ONCE_BYTES", 0)
+    assert said(run) == []
+
+
+def change(statement: str) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        with closing(sqlite3.connect(directory / "ledger.sqlite")) as db, db:
+            assert db.execute(statement).rowcount == 1, "nothing was damaged"
+
+    return damage
+
+
+def page(directory: Path) -> None:
+    path = directory / "ledger.sqlite"
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2 // 4096 * 4096
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+
+
+def parameters(directory: Path) -> None:
+    (directory / "initial.safetensors").write_bytes(INITIAL.upper())
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (change("UPDATE contributions SET tokens=7 WHERE seq=2400"), "a row of contributions does not match"),
+        (change("UPDATE contributions SET fate='refused' WHERE seq=2400"), "does not match its checksum"),
+        (change("UPDATE contributions SET learner=CAST(x'e1' AS TEXT) WHERE seq=2400"), "UTF-8"),
+        (page, "is damaged"),
+        (parameters, "initial.safetensors does not match its checksum"),
+        (lambda directory: (directory / "initial.safetensors").unlink(), "No such file"),
+    ],
+)
+def test_damage_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], says: str):
+    monkeypatch.setattr(database, "CHECKED_AT_ONCE_BYTES", 0)
+    damage(run)
+    found = said(run)
+    assert any(says in each for each in found), found
+    assert not any("\n" in each for each in found)
+
+
+def test_a_stop_does_not_wait_for_what_takes_long(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit, "ROWS", 1)
+    monkeypatch.setattr(audit, "REST", 1e9)
+    one = Audit(run, DISK, print)
+    one.begin("")
+    began = time.monotonic()
+    one.end()
+    assert time.monotonic() - began < 2 * audit.PATIENCE_S
+    assert not one._thread.is_alive(), "it is told"
