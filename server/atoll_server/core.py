@@ -86,6 +86,7 @@ class Core:
         for row in ledger.learners(db):
             self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
             self.clock.begin_after(row.account["heard_at"])
+        self.roster.since = self.clock.now()
         self.happenings = HappeningLog(self.settings.limits.happenings, self._current)
         self.writer = LedgerWriter(db, self.fail)
         if "fingerprint" in meta:

@@ -58,6 +58,7 @@ class Account:
 
     first_joined_at: float
     heard_at: float
+    began_at: float = 0.0  # when the process was started that speaks for the learner
     left_at: float | None = None
     away_s: float = 0.0  # between clean good-byes and returns: not provisioned
     down_s: float = 0.0
@@ -83,6 +84,7 @@ class Account:
                 self.restarting_s += restarting
                 self.down_s += gap - restarting
             self._bury()
+        self.began_at = now - min(now, max(0.0, process_age_s))
         self.left_at = None
         self.heard_at = now
         self.current = Spent(joined_at=now)

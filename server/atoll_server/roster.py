@@ -15,6 +15,7 @@ LARGEST_REGION = 64
 MOST_REGIONS = 256  # that a run can ever have: each is a series of metrics
 MOST_TOKENS = (1 << 63) - 1  # what a message can say
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that does not report
+LATENCY_S = 0.5  # of a Join: how far the starts of processes are off
 REMEMBERED = 64  # processes of a name that are known to be fenced off
 
 
@@ -59,6 +60,7 @@ class Roster:
         self.entries: dict[str, Entry] = {}
         self._regions: set[str] = set()
         self._limit = limit
+        self.since = 0.0  # when this core began to listen: nobody could be heard before
 
     def join(
         self,
@@ -92,14 +94,15 @@ class Roster:
         if entry is not None and entry.evicted:
             raise evicted(entry)
         if entry is None:
-            return self._add(name, region, nonce, token, wall)
+            return self._add(name, region, nonce, age_s, token, wall)
         if entry.nonce != nonce:
             if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # a late Join of a dead process, too
                 raise fenced(name)
-            if entry.streams and not entry.reports.overdue(now):
+            if (entry.streams and not entry.reports.overdue(now)) or self._older(entry, age_s, wall):
                 raise Refused(
                     Status.ALREADY_EXISTS,
-                    f'a learner named "{name}" is connected now: give each island a name of its own, '
+                    f'a learner named "{name}" is connected now, or was a moment ago and is younger: '
+                    "give each island a name of its own, "
                     "or stop the other one first",
                 )
             if entry.challenge != (nonce, proof):
@@ -115,14 +118,21 @@ class Roster:
         entry.account.left_at = None
         return entry
 
-    def _add(self, name: str, region: str, nonce: int, token: bytes, wall: float) -> Entry:
+    def _older(self, entry: Entry, age_s: float, wall: float) -> bool:
+        """Whether a process was replaced by the one that speaks for the name, which may come back any moment."""
+        account = entry.account
+        waited = wall - max(account.heard_at, self.since)
+        older = wall - age_s < account.began_at - LATENCY_S
+        return older and account.left_at is None and waited < MOST_PATIENCE_S
+
+    def _add(self, name: str, region: str, nonce: int, age_s: float, token: bytes, wall: float) -> Entry:
         if len(self.entries) >= self._limit:
             raise Refused(
                 Status.RESOURCE_EXHAUSTED,
                 f"this run has seen {self._limit} learners, its limit: use a known name again",
             )
         account = Account(first_joined_at=wall, heard_at=wall)
-        account.joined(wall, 0.0, returning=False)
+        account.joined(wall, age_s, returning=False)
         entry = Entry(name, region, 1, [nonce], account, token, dirty=True)
         self.entries[name] = entry
         self._regions.add(region)

@@ -65,6 +65,21 @@ def test_a_name_is_taken_over_only_by_a_process_that_answers():
     assert roster.join("a", "eu", 3, 0, 0.5, b"third", b"fourth", 0.0, 0.0).incarnation == 2
 
 
+def test_an_older_process_takes_a_name_over_only_from_one_that_does_not_come_back():
+    roster = Roster(10)
+    roster.join("a", "eu", 1, 0, 5.0, b"", b"t", 100.0, 0.0)  # started at 95
+    roster.since = 120.0  # the core was started again: nobody is connected yet
+    for wall in (120.5, 179.0):
+        with pytest.raises(Refused, match="younger") as refused:
+            roster.join("a", "eu", 2, 0, wall - 50.0, b"", b"t", wall, 0.0)
+        assert refused.value.status is Status.ALREADY_EXISTS
+    assert roster.join("a", "eu", 3, 0, 10.0, b"", b"proof", 121.0, 0.0).challenge == (3, b"proof"), "a younger one may"
+    assert roster.join("a", "eu", 2, 0, 131.0, b"", b"proof", 181.0, 0.0).challenge == (2, b"proof")
+    roster.join("a", "eu", 1, 1, 85.0, b"", b"t", 182.0, 0.0)
+    roster.entries["a"].account.left_at = 183.0
+    assert roster.join("a", "eu", 2, 0, 134.0, b"", b"other", 184.0, 0.0).challenge == (2, b"other"), "it has left"
+
+
 def test_regions_are_bounded():
     roster = Roster(1000)
     for number in range(256):

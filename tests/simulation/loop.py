@@ -11,6 +11,7 @@ import contextvars
 import heapq
 import itertools
 import random
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -26,7 +27,7 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.alive = True
+        self.alive, self.born = True, time.time()
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.on_death: list[Callable[[], None]] = []
         self.countdown: int | None = None  # touches of the disk and crash points until it is killed
