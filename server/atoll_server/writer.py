@@ -106,7 +106,7 @@ class LedgerWriter:
         """What each operation returned; None when there was no room, and nothing was changed."""
         try:
             with database.transaction(self._db):
-                crash.point("database.transaction begun")
+                crash.point("ledger.transaction begun")
                 results = [operation(self._db) for operation in operations]
                 crash.point("ledger.rows written")
         except sqlite3.OperationalError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import threading
+from pathlib import Path
 
 import grpc
 import pytest
@@ -38,6 +40,12 @@ def came_back_as_it_was(running: Core, directory) -> None:
     for mine, other in zip(came_back.states, replayed.states, strict=True):
         assert mine.version == other.version
         assert mine.checksums() == other.checksums()
+
+
+def test_every_place_is_in_the_code_and_none_is_forgotten():
+    sources = (Path(crash.__file__).parent).glob("*.py")
+    found = [name for path in sources for name in re.findall(r'crash\.point\("(.*?)"\)', path.read_text())]
+    assert sorted(set(found)) == sorted(crash.POINTS)
 
 
 @pytest.mark.parametrize(

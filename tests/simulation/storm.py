@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ class Storm:
     def __init__(self, world: World) -> None:
         self._world, self._rng = world, world.rng
         self._let_in: set[str] = set()  # who was sent away, and is not any more
+        self._asked: Counter[str] = Counter()  # of operators about a name
 
     def begin(self) -> None:
         """Sets a time for each."""
@@ -86,7 +88,7 @@ class Storm:
         self._world.counts["evictions"] += 1
         self._let_in.discard(name)
         self._tell(name, "test")
-        self._world.loop.after(self._rng.uniform(0.3, 2.0), self._undo, name)
+        self._world.loop.after(self._rng.uniform(0.3, 2.0) ** 3, self._undo, name)  # up to 8 s, mostly less
 
     def _undo(self, name: str) -> None:
         if name in self._let_in:
@@ -98,9 +100,10 @@ class Storm:
     def _tell(self, name: str, reason: str) -> None:
         core, process = self._world.core, self._world.core_process
         if core is not None and process is not None and process.alive and name in core.roster.entries:
-            process.start(self._evicting(core, name, reason))
+            self._asked[name] += 1
+            process.start(self._evicting(core, name, reason, self._asked[name]))
 
-    async def _evicting(self, core: Core, name: str, reason: str) -> None:
+    async def _evicting(self, core: Core, name: str, reason: str, number: int) -> None:
         checks, incarnation = self._world.checks, core.roster.entries[name].incarnation
         if not reason:
             checks.fenced_at.pop((name, incarnation), None)
@@ -108,7 +111,7 @@ class Storm:
         if not reason:
             self._let_in.add(name)  # the operator was told so: it is durable
         checks.note(f"{name} is evicted" if reason else f"{name} may come again")
-        if core.roster.entries[name].evicted:  # nobody let it in again meanwhile
+        if reason and number == self._asked[name]:  # nobody asked to let it in again meanwhile
             checks.fenced_at.setdefault((name, incarnation), self._world.loop.now)
 
     def _stillborn(self) -> None:

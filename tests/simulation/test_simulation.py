@@ -20,7 +20,6 @@ RARE = {  # `make simulate-defects` finds them, too late for a test of every day
     "a_replay_forgets_what_was_clipped",
     "a_snapshot_stops_half_way_when_its_caller_goes",
     "a_start_swallows_what_the_syncer_asks_for",
-    "an_evicted_learner_is_heard",
 }
 
 
