@@ -39,6 +39,7 @@ class CoreFailed(UserError):  # noqa: N818 - what it says is that the core faile
 T = TypeVar("T")
 
 PORT_S = 5.0
+UNLIMITED_FILES = 10_240  # what macOS takes where it says that there is no limit
 GRACE_S = 10.0  # for calls that run when the core is asked to stop
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 
@@ -67,22 +68,23 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
     addresses = [await _patiently(partial(_bind, server, address), settings) for address in settings.listen]
     metrics_port = await _patiently(partial(_serve_metrics, core, settings.metrics_listen), settings)
-    if not await _unless(told, core.start()):
-        return
-    gauges = asyncio.create_task(keep_gauges(core))
-    gauges.add_done_callback(core.watched)
-    await server.start()
-    for name in ("", *SERVICES):
-        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-    log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
-    audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
-    audit.begin(core.initial_sha256)
-    with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
-        for address in addresses:
-            announce(address)
     try:
-        await _serve_until(told, core, server, health, gauges)
-        audit.end()
+        if await _unless(told, core.start()):
+            gauges = asyncio.create_task(keep_gauges(core))
+            gauges.add_done_callback(core.watched)
+            await server.start()
+            for name in ("", *SERVICES):
+                await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
+            audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
+            audit.begin(core.initial_sha256)
+            with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
+                for address in addresses:
+                    announce(address)
+            await _serve_until(told, core, server, health, gauges)
+            audit.end()
+        elif core.failed.done():
+            core.failed.result()
     except (OSError, sqlite3.Error) as error:
         raise CoreFailed(
             f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
@@ -104,8 +106,10 @@ async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 
 def _open_files() -> None:
     """As many as this process may have: every contribution of a merge is one, and every learner two connections."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), most))
 
 
 async def _serve_until(

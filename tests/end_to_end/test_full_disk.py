@@ -45,6 +45,9 @@ def test_a_full_disk_makes_senders_wait_stops_nobodys_training_and_loses_nothing
         running.kill()
         running.launch()
         eventually(lambda: "this core starts when there is room" in running.log())
+        running.child.process.terminate()
+        assert running.child.process.wait(20) == 0, "whoever waits can be stopped"
+        running.launch()
         filler.unlink()
         running.group.serving(running.child)
         merged = running.status().outer_steps
