@@ -52,6 +52,7 @@ def test_every_contribution_has_its_line_newest_first_and_the_directory_says_the
 def test_pages_of_receipts_lose_nothing_between_them(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "a", steps=60)
+        eventually(lambda: running.status().contributions.pending == 0)
         with running.operator() as stub:
             everything = stub.ListReceipts(pb.ListReceiptsRequest()).receipts
             pages, before = [], 0
