@@ -41,7 +41,7 @@ FLOORS = {
     "atoll": [
         ["errors", "adoption"],
         ["handover", "stats", "transport", "island", "parameters"],
-        ["standing"],
+        ["standing", "local"],
         ["sending", "joining"],
         ["fetching"],
         ["presence"],

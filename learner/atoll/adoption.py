@@ -17,9 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from atoll_wire.kernels import kernel
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+
+NONE = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,6 @@ class Outstanding:
     base_version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """New local parameters, the outstanding work in them, and the tokens that were given up."""
-
-    local: F32
-    work: F32
-    abandoned_tokens: int
-
-
 @dataclass(slots=True)
 class Track:
     """Where one fragment stands at the learner.
@@ -73,10 +67,14 @@ class Track:
     overwritten: int = 0
 
     def take(self, local: F32, tokens: int, steps: int) -> Outstanding:
-        """The pseudo-gradient now. local: float32 parameters as stored; tokens, steps: the learner's counters."""
+        """The pseudo-gradient now. tokens, steps: the learner's counters.
+
+        local: float32 parameters as stored; becomes the pseudo-gradient.
+        """
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
-        return Outstanding(self.origin - local, *self.flying, self.base_version)
+        np.subtract(self.origin, local, out=local)
+        return Outstanding(local, *self.flying, self.base_version)
 
     def later(self, steps: int) -> bool:
         """Whether there is work that came after the contribution in flight."""
@@ -88,11 +86,12 @@ class Track:
         return given_up
 
     def adopt(
-        self, anchor: F32, version: int, local: F32, fate: Fate, tokens: int, steps: int, *, keep: bool
-    ) -> Adopted:
-        """Moves to a newer anchor. keep: "rebase" (True) or "overwrite" (False).
+        self, anchor: F32, version: int, fate: Fate, tokens: int, steps: int, work: F32, local: F32, *, keep: bool
+    ) -> int:
+        """Moves to a newer anchor; returns the tokens that are given up. Takes no memory of its own.
 
-        Returns the new local parameters and the work that is kept; `settle` must follow with what was stored.
+        work: the parameters as stored; becomes the work that is kept. local: becomes the new parameters.
+        keep: "rebase" (True) or "overwrite" (False). `settle` must follow with what was stored.
         """
         assert fate.q is None or self.flying is not None, "only what is in flight can be merged"
         if fate.q is not None and self.flying is not None:
@@ -109,17 +108,34 @@ class Track:
                 self.overwritten += self.flying[0]
                 self.flying = (0, 0)
             self.tokens_from, self.steps_from = tokens, steps
-            work = np.zeros_like(anchor)
+            work.fill(0.0)
+            local[:] = anchor
         else:
-            work = self.origin - local
-            if fate.q is not None:
-                work -= fate.q
+            _rebase(self.origin, NONE if fate.q is None else fate.q, anchor, work, local)
         if fate.q is not None or self.steps_from == steps:
             self.base_version = version
         self.base_version = min(self.base_version, version)  # the core may have come back from a backup
         self.version, self.anchor = version, anchor
-        return Adopted(anchor - work, work, abandoned)
+        return abandoned
 
     def settle(self, stored: F32 | None, work: F32) -> None:
         """Notes the origin. stored: the parameters as float32 after they were written in a narrower type, else None."""
         self.origin = self.anchor if stored is None else stored + work
+
+
+@kernel
+def _rebase(origin: F32, q: F32, anchor: F32, work: F32, local: F32) -> None:
+    """work: from the parameters as stored to origin - work - q; local = anchor - work. All as long, q may be empty."""
+    if len(q) == 0:
+        for i in range(len(anchor)):
+            work[i] = origin[i] - work[i]
+            local[i] = anchor[i] - work[i]
+    else:
+        for i in range(len(anchor)):
+            work[i] = origin[i] - work[i] - q[i]
+            local[i] = anchor[i] - work[i]
+
+
+def warm_up() -> None:
+    """Compiles the kernel, or loads it from disk, so that nothing compiles while a model trains."""
+    _rebase(*np.ones((5, 1), np.float32))

@@ -15,6 +15,7 @@ import structlog
 from atoll_wire import codec
 from atoll_wire.layout import Layout
 
+from atoll import adoption
 from atoll.adoption import F32
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
@@ -86,6 +87,7 @@ class Agent:
         if self._leaving:
             return
         await asyncio.to_thread(codec.warm_up)
+        await asyncio.to_thread(adoption.warm_up)
         self._presence = Presence(
             self._identity, self._model, self._handover, self._counters, self.ready.set_result, self._stop
         )

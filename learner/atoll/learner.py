@@ -13,12 +13,13 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout, plan
 from torch import nn
 
-from atoll.adoption import F32, Adopted, Track
+from atoll.adoption import Track
 from atoll.agent import Agent
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
 from atoll.island import NOTHING, STOP, Island, island
 from atoll.joining import FirstModel, Identity, process_age_s
+from atoll.local import Local
 from atoll.parameters import Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
 
@@ -76,8 +77,7 @@ class Learner:
         self._agent: Agent | None = None
         self._parameters: Parameters | None = None
         self._layout: Layout | None = None
-        self._tracks: list[Track] = []
-        self._moved: dict[int, F32] = {}  # parameters of fragments adopted while leaving
+        self._local: Local | None = None
         self._run_tokens = 0
         self._left_step_at, self._paused_since_step = 0.0, 0.0
 
@@ -123,10 +123,7 @@ class Learner:
                 return error
             raise
         self._handover.clear()  # the first anchors are taken from the agent itself
-        for fragment, (version, anchor) in zip(self._layout.fragments, self._agent.anchors(), strict=True):
-            parameters.write(fragment, anchor)
-            origin = parameters.read(fragment) if parameters.narrow(fragment) else anchor
-            self._tracks.append(Track(version, anchor, origin, version))
+        self._local = Local(parameters, self._layout, self._agent.anchors(), keep=self._keep)
         return None
 
     def __exit__(
@@ -134,32 +131,29 @@ class Learner:
     ) -> None:
         """Sends what is left (not after an error in the loop), and says good-bye."""
         with self._leaving:  # Ctrl-C ends the draining, not the good-bye
-            if kind is None and self._agent is not None and self._agent.failure is None:
-                self._drain()
+            if kind is None and self._agent is not None and self._local is not None and self._agent.failure is None:
+                self._drain(self._local)
         if kind is None:
             self._ranks().leave()
 
-    def _drain(self) -> None:
+    def _drain(self, local: Local) -> None:
         """Sends the last pseudo-gradients, also of fragments whose contribution in flight meets its fate meanwhile."""
         deadline, steps = time.monotonic() + self._drain_s, self._counters.steps
         patience_s = max(LEAST_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
         late = min(deadline, time.monotonic() + patience_s)
         while True:
-            for fragment, track in enumerate(self._tracks):
+            for fragment, track in enumerate(local.tracks):
                 if track.flying is None and track.steps_from < steps:
                     self._take(Due(fragment, 0, 0.0))
-            more = time.monotonic() < late and any(track.later(steps) for track in self._tracks)
+            more = time.monotonic() < late and any(track.later(steps) for track in local.tracks)
             end = late if more else deadline
             settled = self._handover.wait_settled(max(0.0, end - time.monotonic()), fates=more)
             if not more or (not settled and time.monotonic() < end):
                 return
             released, prepared, due = self._handover.next()
-            for fragment in released:
-                self._abandon(fragment, self._tracks[fragment].refused())
-            if prepared is not None:
-                adopted = self._move(prepared)
-                self._tracks[prepared.fragment].settle(None, adopted.work)
-                self._moved[prepared.fragment] = adopted.local  # not in the model: other ranks could not follow
+            self._release(released)
+            if prepared is not None:  # not in the model: other ranks could not follow
+                self._abandon(prepared.fragment, local.adopt(prepared, self._counters.tokens, steps, apart=True))
             if due is not None:
                 self._decline(due, "it leaves")
 
@@ -175,8 +169,7 @@ class Learner:
         prepared, due = None, None
         if self._handover.something:
             released, prepared, due = self._handover.next()
-            for fragment in released:
-                self._abandon(fragment, self._tracks[fragment].refused())
+            self._release(released)
         wish = NOTHING if prepared is None else prepared.fragment
         if self._agent is not None and self._agent.failure is not None:
             wish = STOP
@@ -207,32 +200,19 @@ class Learner:
         if loss is not None:
             counters.loss = loss
 
-    def _adopt(self, fragment_index: int, prepared: Prepared | None) -> None:
+    def _adopt(self, fragment: int, prepared: Prepared | None) -> None:
         """Moves one fragment to its new anchor, on all ranks."""
-        parameters = self._mine()
         assert self._layout is not None, "joined"
-        fragment = self._layout.fragments[fragment_index]
-        if prepared is not None:
-            adopted = self._move(prepared)
-            parameters.write(fragment, adopted.local)
-            stored = parameters.read(fragment) if parameters.narrow(fragment) else None
-            self._tracks[fragment_index].settle(stored, adopted.work)
-            self._handover.adopted.append(pb.Adopted(fragment=fragment_index, version=prepared.version))
-        self._ranks().spread(parameters.of(fragment))
+        if prepared is not None and self._local is not None:
+            given_up = self._local.adopt(prepared, self._counters.tokens, self._counters.steps)
+            self._abandon(fragment, given_up)
+            self._handover.adopted.append(pb.Adopted(fragment=fragment, version=prepared.version))
+        self._ranks().spread(self._mine().of(self._layout.fragments[fragment]))
 
-    def _move(self, prepared: Prepared) -> Adopted:
-        """The arithmetic of an adoption."""
-        counters, local = self._counters, self._local(prepared.fragment)
-        adopted = self._tracks[prepared.fragment].adopt(
-            prepared.anchor, prepared.version, local, prepared.fate, counters.tokens, counters.steps, keep=self._keep
-        )
-        self._abandon(prepared.fragment, adopted.abandoned_tokens)
-        return adopted
-
-    def _local(self, fragment: int) -> F32:
-        assert self._layout is not None, "joined"
-        moved = self._moved.get(fragment)
-        return self._mine().read(self._layout.fragments[fragment]) if moved is None else moved
+    def _release(self, fragments: list[int]) -> None:
+        """Contributions that were refused: their work is outstanding again."""
+        for fragment in fragments:
+            self._abandon(fragment, self._track(fragment).refused())
 
     def _abandon(self, fragment: int, tokens: int) -> None:
         assert self._layout is not None, "joined"
@@ -241,7 +221,7 @@ class Learner:
 
     def _answer(self, due: Due) -> None:
         """Takes a pseudo-gradient for a round, or says why there is none."""
-        track = self._tracks[due.fragment]
+        track = self._track(due.fragment)
         if track.flying is not None:
             self._decline(due, "its contribution is in flight")
         elif track.steps_from == self._counters.steps:
@@ -254,9 +234,13 @@ class Learner:
 
     def _take(self, due: Due) -> None:
         assert self._agent is not None, "only the rank that talks sends"
-        local = self._local(due.fragment)
-        outstanding = self._tracks[due.fragment].take(local, self._counters.tokens, self._counters.steps)
+        assert self._local is not None, "joined"
+        outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
         self._agent.submit(Taken(due.fragment, due.cycle, outstanding))
+
+    def _track(self, fragment: int) -> Track:
+        assert self._local is not None, "only the rank that talks is told of fragments"
+        return self._local.tracks[fragment]
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -281,10 +265,11 @@ class Learner:
     def stats(self) -> Stats:
         """Counters of this moment."""
         c = self._counters
+        versions = tuple(track.version for track in self._local.tracks) if self._local else ()
         return Stats(
             steps=c.steps, tokens=c.tokens, run_tokens=self.run_tokens, blocked_s=c.blocked_s, stepping_s=c.stepping_s,
             joining_s=c.joining_s, paused_s=c.paused_s, bytes_up=c.bytes_up, bytes_down=c.bytes_down,
-            bytes_whole=c.bytes_whole, versions=tuple(track.version for track in self._tracks), merged=c.merged,
+            bytes_whole=c.bytes_whole, versions=versions, merged=c.merged,
             refused=c.refused, pending=c.pending, abandoned_tokens=c.abandoned_tokens, reconnects=c.reconnects,
             mismatches=c.mismatches, connected=c.connected, last_error=c.last_error,
         )  # fmt: skip

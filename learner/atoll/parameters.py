@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,32 @@ from atoll.errors import LearnerError
 F32 = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A fragment's parameters as flat views, made once, so that one call of torch reads or writes them all.
+
+    at: addresses for which it holds. turned: parameters whose memory is in another order, each with a copy in order.
+    """
+
+    at: list[int]
+    pieces: list[torch.Tensor]
+    turned: list[tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def on(cls, values: Sequence[nn.Parameter], fragment: Fragment, at: list[int]) -> Window:
+        """Looks at these parameters."""
+        tensors = {piece.tensor: values[piece.tensor].detach() for piece in fragment.pieces}
+        ordered = {number: tensor.contiguous() for number, tensor in tensors.items()}
+        turned = [(tensors[number], copy) for number, copy in ordered.items() if copy is not tensors[number]]
+        pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in fragment.pieces]
+        return cls(at, pieces, turned)
+
+    def put_in_order(self) -> None:
+        """Brings the copies up to date."""
+        for parameter, ordered in self.turned:
+            ordered.copy_(parameter)
+
+
 class Parameters:
     """The trainable parameters: those that require gradients and that the optimizer updates, tied ones once."""
 
@@ -27,6 +54,7 @@ class Parameters:
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self.values: list[nn.Parameter] = []
         self.tensors: tuple[TensorSpec, ...] = ()
+        self._windows: dict[int, Window] = {}
         self._frozen: list[tuple[str, nn.Parameter]] = []
         embeddings = _embedding_like(model)
         specs = []
@@ -69,28 +97,22 @@ class Parameters:
                 seen.add(copy.data_ptr())
         save_file(tensors, path)
 
-    def read(self, fragment: Fragment) -> F32:
-        """The parameters of a fragment as stored, in float32 on the host."""
-        out = np.empty(fragment.length, np.float32)
-        target = torch.from_numpy(out)
+    def read(self, fragment: Fragment, out: F32) -> F32:
+        """Fills `out`, float32 (fragment.length,) on the host, with a fragment's parameters as stored; returns it."""
+        window = self._window(fragment)
         with torch.no_grad():
-            for part, piece in self._parts(fragment):
-                target[piece].copy_(part)
+            window.put_in_order()
+            torch._foreach_copy_(_split(out, fragment), window.pieces)
         return out
 
     def write(self, fragment: Fragment, vector: F32) -> None:
         """Stores float32 values of a fragment in the parameters, in their own types."""
-        source = torch.from_numpy(vector)
+        window = self._window(fragment)
         with torch.no_grad():
-            for piece in fragment.pieces:
-                parameter = self.values[piece.tensor]
-                values = source[piece.offset : piece.offset + piece.length]
-                if parameter.is_contiguous():
-                    parameter.view(-1)[piece.start : piece.start + piece.length].copy_(values)
-                else:
-                    whole = parameter.reshape(-1)
-                    whole[piece.start : piece.start + piece.length] = values.to(whole)
-                    parameter.copy_(whole.view(parameter.shape))
+            window.put_in_order()
+            torch._foreach_copy_(window.pieces, _split(vector, fragment))
+            for parameter, ordered in window.turned:
+                parameter.copy_(ordered)
 
     def narrow(self, fragment: Fragment) -> bool:
         """Whether any of the fragment's parameters is stored in less than float32."""
@@ -100,10 +122,13 @@ class Parameters:
         """The parameters that a fragment touches."""
         return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
 
-    def _parts(self, fragment: Fragment) -> Iterator[tuple[torch.Tensor, slice]]:
-        for piece in fragment.pieces:
-            flat = self.values[piece.tensor].detach().reshape(-1)
-            yield flat[piece.start : piece.start + piece.length], slice(piece.offset, piece.offset + piece.length)
+    def _window(self, fragment: Fragment) -> Window:
+        """The fragment's window, made anew when the model's parameters have moved to other memory."""
+        at = [self.values[piece.tensor].data_ptr() for piece in fragment.pieces]
+        window = self._windows.get(fragment.index)
+        if window is None or window.at != at:
+            window = self._windows[fragment.index] = Window.on(self.values, fragment, at)
+        return window
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
@@ -128,6 +153,11 @@ def _embedding_like(model: nn.Module) -> set[int]:
     if linear and linear[-1].out_features in sizes:
         found.add(id(linear[-1].weight))
     return found
+
+
+def _split(vector: F32, fragment: Fragment) -> list[torch.Tensor]:
+    """The pieces of a fragment's vector; cut by numpy, which keeps the interpreter meanwhile."""
+    return [torch.from_numpy(vector[piece.offset : piece.offset + piece.length]) for piece in fragment.pieces]
 
 
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:

@@ -146,7 +146,6 @@ class Sender:
         match cure(error):
             case Cure.DROP_WORK:
                 log.warning("outstanding work is given up", fragment=line.fragment, detail=detail(error))
-                line.target = 0  # what was heard of may be gone, with a core that was restored from a backup
                 self._drop(line)
             case Cure.GIVE_UP:
                 log.error("contribution refused", fragment=line.fragment, detail=detail(error))

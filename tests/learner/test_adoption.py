@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from atoll.adoption import Fate, Track
+from atoll.adoption import Fate, Outstanding, Track
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,25 +37,32 @@ class Island:
         self.tokens += 10
         self.steps += 1
 
+    def taken(self) -> Outstanding:
+        return self.track.take(self.local.copy(), self.tokens, self.steps)
+
     def send(self) -> None:
-        taken = self.track.take(self.local, self.tokens, self.steps)
+        taken = self.taken()
         self.flight = np.round(taken.vector * 64).astype(np.float32) / 64  # a coarse codec
+
+    def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
+        """Adopts and stores. Returns the tokens given up."""
+        work, local = self.local.copy(), np.empty(N, np.float32)
+        abandoned = self.track.adopt(anchor, version, fate, self.tokens, self.steps, work, local, keep=self.keep)
+        self.local = self.stored(local)
+        self.track.settle(self.local if self.narrow else None, work)
+        return abandoned
 
     def adopt(self, *, merged: bool, drop: bool = False) -> None:
         anchor = (self.track.anchor + 0.02 * self.random.standard_normal(N)).astype(np.float32)
         q = self.flight if merged else None
         outstanding = self.track.origin.astype(np.float64) - self.local
-        adopted = self.track.adopt(
-            anchor, self.track.version + 1, self.local, Fate(q, drop), self.tokens, self.steps, keep=self.keep
-        )
+        self.move(anchor, self.track.version + 1, Fate(q, drop))
         if merged or drop:
             self.flight = None
         if merged:
             self.merged += q
         if drop or not self.keep:
             self.abandoned += outstanding - (q if merged else 0)
-        self.local = self.stored(adopted.local)
-        self.track.settle(self.local if self.narrow else None, adopted.work)
 
 
 moves = st.lists(st.sampled_from(["train", "train", "send", "adopt", "merged", "drop", "refused"]), max_size=60)
@@ -92,7 +99,7 @@ def test_what_quantisation_left_out_is_sent_next_time():
     island.adopt(merged=True)
     left = island.track.origin - island.local
     assert 0 < np.abs(left).max() <= 0.5 / 64 + 1e-6
-    assert np.array_equal(island.track.take(island.local, island.tokens, island.steps).vector, left)
+    assert np.array_equal(island.taken().vector, left)
 
 
 def test_nothing_outstanding_means_the_anchor_itself():
@@ -116,13 +123,13 @@ def test_staleness_cannot_hide_behind_an_adoption():
 def test_tokens_of_a_contribution_count_again_only_when_it_was_refused():
     island = Island(4)
     island.train()
-    assert island.track.take(island.local, 10, 1).tokens == 10
+    assert island.taken().tokens == 10
     island.track.refused()
     island.train()
     island.send()
     island.train()
     island.adopt(merged=True)
-    last = island.track.take(island.local, island.tokens, island.steps)
+    last = island.taken()
     assert (last.tokens, last.steps) == (10, 1)
 
 
@@ -131,22 +138,16 @@ def test_overwrite_gives_outstanding_work_up_and_says_how_much():
     island.train()
     island.send()
     island.train()
-    before = island.track.tokens_from
-    adopted = island.track.adopt(island.track.anchor + 1, 9, island.local, Fate(), 20, 2, keep=False)
-    assert adopted.abandoned_tokens == 10  # the ten in flight may still be merged
-    assert np.array_equal(adopted.local, island.track.anchor)
-    assert before == 0
-    later = island.track.adopt(
-        island.track.anchor + 1, 10, adopted.local, Fate(q=np.ones(N, np.float32)), 20, 2, keep=False
-    )
-    assert later.abandoned_tokens == 0
+    assert island.move(island.track.anchor + 1, 9, Fate()) == 10  # the ten in flight may still be merged
+    assert np.array_equal(island.local, island.track.anchor)
+    assert island.move(island.track.anchor + 1, 10, Fate(q=np.ones(N, np.float32))) == 0
     assert island.track.tokens_from == 20
 
 
 def test_narrow_parameters_do_not_send_the_rounding_of_their_anchor():
     island = Island(6, narrow=True)
     assert not np.array_equal(island.local, island.track.anchor)
-    assert not island.track.take(island.local, 0, 0).vector.any()
+    assert not island.taken().vector.any()
 
 
 def test_at_most_one_contribution_is_in_flight():
@@ -172,16 +173,13 @@ def test_every_token_is_merged_outstanding_or_abandoned_once(moves, seed, keep, 
         if move == "train":
             island.train()
         elif move == "send" and not flown:
-            flying = track.take(island.local, island.tokens, island.steps).tokens
+            flying = island.taken().tokens
         elif move == "refused" and flown:
             abandoned += track.refused()
         elif move == "adopt" or (move in {"merged", "drop"} and flown):
             fate = Fate(np.zeros(N, np.float32) if move == "merged" else None, drop=move == "drop")
             anchor, version = track.anchor + 1, track.version + ahead
-            adopted = track.adopt(anchor, version, island.local, fate, island.tokens, island.steps, keep=keep)
-            track.settle(None, adopted.work)
-            island.local = adopted.local
-            abandoned += adopted.abandoned_tokens
+            abandoned += island.move(anchor, version, fate)
             merged += flying if move == "merged" else 0
     undecided = flying if track.flying == (0, 0) else 0  # overwritten while in flight: not known yet
     assert island.tokens == merged + abandoned + undecided + (island.tokens - track.tokens_from)

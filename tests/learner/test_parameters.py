@@ -64,8 +64,30 @@ def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():
     for fragment in plan(mine.tensors, 3).fragments:
         values = np.random.default_rng(fragment.index).integers(-8, 8, fragment.length).astype(np.float32)
         mine.write(fragment, values)
-        assert np.array_equal(mine.read(fragment), values)
+        assert np.array_equal(mine.read(fragment, np.empty_like(values)), values)
     assert model.head.weight is model.table.weight
+
+
+def test_what_happens_to_the_model_between_two_readings_is_seen():
+    """The views on it are kept: not across `load_state_dict(assign=True)`, `Module.to` and the like."""
+    model = Odd()
+    mine = parameters(model)
+    fragments = plan(mine.tensors, 3).fragments
+
+    def read() -> np.ndarray:
+        return np.concatenate([mine.read(f, np.empty(f.length, np.float32)) for f in fragments])
+
+    first = read()
+    with torch.no_grad():
+        for value in mine.values:
+            value.add_(1.0)
+    assert np.allclose(read(), first + 1.0, atol=0.02)  # one tensor is bfloat16
+    for value in mine.values:
+        value.data = torch.zeros_like(value)
+    assert not read().any()
+    for fragment in fragments:
+        mine.write(fragment, np.full(fragment.length, 2.0, np.float32))
+    assert all(bool((value == 2.0).all()) for value in mine.values)
 
 
 def test_the_frozen_digest_follows_frozen_values_only():

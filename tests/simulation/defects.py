@@ -429,12 +429,15 @@ def merged_work_stays_outstanding() -> Iterator[None]:
     """A learner sends again what was merged already."""
     adopt = adoption.Track.adopt
 
-    def keep(self: adoption.Track, anchor: Any, version: int, local: Any, fate: Any, *values: Any, **more: Any) -> Any:
-        adopted = adopt(self, anchor, version, local, fate, *values, **more)
+    def keep(
+        self: adoption.Track, anchor: Any, version: int, fate: Any, tokens: int, steps: int, work: Any, local: Any,
+        *, keep: bool,
+    ) -> int:  # fmt: skip
+        given_up = adopt(self, anchor, version, fate, tokens, steps, work, local, keep=keep)
         if fate.q is not None:
-            work = adopted.work + fate.q
-            return adoption.Adopted(anchor - work, work, adopted.abandoned_tokens)
-        return adopted
+            work += fate.q
+            local[:] = anchor - work
+        return given_up
 
     with patch(adoption.Track, "adopt", keep):
         yield

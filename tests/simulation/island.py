@@ -115,12 +115,12 @@ class Island:
                 self._told[prepared.fragment] += track.origin - self._local[prepared.fragment]
             elif fate.q is not None:
                 self._told[prepared.fragment] += fate.q
-            adopted = track.adopt(
-                prepared.anchor, prepared.version, self._local[prepared.fragment], prepared.fate, counters.tokens,
-                counters.steps, keep=True,
-            )  # fmt: skip
-            self._local[prepared.fragment] = adopted.local
-            track.settle(None, adopted.work)
+            local = self._local[prepared.fragment]
+            work = local.copy()
+            track.adopt(
+                prepared.anchor, prepared.version, fate, counters.tokens, counters.steps, work, local, keep=True
+            )
+            track.settle(None, work)
             self._handover.adopted.append(pb.Adopted(fragment=prepared.fragment, version=prepared.version))
             self._checks.adopted(self, prepared.fragment, prepared.version, prepared.anchor)
         if due is not None:
@@ -132,7 +132,7 @@ class Island:
             reason = "in flight" if track.flying is not None else "nothing was trained"
             self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
             return
-        outstanding = track.take(self._local[fragment], self.counters.tokens, self.counters.steps)
+        outstanding = track.take(self._local[fragment].copy(), self.counters.tokens, self.counters.steps)
         self._handover.submitted()
         assert self.presence is not None, "a round comes through it"
         self.presence.submit(Taken(fragment, cycle, outstanding))
