@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
-FAST := not slow and not gpu and not docker and not root and not browser
+FAST := not slow and not root
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills test test-slow test-gpu test-docker test-root test-browser lint format proto simulate simulate-defects fuzz bench wheel clean
+.PHONY: help demo chaos bench-kills test test-slow test-root lint format proto simulate simulate-defects fuzz bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -31,8 +31,8 @@ test: $(READY) ## the fast tests
 test-slow: $(READY) ## tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-gpu test-docker test-root test-browser: test-%: $(READY) ## tests that need something of this machine
-	@$(BIN)/python -m pytest -m $* $(ARGS)
+test-root: $(READY) ## tests that make file systems and network namespaces: as root
+	@$(BIN)/python -m pytest -m root $(ARGS)
 
 lint: $(READY) ## ruff, mypy --strict, and whether generated code still fits the .proto
 	@$(BIN)/ruff check .

@@ -1,21 +1,19 @@
 """A reference learner whose every inner step is timed: python -m benchmarks.island TIMES.npy NAME ADDRESS TOKENS SEED.
 
 Writes float64 (steps, 4): when `Learner.step()` was entered and left, in monotonic seconds; the processor time that it
-took; and how long its thread was ready meanwhile and had to wait for a processor (Linux: schedstat).
+took; and, as a control, for how long plain computing of the same processor time went on right after it.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from atoll import learner
 from atoll.reference import train
 from atoll_wire.logs import configure
 
-SCHEDULE = Path("/proc/thread-self/schedstat")
 times: list[tuple[float, float, float, float]] = []
 
 
@@ -24,15 +22,18 @@ class Timed(learner.Learner):
 
     def step(self, tokens: int, loss: float | None = None) -> None:
         """As `Learner.step`."""
-        began, worked, waited = time.monotonic(), time.thread_time(), waited_s()
+        began, began_cpu = time.monotonic(), time.thread_time()
         super().step(tokens, loss)
-        waited = waited_s() - waited
-        times.append((began, time.monotonic(), time.thread_time() - worked, waited))
+        left, worked = time.monotonic(), time.thread_time() - began_cpu
+        times.append((began, left, worked, compute(worked)))
 
 
-def waited_s() -> float:
-    """Seconds that this thread was ready to run and did not."""
-    return int(SCHEDULE.read_text().split()[1]) / 1e9
+def compute(cpu_s: float) -> float:
+    """Computes for so much processor time, and needs nothing else; returns the seconds that passed."""
+    began, end = time.monotonic(), time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+    return time.monotonic() - began
 
 
 def main() -> None:

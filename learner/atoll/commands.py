@@ -14,8 +14,8 @@ MODEL = "Model and text"
 JOINING = "Joining"
 
 
-class MissingTorch(UserError):  # noqa: N818 - says what is missing
-    """A subcommand needs torch and it is not installed."""
+class MissingPackage(UserError):  # noqa: N818 - says what is missing
+    """A subcommand needs what comes with the extra [learner]."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,9 +25,11 @@ def register(app: typer.Typer) -> None:
     app.command()(chaos)
 
 
-def _need_torch(subcommand: str) -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise MissingTorch(f"atoll {subcommand} needs torch: pip install 'atoll[learner]'")
+def _need_extra(subcommand: str) -> None:
+    missing = [name for name in ("torch", "psutil") if importlib.util.find_spec(name) is None]
+    if missing:
+        text = f"atoll {subcommand} needs {' and '.join(missing)}: pip install '.[learner]' where Atoll's sources are"
+        raise MissingPackage(text)
 
 
 def _finite(value: float) -> float:
@@ -58,7 +60,7 @@ def learner(
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
 ) -> None:  # fmt: skip
     """Train the reference model as one learner of a run."""
-    _need_torch("learner")
+    _need_extra("learner")
     from atoll_wire.logs import configure
 
     from atoll.reference.model import SIZES
@@ -87,7 +89,7 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.")] = None,
 ) -> None:  # fmt: skip
     """One core and some learners on this machine, with a SIGKILL of each kind on the way."""
-    _need_torch("demo")
+    _need_extra("demo")
     from atoll.demo.run import DemoSettings, run_demo
 
     run_demo(DemoSettings(learners, steps, kills, solo, seed, data, json_path, keep))
@@ -112,7 +114,7 @@ def chaos(
     keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.")] = None,
 ) -> None:  # fmt: skip
     """Kill, pause and restart processes of a local deployment, and see what it costs."""
-    _need_torch("chaos")
+    _need_extra("chaos")
     from atoll.chaos.run import ChaosSettings, run_chaos
 
     run_chaos(

@@ -88,24 +88,30 @@ class Learner:
         if self._island is not None:
             raise LearnerError("a Learner is entered once: make a new one to join again")
         began, self._counters.prepared_s = time.perf_counter(), process_age_s()
-        self._parameters = Parameters(self._model, self._optimizer)
-        self._island = island()
-        problem = self._join() if self._island.talks else None
-        # Ranks that wait for rank 0 learn here whether it could join, and the number of fragments.
-        fragments = len(self._layout.fragments) if self._layout and problem is None else STOP
-        agreed = self._island.agree(0, fragments, self._counters.run_tokens)
-        if agreed.adopt == STOP:
-            raise problem or LearnerError("rank 0 could not join the run: see its message")
-        self._layout = self._layout or plan(self._parameters.tensors, agreed.adopt)
-        self._run_tokens = agreed.run_tokens
-        self._island.spread(self._parameters.values)
+        self._parameters, self._island = Parameters(self._model, self._optimizer), island()
+        try:
+            self._begin(self._parameters, self._island)
+        except BaseException:
+            self._leaving.close()  # at Ctrl-C too: the agent would dial on for ever
+            raise
         self._counters.joining_s = time.perf_counter() - began
         self._left_step_at = time.perf_counter()
         return self
 
-    def _join(self) -> LearnerError | None:
+    def _begin(self, parameters: Parameters, ranks: Island) -> None:
+        problem = self._join(parameters) if ranks.talks else None
+        # Ranks that wait for rank 0 learn here whether it could join, and the number of fragments.
+        fragments = len(self._layout.fragments) if self._layout and problem is None else STOP
+        agreed = ranks.agree(0, fragments, self._counters.run_tokens)
+        if agreed.adopt == STOP:
+            raise problem or LearnerError("rank 0 could not join the run: see its message")
+        self._layout = self._layout or plan(parameters.tensors, agreed.adopt)
+        self._run_tokens = agreed.run_tokens
+        ranks.spread(parameters.values)
+
+    def _join(self, parameters: Parameters) -> LearnerError | None:
         """Waits for the first anchors and takes them over. Returns why that failed."""
-        parameters, (address, port) = self._mine(), self._metrics
+        address, port = self._metrics
         if port is not None:
             try:
                 self._leaving.callback(LearnerMetrics(self._counters, self._identity.name).serve(port, address))
@@ -117,11 +123,8 @@ class Learner:
         self._agent.start()
         try:
             self._layout = self._agent.ready.result()
-        except BaseException as error:
-            self._leaving.close()  # at Ctrl-C too: the agent would dial on for ever
-            if isinstance(error, LearnerError):
-                return error
-            raise
+        except LearnerError as error:
+            return error
         self._handover.clear()  # the first anchors are taken from the agent itself
         self._local = Local(parameters, self._layout, self._agent.anchors(), keep=self._keep)
         return None
@@ -131,8 +134,10 @@ class Learner:
     ) -> None:
         """Sends what is left (not after an error in the loop), and says good-bye."""
         with self._leaving:  # Ctrl-C ends the draining, not the good-bye
-            if kind is None and self._agent is not None and self._local is not None and self._agent.failure is None:
+            if kind is None and self._local is not None and self._failure() is None:
                 self._drain(self._local)
+        if self._parameters is not None:
+            self._parameters.forget()
         if kind is None:
             self._ranks().leave()
 
@@ -171,20 +176,26 @@ class Learner:
             released, prepared, due = self._handover.next()
             self._release(released)
         wish = NOTHING if prepared is None else prepared.fragment
-        if self._agent is not None and self._agent.failure is not None:
+        if self._failure() is not None:
             wish = STOP
         others = max(0, counters.run_tokens - counters.run_tokens_at)  # as the core last told them
         agreed = self._ranks().agree(tokens, wish, max(self._run_tokens, counters.tokens + others))
         self._run_tokens = agreed.run_tokens + agreed.tokens
         self._count(began, agreed.tokens, loss)
         if agreed.adopt == STOP:
-            raise (self._agent.failure if self._agent else None) or LearnerError("rank 0 stopped: see its message")
+            raise self._failure() or LearnerError("rank 0 stopped: see its message")
         if agreed.adopt != NOTHING:
             self._adopt(agreed.adopt, prepared)
         if due is not None:
             self._answer(due)
         self._left_step_at = time.perf_counter()
         counters.blocked_s += self._left_step_at - began
+
+    def _failure(self) -> LearnerError | None:
+        """Why this process cannot go on."""
+        if self._local is not None and self._local.torn:
+            return LearnerError("an adoption was interrupted by the error before this one: start the learner again")
+        return self._agent.failure if self._agent is not None else None
 
     def _count(self, began: float, tokens: int, loss: float | None) -> None:
         counters = self._counters
@@ -233,8 +244,7 @@ class Learner:
         self._handover.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
     def _take(self, due: Due) -> None:
-        assert self._agent is not None, "only the rank that talks sends"
-        assert self._local is not None, "joined"
+        assert self._agent is not None and self._local is not None, "only the rank that talks sends"  # noqa: PT018
         outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
         self._agent.submit(Taken(due.fragment, due.cycle, outstanding))
 
@@ -244,9 +254,14 @@ class Learner:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """For evaluating or deliberate throttling between steps: this time is neither useful nor lost."""
+        """For evaluating or deliberate throttling between steps: this time is neither useful nor lost.
+
+        The parameters may be moved meanwhile, to another device and back.
+        """
         began = time.perf_counter()
         self._counters.paused = True
+        if self._mine().on_accelerator():
+            self._mine().forget()  # its memory is short: what is moved off it must be free
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
 """The local parameters of every fragment at a step boundary: taken, and moved to newer anchors. The training thread's.
 
-A step that has something due works on memory that is there already, and calls torch and numpy as rarely as it can:
-each call gives the interpreter away, and a busy thread hands it back only after `sys.getswitchinterval`.
+A step that has something due calls torch and numpy as rarely as it can: each call gives the interpreter away, and a
+busy thread hands it back only after `sys.getswitchinterval`. An adoption makes three such calls, a taking two.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Local:
         self._parameters, self._fragments, self._keep = parameters, layout.fragments, keep
         self._scratch = np.empty((2, max(fragment.length for fragment in layout.fragments)), np.float32)
         self._apart: dict[int, F32] = {}
+        self.torn = False  # an adoption was interrupted: model and tracks do not agree any more
         self.tracks: list[Track] = []
         for fragment, (version, anchor) in zip(layout.fragments, anchors, strict=True):
             parameters.write(fragment, anchor)
@@ -47,6 +48,7 @@ class Local:
         """
         number, fragment = prepared.fragment, self._fragments[prepared.fragment]
         track, (work, local) = self.tracks[number], self._scratch[:, : fragment.length]
+        self.torn = True
         self._read(number, work)
         given_up = track.adopt(
             prepared.anchor, prepared.version, prepared.fate, tokens, steps, work, local, keep=self._keep
@@ -59,6 +61,7 @@ class Local:
             if self._parameters.narrow(fragment):
                 stored = self._parameters.read(fragment, local)
         track.settle(stored, work)
+        self.torn = False
         return given_up
 
     def _read(self, fragment: int, out: F32) -> F32:

@@ -21,9 +21,10 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A fragment's parameters as flat views, made once, so that one call of torch reads or writes them all.
+    """A fragment's parameters as flat views, so that one call of torch reads or writes them all.
 
-    at: addresses for which it holds. turned: parameters whose memory is in another order, each with a copy in order.
+    at: addresses for which it holds. turned: parameters whose memory is in another order, each with a copy in order:
+    the views are on the copy.
     """
 
     at: list[int]
@@ -38,11 +39,6 @@ class Window:
         turned = [(tensors[number], copy) for number, copy in ordered.items() if copy is not tensors[number]]
         pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in fragment.pieces]
         return cls(at, pieces, turned)
-
-    def put_in_order(self) -> None:
-        """Brings the copies up to date."""
-        for parameter, ordered in self.turned:
-            ordered.copy_(parameter)
 
 
 class Parameters:
@@ -75,6 +71,17 @@ class Parameters:
             raise LearnerError(
                 "the optimizer updates parameters that the model does not have: give both the same model"
             )
+        self._refuse_shared_memory()
+
+    def _refuse_shared_memory(self) -> None:
+        places: dict[tuple[torch.device, int], str] = {}
+        for tensor, value in zip(self.tensors, self.values, strict=True):
+            place = (value.device, value.data_ptr())
+            if value.data_ptr() and places.setdefault(place, tensor.name) != tensor.name:
+                raise LearnerError(
+                    f'"{places[place]}" and "{tensor.name}" are two parameters in one memory: tie them by making both '
+                    "the same nn.Parameter"
+                )
 
     def frozen_digest(self) -> bytes:
         """SHA-256 over names, shapes, types and bytes of the frozen parameters, in name order."""
@@ -101,7 +108,6 @@ class Parameters:
         """Fills `out`, float32 (fragment.length,) on the host, with a fragment's parameters as stored; returns it."""
         window = self._window(fragment)
         with torch.no_grad():
-            window.put_in_order()
             torch._foreach_copy_(_split(out, fragment), window.pieces)
         return out
 
@@ -109,7 +115,6 @@ class Parameters:
         """Stores float32 values of a fragment in the parameters, in their own types."""
         window = self._window(fragment)
         with torch.no_grad():
-            window.put_in_order()
             torch._foreach_copy_(window.pieces, _split(vector, fragment))
             for parameter, ordered in window.turned:
                 parameter.copy_(ordered)
@@ -122,12 +127,22 @@ class Parameters:
         """The parameters that a fragment touches."""
         return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
 
+    def on_accelerator(self) -> bool:
+        """Whether any parameter lies outside the host's memory."""
+        return not all(value.is_cpu for value in self.values)
+
+    def forget(self) -> None:
+        """Lets go of the parameters' memory: it can be moved or freed."""
+        self._windows.clear()
+
     def _window(self, fragment: Fragment) -> Window:
-        """The fragment's window, made anew when the model's parameters have moved to other memory."""
+        """The fragment's window. It is kept until the parameters move, unless it has copies in it."""
         at = [self.values[piece.tensor].data_ptr() for piece in fragment.pieces]
         window = self._windows.get(fragment.index)
         if window is None or window.at != at:
-            window = self._windows[fragment.index] = Window.on(self.values, fragment, at)
+            window = Window.on(self.values, fragment, at)
+            if not window.turned:
+                self._windows[fragment.index] = window
         return window
 
 

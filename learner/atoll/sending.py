@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -18,6 +19,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec, CodecError
 from atoll_wire.layout import Fragment
 
+from atoll.adoption import NONE
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
 from atoll.standing import Flight, Line, Standing
@@ -80,14 +82,13 @@ class Sender:
         try:
             flight.frames = await asyncio.to_thread(_encode, flight, fragment, Codec(self._standing.settings.codec))
         except CodecError as error:
-            self._counters.last_error = (
-                f"fragment {line.fragment} was not sent: {error}; the training may have diverged"
-            )
-            log.error("contribution not sent", fragment=line.fragment, error=str(error))
-            reason = "its pseudo-gradient is not finite"
-            self._handover.declined.append(pb.Declined(fragment=line.fragment, cycle=flight.taken.cycle, reason=reason))
-            self.end(line, merged=False)
-            return
+            # No anchor mends that: the next gradient, or the optimizer's own state, is not finite either.
+            raise LearnerError(
+                f"training has diverged: {error} in fragment {line.fragment}; nothing of it was sent. Start this "
+                "learner again: it goes on from the run's parameters; lower its learning rate if that happens again"
+            ) from error
+        # The vector is of no more use, and may wait long for its fate.
+        flight.taken = replace(flight.taken, outstanding=replace(flight.taken.outstanding, vector=NONE))
         await self._offer(line, flight)
 
     async def _offer(self, line: Line, flight: Flight) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -65,11 +67,13 @@ def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():
         values = np.random.default_rng(fragment.index).integers(-8, 8, fragment.length).astype(np.float32)
         mine.write(fragment, values)
         assert np.array_equal(mine.read(fragment, np.empty_like(values)), values)
+        flat = [mine.values[p.tensor].detach().float().reshape(-1)[p.start :][: p.length] for p in fragment.pieces]
+        assert np.array_equal(torch.cat(flat).numpy(), values)  # in the order of elements, not of memory
     assert model.head.weight is model.table.weight
 
 
 def test_what_happens_to_the_model_between_two_readings_is_seen():
-    """The views on it are kept: not across `load_state_dict(assign=True)`, `Module.to` and the like."""
+    """Views on it are kept, but not across `p.data = ...`, as `Module.to` does."""
     model = Odd()
     mine = parameters(model)
     fragments = plan(mine.tensors, 3).fragments
@@ -114,6 +118,25 @@ def test_first_parameters_hold_the_whole_state_dict_with_tied_tensors_once(tmp_p
 def test_an_optimizer_of_another_model_is_refused():
     with pytest.raises(LearnerError, match="the model does not have"):
         Parameters(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
+
+
+def test_two_parameters_in_one_memory_are_refused_in_one_line():
+    model = Odd()
+    model.head.weight = nn.Parameter(model.table.weight.detach())
+    with pytest.raises(LearnerError, match=r'"table.weight" and "head.weight" are two parameters in one memory'):
+        parameters(model)
+
+
+def test_what_was_looked_at_can_be_freed():
+    model = nn.Linear(4, 4)
+    mine = parameters(model)
+    fragment = plan(mine.tensors, 1).fragments[0]
+    mine.read(fragment, np.empty(fragment.length, np.float32))
+    old = weakref.ref(model.weight.untyped_storage())
+    for value in mine.values:
+        value.data = torch.zeros_like(value)
+    mine.forget()
+    assert old() is None
 
 
 def test_sharded_parameters_are_refused_in_one_line():

@@ -7,15 +7,19 @@ import threading
 import time
 
 import numpy as np
+import pytest
 import torch
 from atoll import adoption
 from atoll.adoption import Fate, Outstanding
+from atoll.errors import LearnerError
 from atoll.handover import Prepared, Taken
 from atoll.island import Alone
 from atoll.learner import Learner
 from atoll.local import Local
 from atoll.parameters import Parameters
 from atoll_wire.layout import plan
+
+torch.set_num_threads(1)  # what is counted is the interpreter's switches
 
 
 class Deaf:
@@ -28,6 +32,17 @@ class Deaf:
 
     def submit(self, taken: Taken) -> None:
         self.taken.append(taken.outstanding)
+
+
+def joined(model: torch.nn.Module) -> tuple[Learner, Local, Deaf]:
+    """A learner of two fragments at version 1, zeros."""
+    learner, agent = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a"), Deaf()
+    learner._island, learner._agent = Alone(), agent
+    parameters = learner._parameters = Parameters(model, learner._optimizer)
+    layout = learner._layout = plan(parameters.tensors, 2)
+    first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
+    local = learner._local = Local(parameters, layout, first, keep=True)
+    return learner, local, agent
 
 
 def test_a_step_with_nothing_due_costs_microseconds():
@@ -45,14 +60,7 @@ def test_a_step_with_nothing_due_costs_microseconds():
 
 def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
     """Each time a step gives the interpreter away, such a thread keeps it for a switch interval."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40)))
-    learner, agent = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a"), Deaf()
-    learner._island, learner._agent = Alone(), agent
-    parameters = learner._parameters = Parameters(model, learner._optimizer)
-    layout = learner._layout = plan(parameters.tensors, 2)
-    first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
-    tracks = (local := Local(parameters, layout, first, keep=True)).tracks
-    learner._local = local
+    learner, local, agent = joined(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(24))))
     adoption.warm_up()
     done = threading.Event()
     hog = threading.Thread(target=lambda: all(iter(lambda: not done.is_set(), False)))
@@ -69,10 +77,24 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
             began = time.perf_counter()
             learner.step(tokens=1)
             times.append(time.perf_counter() - began)
-            tracks[1].refused()
+            local.tracks[1].refused()
             agent.taken.clear()
     finally:
         done.set()
         hog.join()
-    assert [track.version for track in tracks] == [11, 1]
+    assert [track.version for track in local.tracks] == [11, 1]
     assert sorted(times)[len(times) // 2] < 10 * sys.getswitchinterval()
+
+
+def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatch):
+    learner, local, _ = joined(torch.nn.Linear(4, 4))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Parameters, "write", fail)
+    learner._handover.offer(Prepared(0, 2, local.tracks[0].anchor + 1, Fate()))
+    with pytest.raises(MemoryError):
+        learner.step(tokens=1)
+    with pytest.raises(LearnerError, match="interrupted"):
+        learner.step(tokens=1)

@@ -1,0 +1,70 @@
+"""The local parameters at a step boundary, in the model's own type and memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from atoll.adoption import Fate
+from atoll.handover import Prepared
+from atoll.local import Local
+from atoll.parameters import Parameters
+from atoll_wire.layout import plan
+from torch import nn
+
+
+def local(dtype: torch.dtype) -> tuple[nn.Module, Local, list[np.ndarray]]:
+    """Two fragments of different length."""
+    model = nn.ModuleList([nn.Linear(30, 20, bias=False), nn.Linear(7, 5, bias=False)]).to(dtype)
+    parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
+    layout, random = plan(parameters.tensors, 2), np.random.default_rng(0)
+    anchors = [random.standard_normal(fragment.length).astype(np.float32) for fragment in layout.fragments]
+    assert len({len(anchor) for anchor in anchors}) == 2
+    return model, Local(parameters, layout, [(1, anchor) for anchor in anchors], keep=True), anchors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_was_adopted_and_not_trained_since_is_no_work(dtype):
+    _, mine, anchors = local(dtype)
+    for version in (2, 3):
+        for fragment, anchor in enumerate(anchors):
+            assert mine.adopt(Prepared(fragment, version, anchor + version, Fate()), 0, 0) == 0
+    for fragment in (0, 1):
+        assert not mine.take(fragment, 0, 0).vector.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_trained_is_the_work_of_its_fragment_alone(dtype):
+    model, mine, anchors = local(dtype)
+    for fragment, anchor in enumerate(anchors):
+        mine.adopt(Prepared(fragment, 2, anchor + 1, Fate()), 0, 0)
+    with torch.no_grad():
+        model[1].weight += 2
+    taken = [mine.take(fragment, 8, 1).vector for fragment in (0, 1)]
+    small = int(np.argmin([len(vector) for vector in taken]))
+    np.testing.assert_allclose(taken[small], -2, atol=0.05)
+    assert not taken[1 - small].any()
+
+
+def test_what_is_adopted_apart_leaves_the_model_as_it_is():
+    model, mine, anchors = local(torch.bfloat16)
+    before = [parameter.clone() for parameter in model.parameters()]
+    for fragment, anchor in enumerate(anchors):
+        mine.adopt(Prepared(fragment, 2, anchor + 1, Fate()), 0, 0, apart=True)
+    assert all(map(torch.equal, before, model.parameters()))
+    for fragment in (0, 1):
+        np.testing.assert_allclose(mine.take(fragment, 0, 0).vector, 0, atol=1e-6)
+
+
+def test_an_adoption_that_was_interrupted_is_known(monkeypatch):
+    _, mine, anchors = local(torch.float32)
+    mine.adopt(Prepared(0, 2, anchors[0], Fate()), 0, 0)
+    assert not mine.torn
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Parameters, "write", fail)
+    with pytest.raises(MemoryError):
+        mine.adopt(Prepared(0, 3, anchors[0], Fate()), 0, 0)
+    assert mine.torn
