@@ -69,12 +69,11 @@ class Track:
     def take(self, local: F32, tokens: int, steps: int) -> Outstanding:
         """The pseudo-gradient now. tokens, steps: the learner's counters.
 
-        local: float32 parameters as stored; becomes the pseudo-gradient.
+        local: float32 parameters as stored. The pseudo-gradient has memory of its own.
         """
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
-        np.subtract(self.origin, local, out=local)
-        return Outstanding(local, *self.flying, self.base_version)
+        return Outstanding(self.origin - local, *self.flying, self.base_version)
 
     def later(self, steps: int) -> bool:
         """Whether there is work that came after the contribution in flight."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 from atoll_wire.layout import Layout
 
 from atoll.adoption import F32, Outstanding, Track
@@ -26,20 +25,19 @@ class Local:
         self, parameters: Parameters, layout: Layout, anchors: Iterable[tuple[int, F32]], *, keep: bool
     ) -> None:
         self._parameters, self._fragments, self._keep = parameters, layout.fragments, keep
-        self._scratch = np.empty((2, max(fragment.length for fragment in layout.fragments)), np.float32)
         self._apart: dict[int, F32] = {}
         self.torn = False  # an adoption was interrupted: model and tracks do not agree any more
         self.tracks: list[Track] = []
-        for fragment, (version, anchor) in zip(layout.fragments, anchors, strict=True):
-            parameters.write(fragment, anchor)
-            narrow = parameters.narrow(fragment)
-            origin = parameters.read(fragment, np.empty_like(anchor)) if narrow else anchor
+        parameters.stage(max(self._fragments, key=lambda fragment: fragment.length), 0)
+        for fragment, (version, anchor) in zip(self._fragments, anchors, strict=True):
+            parameters.stage(fragment, 0)[:] = anchor
+            parameters.write(fragment, 0)
+            origin = parameters.read(fragment, 0).copy() if parameters.narrow(fragment) else anchor
             self.tracks.append(Track(version, anchor, origin, version))
 
     def take(self, fragment: int, tokens: int, steps: int) -> Outstanding:
         """The pseudo-gradient now, in memory of its own. tokens, steps: the learner's counters."""
-        track = self.tracks[fragment]
-        return track.take(self._read(fragment, np.empty_like(track.anchor)), tokens, steps)
+        return self.tracks[fragment].take(self._read(fragment), tokens, steps)
 
     def adopt(self, prepared: Prepared, tokens: int, steps: int, *, apart: bool = False) -> int:
         """Moves a fragment to a newer anchor; returns the tokens that are given up. tokens, steps: as above.
@@ -47,9 +45,9 @@ class Local:
         apart: the model stays as it is, from now on in this fragment; what is taken counts from the new parameters.
         """
         number, fragment = prepared.fragment, self._fragments[prepared.fragment]
-        track, (work, local) = self.tracks[number], self._scratch[:, : fragment.length]
+        track = self.tracks[number]
         self.torn = True
-        self._read(number, work)
+        work, local = self._read(number), self._parameters.stage(fragment, 1)
         given_up = track.adopt(
             prepared.anchor, prepared.version, prepared.fate, tokens, steps, work, local, keep=self._keep
         )
@@ -57,16 +55,18 @@ class Local:
         if apart:
             self._apart[number] = local.copy()
         else:
-            self._parameters.write(fragment, local)
+            self._parameters.write(fragment, 1)
             if self._parameters.narrow(fragment):
-                stored = self._parameters.read(fragment, local)
+                stored = self._parameters.read(fragment, 1)
         track.settle(stored, work)
         self.torn = False
         return given_up
 
-    def _read(self, fragment: int, out: F32) -> F32:
-        apart = self._apart.get(fragment)
+    def _read(self, number: int) -> F32:
+        """The local parameters of a fragment, staged in row 0."""
+        fragment, apart = self._fragments[number], self._apart.get(number)
         if apart is None:
-            return self._parameters.read(self._fragments[fragment], out)
-        out[:] = apart
-        return out
+            return self._parameters.read(fragment, 0)
+        staged = self._parameters.stage(fragment, 0)
+        staged[:] = apart
+        return staged

@@ -21,24 +21,28 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A fragment's parameters as flat views, so that one call of torch reads or writes them all.
+    """A fragment's parameters and their places on the host as flat views, so that one call of torch moves them all.
 
     at: addresses for which it holds. turned: parameters whose memory is in another order, each with a copy in order:
-    the views are on the copy.
+    the views are on the copy. staged: for each row of staging memory, views on it. They are kept, since a tensor that
+    ends gives the interpreter away as well.
     """
 
     at: list[int]
     pieces: list[torch.Tensor]
     turned: list[tuple[torch.Tensor, torch.Tensor]]
+    staged: list[list[torch.Tensor]]
 
     @classmethod
-    def on(cls, values: Sequence[nn.Parameter], fragment: Fragment, at: list[int]) -> Window:
+    def on(cls, values: Sequence[nn.Parameter], fragment: Fragment, at: list[int], staging: F32) -> Window:
         """Looks at these parameters."""
         tensors = {piece.tensor: values[piece.tensor].detach() for piece in fragment.pieces}
         ordered = {number: tensor.contiguous() for number, tensor in tensors.items()}
         turned = [(tensors[number], copy) for number, copy in ordered.items() if copy is not tensors[number]]
         pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in fragment.pieces]
-        return cls(at, pieces, turned)
+        rows = [torch.from_numpy(row) for row in staging]
+        staged = [[row[p.offset : p.offset + p.length] for p in fragment.pieces] for row in rows]
+        return cls(at, pieces, turned, staged)
 
 
 class Parameters:
@@ -51,6 +55,7 @@ class Parameters:
         self.values: list[nn.Parameter] = []
         self.tensors: tuple[TensorSpec, ...] = ()
         self._windows: dict[int, Window] = {}
+        self._staging = np.empty((2, 0), np.float32)
         self._frozen: list[tuple[str, nn.Parameter]] = []
         embeddings = _embedding_like(model)
         specs = []
@@ -104,18 +109,25 @@ class Parameters:
                 seen.add(copy.data_ptr())
         save_file(tensors, path)
 
-    def read(self, fragment: Fragment, out: F32) -> F32:
-        """Fills `out`, float32 (fragment.length,) on the host, with a fragment's parameters as stored; returns it."""
-        window = self._window(fragment)
-        with torch.no_grad():
-            torch._foreach_copy_(_split(out, fragment), window.pieces)
-        return out
+    def stage(self, fragment: Fragment, row: int) -> F32:
+        """Row 0 or 1 of the host's staging memory, as long as the fragment; whoever reads or writes next may use it."""
+        if self._staging.shape[1] < fragment.length:
+            self._staging = np.empty((2, fragment.length), np.float32)
+            self._windows.clear()
+        return self._staging[row, : fragment.length]
 
-    def write(self, fragment: Fragment, vector: F32) -> None:
-        """Stores float32 values of a fragment in the parameters, in their own types."""
+    def read(self, fragment: Fragment, row: int) -> F32:
+        """Stages a fragment's parameters as stored; returns float32 (fragment.length,)."""
+        staged, window = self.stage(fragment, row), self._window(fragment)
+        with torch.no_grad():
+            torch._foreach_copy_(window.staged[row], window.pieces)
+        return staged
+
+    def write(self, fragment: Fragment, row: int) -> None:
+        """Stores what is staged in the parameters, in their own types."""
         window = self._window(fragment)
         with torch.no_grad():
-            torch._foreach_copy_(window.pieces, _split(vector, fragment))
+            torch._foreach_copy_(window.pieces, window.staged[row])
             for parameter, ordered in window.turned:
                 parameter.copy_(ordered)
 
@@ -140,7 +152,7 @@ class Parameters:
         at = [self.values[piece.tensor].data_ptr() for piece in fragment.pieces]
         window = self._windows.get(fragment.index)
         if window is None or window.at != at:
-            window = Window.on(self.values, fragment, at)
+            window = Window.on(self.values, fragment, at, self._staging)
             if not window.turned:
                 self._windows[fragment.index] = window
         return window
@@ -168,11 +180,6 @@ def _embedding_like(model: nn.Module) -> set[int]:
     if linear and linear[-1].out_features in sizes:
         found.add(id(linear[-1].weight))
     return found
-
-
-def _split(vector: F32, fragment: Fragment) -> list[torch.Tensor]:
-    """The pieces of a fragment's vector; cut by numpy, which keeps the interpreter meanwhile."""
-    return [torch.from_numpy(vector[piece.offset : piece.offset + piece.length]) for piece in fragment.pieces]
 
 
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:

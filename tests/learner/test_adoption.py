@@ -38,7 +38,7 @@ class Island:
         self.steps += 1
 
     def taken(self) -> Outstanding:
-        return self.track.take(self.local.copy(), self.tokens, self.steps)
+        return self.track.take(self.local, self.tokens, self.steps)
 
     def send(self) -> None:
         taken = self.taken()

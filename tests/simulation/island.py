@@ -132,7 +132,7 @@ class Island:
             reason = "in flight" if track.flying is not None else "nothing was trained"
             self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
             return
-        outstanding = track.take(self._local[fragment].copy(), self.counters.tokens, self.counters.steps)
+        outstanding = track.take(self._local[fragment], self.counters.tokens, self.counters.steps)
         self._handover.submitted()
         assert self.presence is not None, "a round comes through it"
         self.presence.submit(Taken(fragment, cycle, outstanding))
