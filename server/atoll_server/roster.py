@@ -98,13 +98,15 @@ class Roster:
         if entry.nonce != nonce:
             if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # a late Join of a dead process, too
                 raise fenced(name)
-            if (entry.streams and not entry.reports.overdue(now)) or self._older(entry, age_s, wall):
+            if entry.streams and not entry.reports.overdue(now):
                 raise Refused(
                     Status.ALREADY_EXISTS,
-                    f'a learner named "{name}" is connected now, or was a moment ago and is younger: '
-                    "give each island a name of its own, "
+                    f'a learner named "{name}" is connected now: give each island a name of its own, '
                     "or stop the other one first",
                 )
+            if self._older(entry, age_s, wall):  # or the younger one's Join came so late that it only seems younger
+                text = f'a younger process joined as "{name}" and may come back: wait for its {MOST_PATIENCE_S:.0f} s'
+                raise Refused(Status.UNAVAILABLE, text)
             if entry.challenge != (nonce, proof):
                 entry.challenge = (nonce, token)
                 return entry
