@@ -1,6 +1,7 @@
 """One outer sync of a whole model over loopback, back to back: seconds, processor seconds, bytes and memory.
 
-All fragments are due at once and as many rounds may be open; fsync, checksums, zstd and merging by direction are on.
+Rounds follow each other as fast as these learners step, and as many may be open as there are fragments; fsync,
+checksums, zstd and merging by direction are on, and so are the snapshots that come due.
 python -m benchmarks.sync --learners 2 --size 124m --syncs 5 --json PATH
 """
 
@@ -42,9 +43,9 @@ class Measured:
     learner_bytes: int
 
 
-def measure(learners: int, size: str, syncs: int, place: Path | None = None) -> Measured:
+def measure(learners: int, size: str, syncs: int) -> Measured:
     """Runs a core and its learners through one sync to warm up, and then through those that count."""
-    with tempfile.TemporaryDirectory(dir=place) as directory, children(Path(directory)) as group:
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         core, address = group.start_core(Path(directory) / "run", "127.0.0.1:0", OPTIONS)
         results = [Path(directory) / f"{number}.json" for number in range(learners)]
         started = [
