@@ -7,7 +7,6 @@ layout, so nothing on the wire decides how much memory is taken.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import struct
 import threading
@@ -66,15 +65,14 @@ def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
 
 def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> memoryview:
     """The content of a frame before compression, never a view of the values: float32 (span.length,), contiguous."""
-    _, lengths, _ = _shape(span)
     if codec is Codec.FLOAT32:
-        squares = np.empty(len(lengths), np.float64)
-        if kernels.squares_by_segment(values, lengths, squares) != kernels.SOUND:
+        squares = np.empty(len(span.segments), np.float64)
+        if kernels.squares_by_segment(values, _lengths(span), squares) != kernels.SOUND:
             raise CodecError(f"values of frame {span.index} are not finite")
         return values.astype("<f4").view(np.uint8).data
     content = np.empty(content_bytes(span, codec), np.uint8)
     codes, scales = _parts(content, span, codec)
-    if kernels.quantise(values, lengths, LEVELS[codec], codes, scales) != kernels.SOUND:
+    if kernels.quantise(values, _lengths(span), LEVELS[codec], codes, scales) != kernels.SOUND:
         raise CodecError(f"values of frame {span.index} are not finite")
     return content.data
 
@@ -85,12 +83,11 @@ def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.f
     Raises FrameError when the payload is not what a sound encoder could have made.
     """
     content = _content(payload, span, codec)
-    _, lengths, _ = _shape(span)
-    squares = np.empty(len(lengths), np.float64)
+    squares = np.empty(len(span.segments), np.float64)
     if codec is Codec.FLOAT32:
-        found = kernels.squares_by_segment(content.view("<f4"), lengths, squares)
+        found = kernels.squares_by_segment(content.view("<f4"), _lengths(span), squares)
     else:
-        found = kernels.inspect(*_parts(content, span, codec), lengths, LEVELS[codec], squares)
+        found = kernels.inspect(*_parts(content, span, codec), _lengths(span), LEVELS[codec], squares)
     if found != kernels.SOUND:
         wrong = {
             kernels.NOT_FINITE: "a value is not finite",
@@ -123,12 +120,11 @@ def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, ou
 
 def content_add(content: NDArray[np.uint8], span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
     """`decode_add` for what `quantise_frame` gave."""
-    _, lengths, _ = _shape(span)
     target = out[span.offset : span.offset + span.length]
     if codec is Codec.FLOAT32:
-        kernels.accumulate_float32(content.view("<f4"), lengths, factors, target)
+        kernels.accumulate_float32(content.view("<f4"), _lengths(span), factors, target)
     else:
-        kernels.accumulate(*_parts(content, span, codec), lengths, LEVELS[codec], factors, target)
+        kernels.accumulate(*_parts(content, span, codec), _lengths(span), LEVELS[codec], factors, target)
 
 
 def compress(content: Payload) -> bytes:
@@ -141,10 +137,9 @@ def compress(content: Payload) -> bytes:
 
 def content_bytes(span: FrameSpan, codec: Codec) -> int:
     """Size of a frame before compression."""
-    code_bytes, _, blocks = _shape(span)
     if codec is Codec.FLOAT32:
         return 4 * span.length
-    return (code_bytes if codec is Codec.INT4 else span.length) + 2 * blocks
+    return (span.packed_bytes if codec is Codec.INT4 else span.length) + 2 * span.blocks
 
 
 def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
@@ -196,16 +191,12 @@ def _zstd() -> _Zstd:
     return _local
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def _shape(span: FrameSpan) -> tuple[int, NDArray[np.int64], int]:
-    """Bytes of codes packed by two, segment lengths, and number of blocks."""
-    lengths = np.array([segment.length for segment in span.segments], np.int64)
-    full, rest = np.divmod(lengths, BLOCK)
-    return int((full * (BLOCK // 2) + (rest + 1) // 2).sum()), lengths, int((full + (rest > 0)).sum())
+def _lengths(span: FrameSpan) -> NDArray[np.int64]:
+    return np.frombuffer(span.lengths, np.int64)
 
 
 def _parts(content: NDArray[np.uint8], span: FrameSpan, codec: Codec) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
-    code_bytes = _shape(span)[0] if codec is Codec.INT4 else span.length
+    code_bytes = span.packed_bytes if codec is Codec.INT4 else span.length
     return content[:code_bytes], content[code_bytes:].view("<u2")
 
 

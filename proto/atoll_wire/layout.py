@@ -16,9 +16,11 @@ import heapq
 import itertools
 import json
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from atoll_wire.errors import UserError
 
@@ -82,7 +84,7 @@ class Segment:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FrameSpan:
     """The part of a fragment's vector that a frame holds: whole pieces, or a part of one."""
 
@@ -90,6 +92,21 @@ class FrameSpan:
     offset: int
     length: int
     segments: tuple[Segment, ...]
+
+    @cached_property
+    def lengths(self) -> array[int]:
+        """Of each segment, as int64."""
+        return array("q", (segment.length for segment in self.segments))
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks that are quantised together; none reaches over the end of a segment."""
+        return sum(-(-segment.length // BLOCK) for segment in self.segments)
+
+    @cached_property
+    def packed_bytes(self) -> int:
+        """Bytes of its codes at two a byte; each segment begins a byte."""
+        return sum((segment.length + 1) // 2 for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)

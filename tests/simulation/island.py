@@ -94,10 +94,13 @@ class Island:
         counters = self.counters
         counters.paused = asyncio.get_running_loop().time() < self.paused_until
         if self.training and not counters.paused:
-            for fragment in range(len(self._local)):
-                change = self._random.standard_normal(len(self._local[fragment]), np.float32) * np.float32(self.stride)
-                self._local[fragment] += change
-                self._moved[fragment] -= change
+            changes = self._random.standard_normal(sum(map(len, self._local)), np.float32) * np.float32(self.stride)
+            at = 0
+            for local, moved in zip(self._local, self._moved, strict=True):
+                change = changes[at : at + len(local)]
+                local += change
+                moved -= change
+                at += len(local)
             counters.steps += 1
             counters.tokens += BATCH
             counters.stepping_s += self._step_s

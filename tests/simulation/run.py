@@ -47,6 +47,8 @@ def kept_seeds() -> list[int]:
 def run(seeds: list[int]) -> Found:
     """Some seeds, one after the other."""
     found = Found(seeds=len(seeds))
+    gc.collect()
+    gc.freeze()  # only what a seed leaves is looked at after it
     for seed in seeds:
         try:
             world = simulate(seed)
@@ -56,7 +58,8 @@ def run(seeds: list[int]) -> Found:
         found.events[world.network.events // 100] += 1
         found.counts.update(world.counts)
         found.counts.update(world.sums())
-    gc.collect()
+        del world
+        gc.collect()
     return found
 
 

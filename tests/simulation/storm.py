@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from tests.simulation.world import World
 
-STORM_S = 3.5
-ROTTING_STORM_S = 7.5
+STORM_S = 2.2
+ROTTING_STORM_S = 6.5
 
 
 class Storm:

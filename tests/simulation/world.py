@@ -31,6 +31,7 @@ DIRECTORY = Path("/run")
 NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
+LEAST_EVENTS = 300
 
 
 class World:
@@ -124,13 +125,17 @@ class World:
 
         def useful() -> bool:
             assert self.loop.now < deadline, self._stuck("did not train on")
-            return all(i.counters.connected and i.counters.steps > trained[n] + 1 for n, i in self.islands.items())
+            for name, island in self.islands.items():
+                trains_on = island.counters.connected and island.counters.steps > trained[name] + 1
+                if trains_on and self.network.events >= LEAST_EVENTS:
+                    island.training = False  # whoever is back need not keep the others company
+            return not any(island.training for island in self.islands.values())
 
         await self._guarded(useful)
 
         def at_rest() -> bool:
             for island in self.islands.values():
-                island.training = False
+                island.training = False  # of one that was let in again since, too
             assert self.loop.now < deadline, self._stuck("did not come to rest")
             engine = self.core.engine if self.core is not None else None
             return (
