@@ -98,8 +98,8 @@ class Island:
             at = 0
             for local, moved in zip(self._local, self._moved, strict=True):
                 change = changes[at : at + len(local)]
-                local += change
-                moved -= change
+                np.add(local, change, out=local)
+                np.subtract(moved, change, out=moved)
                 at += len(local)
             counters.steps += 1
             counters.tokens += BATCH
