@@ -25,8 +25,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## one core, three learners, two kills: ARGS="--json out.json" passes options
 	@$(BIN)/atoll demo $(ARGS)
 
-test: $(READY) ## the fast tests
-	@$(BIN)/python -m pytest -m "$(FAST)" $(ARGS)
+test: $(READY) ## the fast tests: those that start processes one after the other, the rest beside them
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(FAST)" $(ARGS)
 
 test-slow: $(READY) ## tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(ARGS)

@@ -20,7 +20,7 @@ from pathlib import Path
 from atoll.demo.processes import Child, children
 
 FRAGMENTS = 24
-OPTIONS = ["--fragments", str(FRAGMENTS), "--inner-steps", "100", "--overlap", "100", "--snapshot-every-s", "3600"]
+OPTIONS = ["--fragments", str(FRAGMENTS), "--inner-steps", "24", "--overlap", "24", "--snapshot-every-s", "3600"]
 PATIENCE_S = 300.0
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -39,6 +39,7 @@ class Measured:
     cpu_s: float
     core_cpu_s: float
     bytes_per_parameter: float
+    participation: float
     core_bytes: int
     learner_bytes: int
 
@@ -69,7 +70,8 @@ def measure(learners: int, size: str, syncs: int) -> Measured:
     wall = statistics.mean(one["wall_s"] for one in told)
     return Measured(
         learners, parameters, syncs, wall / done, (core_cpu + sum(one["cpu_s"] for one in told)) / done,
-        core_cpu / done, statistics.mean(one["bytes"] for one in told) / done / parameters, peak,
+        core_cpu / done, statistics.mean(one["bytes"] for one in told) / done / parameters,
+        statistics.mean(one["merged"] / one["adopted"] for one in told), peak,
         max(one["added_bytes"] for one in told),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from atoll import Learner
 from atoll.reference.model import SIZES, Transformer
 from atoll_wire.logs import configure
 
-BREATH_S = 0.001  # an inner step, nearly
+BREATH_S = 0.004  # an inner step, nearly
 
 
 def resident_bytes() -> int:
@@ -70,6 +70,8 @@ class Marks:
             if old != new:
                 self._train(fragment)
         self.versions = versions
+        while self._learner.stats().pending > len(versions) // 2:
+            time.sleep(BREATH_S)
         time.sleep(BREATH_S)
 
     def so_far(self) -> dict[str, float]:
@@ -77,7 +79,7 @@ class Marks:
         stats = self._learner.stats()
         return {
             "wall_s": time.monotonic(), "cpu_s": time.process_time() - self._noise_s,
-            "bytes": stats.bytes_up + stats.bytes_down, "adopted": sum(self.versions),
+            "bytes": stats.bytes_up + stats.bytes_down, "adopted": sum(self.versions), "merged": stats.merged,
         }  # fmt: skip
 
     def _train(self, fragment: int) -> None:

@@ -6,6 +6,16 @@ import socket
 
 import pytest
 
+PROCESSES = {"command", "end_to_end"}  # folders whose tests start processes that must be quick
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, tests that start processes stay on one."""
+    for item in items:
+        if item.path.parent.name in PROCESSES:
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
 
 @pytest.fixture
 def unused_port() -> int:

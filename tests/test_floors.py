@@ -13,7 +13,7 @@ PACKAGES = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner"}
 # Lowest first; a module may import from its own floor's line above it, and from any lower floor.
 FLOORS = {
     "atoll_wire": [
-        ["__init__", "errors", "outer_pb2", "arrivals"],
+        ["__init__", "errors", "outer_pb2", "arrivals", "spans", "memory"],
         ["outer_pb2_grpc", "layout", "logs"],
         ["kernels"],
         ["codec"],
@@ -39,8 +39,9 @@ FLOORS = {
         ["__main__"],
     ],
     "atoll": [
-        ["errors", "adoption"],
-        ["handover", "stats", "transport", "island", "parameters"],
+        ["errors", "places"],
+        ["adoption"],
+        ["handover", "stats", "transport", "island", "parameters", "windows"],
         ["standing", "local"],
         ["sending", "joining"],
         ["fetching"],
@@ -72,7 +73,7 @@ PURE = {
         "admission",
         "rows",
     ],
-    "atoll": ["adoption"],
+    "atoll": ["places", "adoption"],
 }
 IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}
 

@@ -1,4 +1,4 @@
-"""PURE: the arithmetic of one fragment at a learner. No IO, no threads, no torch.
+"""PURE: what one fragment goes through at a learner. No IO, no threads, no torch.
 
 Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)); what
 quantisation left out stays in L, so there is no error buffer. Adopting A' with D taken before:
@@ -8,31 +8,26 @@ quantisation left out stays in L, so there is no error buffer. Adopting A' with 
     too stale                     L' = A'                (D = 0: the work is given up)
 
 so that, to rounding: sum of inner displacement = sum of own merged q + (A - L) + abandoned. For parameters that are
-not float32, D is measured from the value really stored: the origin o = float32(L') + D stands in for A, else the
-rounding of A' itself would be sent as work.
+not float32, D is measured from the value really stored: the origin o = stored(L') + (A' - L') stands in for A, else
+the rounding of A' itself would be sent as work.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from atoll_wire.kernels import kernel
-from numpy.typing import NDArray
-
-F32 = NDArray[np.float32]
-
-NONE = np.empty(0, np.float32)
+from atoll.places import F32, Coded, Places, Shape, difference, rebase, store
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
     """What became of the contribution in flight by the version that is adopted: nothing yet, merged, or given up.
 
-    q: its decoded values when it was merged. drop: the outstanding work is given up (too stale, another generation).
+    q: its values as they were sent, when it was merged. drop: the outstanding work is given up (too stale, another
+    generation).
     """
 
-    q: F32 | None = None
+    q: Coded | None = None
     drop: bool = False
 
 
@@ -50,6 +45,7 @@ class Outstanding:
 class Track:
     """Where one fragment stands at the learner.
 
+    shape: of the fragment in the run's codec.
     version, anchor: what was last adopted. origin: D is measured from it (the anchor itself for float32).
     base_version: at which D was last empty or last merged, so that staleness cannot hide behind an adoption.
     tokens_from, steps_from: the learner's counters at that moment; what came since is outstanding.
@@ -57,6 +53,7 @@ class Track:
     overwritten: its tokens when they are not any more: given up unless it is merged.
     """
 
+    shape: Shape
     version: int
     anchor: F32
     origin: F32
@@ -66,14 +63,14 @@ class Track:
     flying: tuple[int, int] | None = None
     overwritten: int = 0
 
-    def take(self, local: F32, tokens: int, steps: int) -> Outstanding:
-        """The pseudo-gradient now. tokens, steps: the learner's counters.
+    def take(self, places: Places, tokens: int, steps: int) -> Outstanding:
+        """The pseudo-gradient now, in memory of its own. tokens, steps: the learner's counters.
 
-        local: float32 parameters as stored. The pseudo-gradient has memory of its own.
+        places: of the parameters as stored, in float32.
         """
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
-        return Outstanding(self.origin - local, *self.flying, self.base_version)
+        return Outstanding(difference(self.origin, places, self.shape), *self.flying, self.base_version)
 
     def later(self, steps: int) -> bool:
         """Whether there is work that came after the contribution in flight."""
@@ -85,12 +82,12 @@ class Track:
         return given_up
 
     def adopt(
-        self, anchor: F32, version: int, fate: Fate, tokens: int, steps: int, work: F32, local: F32, *, keep: bool
+        self, anchor: F32, version: int, fate: Fate, tokens: int, steps: int, places: Places, *, keep: bool
     ) -> int:
-        """Moves to a newer anchor; returns the tokens that are given up. Takes no memory of its own.
+        """Moves to a newer anchor, and what lies at `places` with it; returns the tokens that are given up.
 
-        work: the parameters as stored; becomes the work that is kept. local: becomes the new parameters.
-        keep: "rebase" (True) or "overwrite" (False). `settle` must follow with what was stored.
+        places: of the parameters as stored, in float32; they become the new parameters. keep: "rebase" (True) or
+        "overwrite" (False). When less than that is stored, `stored` must follow.
         """
         assert fate.q is None or self.flying is not None, "only what is in flight can be merged"
         if fate.q is not None and self.flying is not None:
@@ -107,34 +104,15 @@ class Track:
                 self.overwritten += self.flying[0]
                 self.flying = (0, 0)
             self.tokens_from, self.steps_from = tokens, steps
-            work.fill(0.0)
-            local[:] = anchor
+            store(anchor, places, self.shape)
         else:
-            _rebase(self.origin, NONE if fate.q is None else fate.q, anchor, work, local)
+            rebase(self.origin, anchor, fate.q, places, self.shape)
         if fate.q is not None or self.steps_from == steps:
             self.base_version = version
         self.base_version = min(self.base_version, version)  # the core may have come back from a backup
-        self.version, self.anchor = version, anchor
+        self.version, self.anchor, self.origin = version, anchor, anchor
         return abandoned
 
-    def settle(self, stored: F32 | None, work: F32) -> None:
-        """Notes the origin. stored: the parameters as float32 after they were written in a narrower type, else None."""
-        self.origin = self.anchor if stored is None else stored + work
-
-
-@kernel
-def _rebase(origin: F32, q: F32, anchor: F32, work: F32, local: F32) -> None:
-    """work: from the parameters as stored to origin - work - q; local = anchor - work. All as long, q may be empty."""
-    if len(q) == 0:
-        for i in range(len(anchor)):
-            work[i] = origin[i] - work[i]
-            local[i] = anchor[i] - work[i]
-    else:
-        for i in range(len(anchor)):
-            work[i] = origin[i] - work[i] - q[i]
-            local[i] = anchor[i] - work[i]
-
-
-def warm_up() -> None:
-    """Compiles the kernel, or loads it from disk, so that nothing compiles while a model trains."""
-    _rebase(*np.ones((5, 1), np.float32))
+    def stored(self, wanted: F32, stored: F32) -> None:
+        """The new parameters were stored in a narrower type. wanted, stored: before and after, both as float32."""
+        self.origin = stored + (self.anchor - wanted)

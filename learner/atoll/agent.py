@@ -13,13 +13,14 @@ from concurrent.futures import Future
 
 import structlog
 from atoll_wire import codec
+from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
 
-from atoll import adoption
-from atoll.adoption import F32
+from atoll import places
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
 from atoll.joining import FirstModel, Identity
+from atoll.places import F32
 from atoll.presence import Presence
 from atoll.stats import Counters
 from atoll.transport import GOODBYE_S
@@ -51,6 +52,12 @@ class Agent:
         """Version and anchor of each fragment, once ready."""
         assert self._presence is not None, "ready comes first"
         return [(line.version, line.anchor) for line in self._presence.standing.lines]
+
+    @property
+    def run_codec(self) -> Codec:
+        """Of contributions and updates."""
+        assert self._presence is not None, "ready comes first"
+        return Codec(self._presence.standing.settings.codec)
 
     def submit(self, taken: Taken) -> None:
         """Hands a pseudo-gradient over to be sent."""
@@ -87,7 +94,7 @@ class Agent:
         if self._leaving:
             return
         await asyncio.to_thread(codec.warm_up)
-        await asyncio.to_thread(adoption.warm_up)
+        await asyncio.to_thread(places.warm_up)
         self._presence = Presence(
             self._identity, self._model, self._handover, self._counters, self.ready.set_result, self._stop
         )

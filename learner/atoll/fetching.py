@@ -12,18 +12,18 @@ from collections.abc import AsyncIterable, Callable
 
 import grpc
 import grpc.aio
-import numpy as np
 import structlog
-from atoll_wire import codec
+from atoll_wire import codec, memory
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec, FrameError
 from atoll_wire.layout import Fragment
 
-from atoll.adoption import F32, Fate
+from atoll.adoption import Fate
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Prepared
+from atoll.places import F32
 from atoll.sending import Sender
-from atoll.standing import Flight, Line, Standing
+from atoll.standing import Line, Standing
 from atoll.stats import Counters
 from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
 
@@ -145,7 +145,7 @@ class Fetcher:
             return False
         if line.setbacks != setbacks:
             return True  # meanwhile the core came back without this version
-        fate = await self._fate(line, header, whole=whole)
+        fate = self._fate(line, header, whole=whole)
         line.anchor, line.version = anchor, header.version
         if line.setbacks != setbacks:
             line.whole = True
@@ -156,7 +156,7 @@ class Fetcher:
         self._handover.offer(Prepared(line.fragment, line.version, anchor, fate))
         return True
 
-    async def _fate(self, line: Line, header: pb.FetchHeader, *, whole: bool) -> Fate:
+    def _fate(self, line: Line, header: pb.FetchHeader, *, whole: bool) -> Fate:
         """What this version means for the contribution in flight; a refusal may be heard of here first."""
         session = self._standing.session
         for receipt in header.receipts:
@@ -166,10 +166,8 @@ class Fetcher:
             ):  # fmt: skip
                 continue
             if receipt.fate == pb.FATE_MERGED:
-                fragment = self._standing.fragment(line.fragment)
-                q = await asyncio.to_thread(_decoded, flight, fragment, Codec(self._standing.settings.codec))
                 self._sender.end(line, merged=True)
-                return Fate(q=q, drop=whole and line.drop)
+                return Fate(flight.coded, whole and line.drop)
             self._sender.decided(receipt)
         return Fate(drop=whole and line.drop)
 
@@ -185,28 +183,23 @@ async def _received(
             header = reply.header
             continue
         frame, index = reply.frame, len(payloads)
-        if index == frames or frame.index != index or codec.crc32c(frame.payload) != frame.crc32c:
+        payload = frame.payload  # a copy each time
+        if index == frames or frame.index != index or codec.crc32c(payload) != frame.crc32c:
             return None, []
-        payloads.append(frame.payload)
+        payloads.append(payload)
     return (header, payloads) if len(payloads) == frames else (None, [])
 
 
 def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: list[bytes]) -> tuple[F32 | None, int]:
     """base + update, or the fragment itself, and its checksum; a new array, since the old one is still trained from."""
-    anchor = np.empty(fragment.length, np.float32) if base is None else base.copy()
+    anchor, checksum = memory.empty(fragment.length), 0
     try:
         for span, payload in zip(fragment.frames, payloads, strict=True):
             if base is None:
                 codec.decode_frame(payload, span, codec_used, anchor)
             else:
-                codec.decode_add(payload, span, codec_used, np.ones(len(span.segments), np.float32), anchor)
+                codec.content_advance(codec.decompress(payload, span, codec_used), span, codec_used, base, anchor)
+            checksum = codec.vector_crc32c(anchor[span.place], checksum)
     except FrameError:
         return None, 0
-    return anchor, codec.vector_crc32c(anchor)
-
-
-def _decoded(flight: Flight, fragment: Fragment, codec_used: Codec) -> F32:
-    q = np.empty(fragment.length, np.float32)
-    for span, payload in zip(fragment.frames, flight.frames, strict=True):
-        codec.decode_frame(payload, span, codec_used, q)
-    return q
+    return anchor, checksum

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from atoll_wire import outer_pb2 as pb
 
-from atoll.adoption import F32, Fate, Outstanding
+from atoll.adoption import Fate, Outstanding
+from atoll.places import F32
 
 
 @dataclass(frozen=True, slots=True)

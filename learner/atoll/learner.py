@@ -22,6 +22,7 @@ from atoll.joining import FirstModel, Identity, process_age_s
 from atoll.local import Local
 from atoll.parameters import Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
+from atoll.windows import Windows
 
 STEP_SMOOTHING = 0.1
 # Leaving waits so long for the fates of contributions in flight, to send what came after them: rounds that are still
@@ -126,7 +127,8 @@ class Learner:
         except LearnerError as error:
             return error
         self._handover.clear()  # the first anchors are taken from the agent itself
-        self._local = Local(parameters, self._layout, self._agent.anchors(), keep=self._keep)
+        windows = Windows(parameters.values, self._layout, self._agent.run_codec)
+        self._local = Local(windows, self._agent.anchors(), keep=self._keep)
         return None
 
     def __exit__(
@@ -136,8 +138,8 @@ class Learner:
         with self._leaving:  # Ctrl-C ends the draining, not the good-bye
             if kind is None and self._local is not None and self._failure() is None:
                 self._drain(self._local)
-        if self._parameters is not None:
-            self._parameters.forget()
+        if self._local is not None:
+            self._local.forget()
         if kind is None:
             self._ranks().leave()
 
@@ -208,15 +210,13 @@ class Learner:
         counters.step_time_s += (whole - counters.step_time_s) * (STEP_SMOOTHING if counters.steps else 1.0)
         counters.steps += 1
         counters.tokens += tokens
-        if loss is not None:
-            counters.loss = loss
+        counters.loss = counters.loss if loss is None else loss
 
     def _adopt(self, fragment: int, prepared: Prepared | None) -> None:
         """Moves one fragment to its new anchor, on all ranks."""
         assert self._layout is not None, "joined"
         if prepared is not None and self._local is not None:
-            given_up = self._local.adopt(prepared, self._counters.tokens, self._counters.steps)
-            self._abandon(fragment, given_up)
+            self._abandon(fragment, self._local.adopt(prepared, self._counters.tokens, self._counters.steps))
             self._handover.adopted.append(pb.Adopted(fragment=fragment, version=prepared.version))
         self._ranks().spread(self._mine().of(self._layout.fragments[fragment]))
 
@@ -260,8 +260,8 @@ class Learner:
         """
         began = time.perf_counter()
         self._counters.paused = True
-        if self._mine().on_accelerator():
-            self._mine().forget()  # its memory is short: what is moved off it must be free
+        if self._local is not None and self._mine().on_accelerator():
+            self._local.forget()  # its memory is short: what is moved off it must be free
         try:
             yield
         finally:
@@ -280,13 +280,13 @@ class Learner:
     def stats(self) -> Stats:
         """Counters of this moment."""
         c = self._counters
-        versions = tuple(track.version for track in self._local.tracks) if self._local else ()
+        versions = () if self._local is None else tuple(track.version for track in self._local.tracks)
         return Stats(
             steps=c.steps, tokens=c.tokens, run_tokens=self.run_tokens, blocked_s=c.blocked_s, stepping_s=c.stepping_s,
             joining_s=c.joining_s, paused_s=c.paused_s, bytes_up=c.bytes_up, bytes_down=c.bytes_down,
-            bytes_whole=c.bytes_whole, versions=versions, merged=c.merged,
-            refused=c.refused, pending=c.pending, abandoned_tokens=c.abandoned_tokens, reconnects=c.reconnects,
-            mismatches=c.mismatches, connected=c.connected, last_error=c.last_error,
+            bytes_whole=c.bytes_whole, versions=versions, merged=c.merged, refused=c.refused, pending=c.pending,
+            abandoned_tokens=c.abandoned_tokens, reconnects=c.reconnects, mismatches=c.mismatches,
+            connected=c.connected, last_error=c.last_error,
         )  # fmt: skip
 
     def _mine(self) -> Parameters:

@@ -1,10 +1,8 @@
-"""From a PyTorch model and optimizer to tensors on the wire, and back: whatever device, type and wrapping they have."""
+"""What of a PyTorch model is trained: its tensors and their names, whatever device, type and wrapping they have."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,34 +14,6 @@ from torch import nn
 
 from atoll.errors import LearnerError
 
-F32 = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A fragment's parameters and their places on the host as flat views, so that one call of torch moves them all.
-
-    at: addresses for which it holds. turned: parameters whose memory is in another order, each with a copy in order:
-    the views are on the copy. staged: for each row of staging memory, views on it. They are kept, since a tensor that
-    ends gives the interpreter away as well.
-    """
-
-    at: list[int]
-    pieces: list[torch.Tensor]
-    turned: list[tuple[torch.Tensor, torch.Tensor]]
-    staged: list[list[torch.Tensor]]
-
-    @classmethod
-    def on(cls, values: Sequence[nn.Parameter], fragment: Fragment, at: list[int], staging: F32) -> Window:
-        """Looks at these parameters."""
-        tensors = {piece.tensor: values[piece.tensor].detach() for piece in fragment.pieces}
-        ordered = {number: tensor.contiguous() for number, tensor in tensors.items()}
-        turned = [(tensors[number], copy) for number, copy in ordered.items() if copy is not tensors[number]]
-        pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in fragment.pieces]
-        rows = [torch.from_numpy(row) for row in staging]
-        staged = [[row[p.offset : p.offset + p.length] for p in fragment.pieces] for row in rows]
-        return cls(at, pieces, turned, staged)
-
 
 class Parameters:
     """The trainable parameters: those that require gradients and that the optimizer updates, tied ones once."""
@@ -54,8 +24,6 @@ class Parameters:
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self.values: list[nn.Parameter] = []
         self.tensors: tuple[TensorSpec, ...] = ()
-        self._windows: dict[int, Window] = {}
-        self._staging = np.empty((2, 0), np.float32)
         self._frozen: list[tuple[str, nn.Parameter]] = []
         embeddings = _embedding_like(model)
         specs = []
@@ -109,32 +77,6 @@ class Parameters:
                 seen.add(copy.data_ptr())
         save_file(tensors, path)
 
-    def stage(self, fragment: Fragment, row: int) -> F32:
-        """Row 0 or 1 of the host's staging memory, as long as the fragment; whoever reads or writes next may use it."""
-        if self._staging.shape[1] < fragment.length:
-            self._staging = np.empty((2, fragment.length), np.float32)
-            self._windows.clear()
-        return self._staging[row, : fragment.length]
-
-    def read(self, fragment: Fragment, row: int) -> F32:
-        """Stages a fragment's parameters as stored; returns float32 (fragment.length,)."""
-        staged, window = self.stage(fragment, row), self._window(fragment)
-        with torch.no_grad():
-            torch._foreach_copy_(window.staged[row], window.pieces)
-        return staged
-
-    def write(self, fragment: Fragment, row: int) -> None:
-        """Stores what is staged in the parameters, in their own types."""
-        window = self._window(fragment)
-        with torch.no_grad():
-            torch._foreach_copy_(window.pieces, window.staged[row])
-            for parameter, ordered in window.turned:
-                parameter.copy_(ordered)
-
-    def narrow(self, fragment: Fragment) -> bool:
-        """Whether any of the fragment's parameters is stored in less than float32."""
-        return any(self.values[piece.tensor].dtype != torch.float32 for piece in fragment.pieces)
-
     def of(self, fragment: Fragment) -> list[nn.Parameter]:
         """The parameters that a fragment touches."""
         return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
@@ -142,20 +84,6 @@ class Parameters:
     def on_accelerator(self) -> bool:
         """Whether any parameter lies outside the host's memory."""
         return not all(value.is_cpu for value in self.values)
-
-    def forget(self) -> None:
-        """Lets go of the parameters' memory: it can be moved or freed."""
-        self._windows.clear()
-
-    def _window(self, fragment: Fragment) -> Window:
-        """The fragment's window. It is kept until the parameters move, unless it has copies in it."""
-        at = [self.values[piece.tensor].data_ptr() for piece in fragment.pieces]
-        window = self._windows.get(fragment.index)
-        if window is None or window.at != at:
-            window = Window.on(self.values, fragment, at, self._staging)
-            if not window.turned:
-                self._windows[fragment.index] = window
-        return window
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:

@@ -13,20 +13,23 @@ from dataclasses import replace
 
 import grpc
 import grpc.aio
+import numpy as np
 import structlog
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec, CodecError
 from atoll_wire.layout import Fragment
 
-from atoll.adoption import NONE
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
+from atoll.places import Coded
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
 from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
 
 log = structlog.get_logger()
+
+NO_VALUES = np.empty(0, np.float32)
 
 
 class Sender:
@@ -80,7 +83,8 @@ class Sender:
     async def _carry(self, line: Line, flight: Flight) -> None:
         fragment = self._standing.fragment(line.fragment)
         try:
-            flight.frames = await asyncio.to_thread(_encode, flight, fragment, Codec(self._standing.settings.codec))
+            run_codec = Codec(self._standing.settings.codec)
+            flight.coded, flight.frames = await asyncio.to_thread(_encode, flight, fragment, run_codec)
         except CodecError as error:
             # No anchor mends that: the next gradient, or the optimizer's own state, is not finite either.
             raise LearnerError(
@@ -88,7 +92,7 @@ class Sender:
                 "learner again: it goes on from the run's parameters; lower its learning rate if that happens again"
             ) from error
         # The vector is of no more use, and may wait long for its fate.
-        flight.taken = replace(flight.taken, outstanding=replace(flight.taken.outstanding, vector=NONE))
+        flight.taken = replace(flight.taken, outstanding=replace(flight.taken.outstanding, vector=NO_VALUES))
         await self._offer(line, flight)
 
     async def _offer(self, line: Line, flight: Flight) -> None:
@@ -211,9 +215,10 @@ class Sender:
             self._handover.settle()
 
 
-def _encode(flight: Flight, fragment: Fragment, codec_used: Codec) -> tuple[bytes, ...]:
+def _encode(flight: Flight, fragment: Fragment, codec_used: Codec) -> tuple[Coded, tuple[bytes, ...]]:
     vector = flight.taken.outstanding.vector
-    return tuple(codec.encode_frame(vector, span, codec_used) for span in fragment.frames)
+    contents = [codec.quantise_frame(vector[span.place], span, codec_used) for span in fragment.frames]
+    return Coded.of([np.frombuffer(content, np.uint8) for content in contents]), tuple(map(codec.compress, contents))
 
 
 async def _raise_status(call: grpc.aio.StreamStreamCall[pb.PushRequest, pb.PushReply]) -> None:

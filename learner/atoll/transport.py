@@ -16,7 +16,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 MESSAGE_BYTES = 16 << 20
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
-DEAD_S = 20.0  # without a frame on a connection that was given up: a frame is 1 MiB at most
+DEAD_S = 20.0  # without a frame on a connection that was given up: a frame is 2 MiB at most
 GOODBYE_S = 5.0  # a core that hangs is not waited for longer
 
 OPTIONS = [

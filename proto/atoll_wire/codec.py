@@ -20,7 +20,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from atoll_wire import kernels
-from atoll_wire.layout import BLOCK, FrameSpan, Segment
+from atoll_wire.spans import BLOCK, FrameSpan, Segment
 
 F32: TypeAlias = NDArray[np.float32]
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -59,7 +59,7 @@ def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
 
     vector: float32 (fragment.length,), contiguous. Returns the payload. Raises CodecError when a value is not finite.
     """
-    values = vector[span.offset : span.offset + span.length]
+    values = vector[span.place]
     return _zstd().compressor.compress(quantise_frame(values, span, codec))
 
 
@@ -67,12 +67,12 @@ def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> memoryview:
     """The content of a frame before compression, never a view of the values: float32 (span.length,), contiguous."""
     if codec is Codec.FLOAT32:
         squares = np.empty(len(span.segments), np.float64)
-        if kernels.squares_by_segment(values, _lengths(span), squares) != kernels.SOUND:
+        if kernels.squares_by_segment(values, lengths(span), squares) != kernels.SOUND:
             raise CodecError(f"values of frame {span.index} are not finite")
         return values.astype("<f4").view(np.uint8).data
     content = np.empty(content_bytes(span, codec), np.uint8)
     codes, scales = _parts(content, span, codec)
-    if kernels.quantise(values, _lengths(span), LEVELS[codec], codes, scales) != kernels.SOUND:
+    if kernels.quantise(values, lengths(span), LEVELS[codec], codes, scales) != kernels.SOUND:
         raise CodecError(f"values of frame {span.index} are not finite")
     return content.data
 
@@ -82,12 +82,12 @@ def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.f
 
     Raises FrameError when the payload is not what a sound encoder could have made.
     """
-    content = _content(payload, span, codec)
+    content = decompress(payload, span, codec)
     squares = np.empty(len(span.segments), np.float64)
     if codec is Codec.FLOAT32:
-        found = kernels.squares_by_segment(content.view("<f4"), _lengths(span), squares)
+        found = kernels.squares_by_segment(content.view("<f4"), lengths(span), squares)
     else:
-        found = kernels.inspect(*_parts(content, span, codec), _lengths(span), LEVELS[codec], squares)
+        found = kernels.inspect(*_parts(content, span, codec), lengths(span), LEVELS[codec], squares)
     if found != kernels.SOUND:
         wrong = {
             kernels.NOT_FINITE: "a value is not finite",
@@ -100,31 +100,43 @@ def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.f
 
 def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> None:
     """Writes a frame's values to its place in `out`, float32 (fragment.length,). Raises FrameError."""
-    content = _content(payload, span, codec)
-    target = out[span.offset : span.offset + span.length]
+    content = decompress(payload, span, codec)
+    target = out[span.place]
     if codec is Codec.FLOAT32:
         target[:] = content.view("<f4")  # bit by bit, the sign of a zero included
     else:
-        target[:] = 0.0
-        content_add(content, span, codec, np.ones(len(span.segments), np.float32), out)
+        content_add(content, span, codec, np.ones(len(span.segments), np.float32), out, fresh=True)
 
 
-def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
+def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32, *, fresh: bool = False) -> None:
     """Adds each segment's factor times its values to their place in `out`, in one pass.
+
+    fresh: whatever is there counts for nothing.
 
     factors: float32 (len(span.segments),). out: float32 (fragment.length,), contiguous; changed in place.
     Raises FrameError when the payload does not decode to span.length values; `out` is then unchanged.
     """
-    content_add(_content(payload, span, codec), span, codec, factors, out)
+    content_add(decompress(payload, span, codec), span, codec, factors, out, fresh=fresh)
 
 
-def content_add(content: NDArray[np.uint8], span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
+def content_add(
+    content: NDArray[np.uint8], span: FrameSpan, codec: Codec, factors: F32, out: F32, *, fresh: bool = False
+) -> None:
     """`decode_add` for what `quantise_frame` gave."""
-    target = out[span.offset : span.offset + span.length]
+    target = out[span.place]
     if codec is Codec.FLOAT32:
-        kernels.accumulate_float32(content.view("<f4"), _lengths(span), factors, target)
+        kernels.accumulate_float32(content.view("<f4"), lengths(span), factors, fresh, target)
     else:
-        kernels.accumulate(*_parts(content, span, codec), _lengths(span), LEVELS[codec], factors, target)
+        kernels.accumulate(*_parts(content, span, codec), lengths(span), LEVELS[codec], factors, fresh, target)
+
+
+def content_advance(content: NDArray[np.uint8], span: FrameSpan, codec: Codec, base: F32, out: F32) -> None:
+    """Writes base + values to the frame's place in `out`. base, out: float32 (fragment.length,), apart."""
+    place = span.place
+    if codec is Codec.FLOAT32:
+        np.add(base[place], content.view("<f4"), out=out[place])
+    else:
+        kernels.advance(base[place], *_parts(content, span, codec), lengths(span), LEVELS[codec], out[place])
 
 
 def compress(content: Payload) -> bytes:
@@ -132,7 +144,41 @@ def compress(content: Payload) -> bytes:
     return _zstd().compressor.compress(content)
 
 
+def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.uint8]:
+    """The content of a payload, after the size that it declares was found right: a bomb takes no memory.
+
+    Raises FrameError.
+    """
+    expected = content_bytes(span, codec)
+    try:
+        declared = zstandard.get_frame_parameters(payload).content_size
+        if declared != expected:
+            raise FrameError(f"declares {declared} bytes where {expected} belong")
+        content = _zstd().decompressor.decompress(payload, max_output_size=expected, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FrameError(f"is not a zstd frame: {error}") from error
+    if len(content) != expected:
+        raise FrameError(f"holds {len(content)} bytes where {expected} belong")
+    return np.frombuffer(content, np.uint8)
+
+
 # ------------------------------------------------------------------------------------------------- sizes and sums
+
+
+def lengths(span: FrameSpan) -> NDArray[np.int64]:
+    """Of each of its segments, as kernels take them."""
+    return np.frombuffer(span.lengths, np.int64)
+
+
+def squares(vector: F32, span: FrameSpan) -> NDArray[np.float64]:
+    """Sums of squares of a frame's values, per segment. vector: float32 (fragment.length,).
+
+    Raises NotFiniteError when one is not finite.
+    """
+    sums = np.empty(len(span.segments), np.float64)
+    if kernels.squares_by_segment(vector[span.place], lengths(span), sums) != kernels.SOUND:
+        raise NotFiniteError("a value is not finite")
+    return sums
 
 
 def content_bytes(span: FrameSpan, codec: Codec) -> int:
@@ -148,14 +194,14 @@ def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
     return size + (size >> 8) + 512
 
 
-def crc32c(data: Payload) -> int:
-    """CRC-32C (Castagnoli) of some bytes."""
-    return int(crc32c_library.crc32c(data))
+def crc32c(data: Payload, before: int = 0) -> int:
+    """CRC-32C (Castagnoli) of some bytes that follow others, of which it was `before`."""
+    return int(crc32c_library.crc32c(data, before))
 
 
-def vector_crc32c(vector: F32) -> int:
-    """CRC-32C of a vector's little-endian bytes: the checksum that anchors are compared by."""
-    return crc32c(np.ascontiguousarray(vector, "<f4").view(np.uint8).data)
+def vector_crc32c(vector: F32, before: int = 0) -> int:
+    """CRC-32C of a vector's little-endian bytes, as above: the checksum that anchors are compared by."""
+    return crc32c(np.ascontiguousarray(vector, "<f4").view(np.uint8).data, before)
 
 
 def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
@@ -198,18 +244,3 @@ def _lengths(span: FrameSpan) -> NDArray[np.int64]:
 def _parts(content: NDArray[np.uint8], span: FrameSpan, codec: Codec) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
     code_bytes = span.packed_bytes if codec is Codec.INT4 else span.length
     return content[:code_bytes], content[code_bytes:].view("<u2")
-
-
-def _content(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.uint8]:
-    """Decompresses after the declared size was found right: a bomb takes no memory."""
-    expected = content_bytes(span, codec)
-    try:
-        declared = zstandard.get_frame_parameters(payload).content_size
-        if declared != expected:
-            raise FrameError(f"declares {declared} bytes where {expected} belong")
-        content = _zstd().decompressor.decompress(payload, max_output_size=expected, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise FrameError(f"is not a zstd frame: {error}") from error
-    if len(content) != expected:
-        raise FrameError(f"holds {len(content)} bytes where {expected} belong")
-    return np.frombuffer(content, np.uint8)

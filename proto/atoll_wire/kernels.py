@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll_wire.layout import BLOCK
+from atoll_wire.spans import BLOCK
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,8 +28,8 @@ U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]
 
 HALF = BLOCK // 2
-MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest integer, half to even, in the low bits
-MAGIC_BITS = np.int32(0x4B400000)
+LANES = 64  # sums side by side: a single one would wait for each of its additions
+MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and taken off again, it leaves the nearest integer, half to even
 INFINITY_BITS = np.uint32(0x7F800000)
 SMALLEST_NORMAL_BITS = np.uint32(0x00800000)
 LARGEST = np.float32(np.finfo(np.float32).max)
@@ -63,49 +63,63 @@ def quantise(vector: F32, lengths: I64, levels: int, codes: U8, scales: U16) -> 
 
     In a block of n values packed by two, byte i holds value i in its low and value i + (n + 1) // 2 in its high half.
     """
-    magnitude, shifted, scratch = vector.view(np.int32), np.empty(BLOCK, np.float32), np.empty(1, np.float32)
-    rounded, scratch_bits = shifted.view(np.int32), scratch.view(np.uint32)
+    scratch = np.empty(1, np.float32)
+    scratch_bits = scratch.view(np.uint32)
     position, code_at, scale_at = 0, 0, 0
     for length in lengths:
         for start in range(position, position + length, BLOCK):
             n = min(BLOCK, position + length - start)
-            # As integers: a maximum that vectorises, and that sees NaN and infinity.
-            largest, raw = np.int32(0), magnitude[start : start + n]
-            for i in range(len(raw)):
-                largest = max(largest, np.int32(raw[i] & np.int32(0x7FFFFFFF)))
+            values = vector[start : start + n]
+            largest = _largest_bits(values.view(np.int32))
             if largest >= INFINITY_BITS:
                 return NOT_FINITE
             scale = _scale_bits(np.uint32(largest), np.float32(levels), scratch)
             scales[scale_at] = np.uint16(scale >> np.uint32(16))
             scratch_bits[0] = scale
             inverse = np.float32(1.0) / scratch[0] if scale else np.float32(0.0)
-            values = vector[start : start + n]
-            for i in range(len(values)):
-                shifted[i] = values[i] * inverse + MAGIC
-            code_at += _pack(rounded, n, levels, codes[code_at:])
+            if levels == 127:
+                _code_bytes(values, inverse, codes[code_at : code_at + n])
+                code_at += n
+            else:
+                half = (n + 1) // 2
+                _code_pairs(values[:half], values[half:], inverse, codes[code_at : code_at + half])
+                code_at += half
             scale_at += 1
         position += length
     return SOUND
 
 
 @kernel
-def _pack(rounded: NDArray[np.int32], n: int, levels: int, codes: U8) -> int:
-    """Writes a block's codes as bytes, or two to a byte; returns how many bytes. rounded: bits of value + MAGIC."""
-    most, least = np.int32(levels), np.int32(-levels)
-    if levels == 127:
-        whole = codes[:n]
-        for i in range(len(whole)):
-            whole[i] = np.uint8(min(max(np.int32(rounded[i] - MAGIC_BITS), least), most) & 0xFF)
-        return n
-    half = (n + 1) // 2
-    if n % 2:
-        rounded[n] = MAGIC_BITS
-    packed, high = codes[:half], rounded[half : 2 * half]
-    for i in range(len(packed)):
-        first = min(max(np.int32(rounded[i] - MAGIC_BITS), least), most)
-        second = min(max(np.int32(high[i] - MAGIC_BITS), least), most)
-        packed[i] = np.uint8((np.int32(first) & 0xF) | ((np.int32(second) & 0xF) << 4))
-    return half
+def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer of numba's
+    """Of the magnitudes; as integers: a maximum that vectorises, and that sees NaN and infinity."""
+    largest = np.int32(0)
+    for i in range(len(bits)):
+        largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
+    return largest
+
+
+@kernel
+def _code(value: np.float32, inverse: np.float32, most: np.int32) -> Any:  # noqa: ANN401 - an integer of numba's
+    """The nearest code, half to even, within -most..most."""
+    nearest = np.int32((value * inverse + MAGIC) - MAGIC)
+    return min(max(nearest, np.int32(-most)), most)
+
+
+@kernel
+def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
+    """A block's codes, one to a byte."""
+    for i in range(len(codes)):
+        codes[i] = np.uint8(_code(values[i], inverse, np.int32(127)) & np.int32(0xFF))
+
+
+@kernel
+def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
+    """A block's codes, two to a byte. high: as long as low, or one shorter: its last code is then zero."""
+    for i in range(len(high)):
+        first, second = _code(low[i], inverse, np.int32(7)), _code(high[i], inverse, np.int32(7))
+        codes[i] = np.uint8((first & np.int32(0xF)) | ((second & np.int32(0xF)) << np.int32(4)))
+    for i in range(len(high), len(low)):
+        codes[i] = np.uint8(_code(low[i], inverse, np.int32(7)) & np.int32(0xF))
 
 
 @kernel
@@ -160,8 +174,11 @@ def _square_of_pairs(block: U8, n: int) -> int:
 
 
 @kernel
-def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, out: F32) -> None:
-    """out += factor of the segment x scale x code. With a factor of one each sum has a single rounding."""
+def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, fresh: bool, out: F32) -> None:
+    """out += factor of the segment x scale x code; what was in it counts for nothing when it is fresh.
+
+    With a factor of one each sum has a single rounding.
+    """
     scratch = np.empty(1, np.float32)
     scratch_bits = scratch.view(np.uint32)
     position, code_at, scale_at = 0, 0, 0
@@ -171,6 +188,8 @@ def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, 
             n = min(BLOCK, stop - start)
             scratch_bits[0] = np.uint32(scales[scale_at]) << np.uint32(16)
             scale = scratch[0] * factors[segment]
+            if fresh:
+                out[start : start + n] = np.float32(0.0)
             # Slices of known length and codes narrowed to 32 bits: without them these loops do not vectorise.
             if levels == 127:
                 whole, block = out[start : start + n], codes[code_at : code_at + n]
@@ -194,26 +213,74 @@ def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, 
 
 
 @kernel
-def accumulate_float32(values: F32, lengths: I64, factors: F32, out: F32) -> None:
-    """out += factor of the segment x value."""
+def advance(base: F32, codes: U8, scales: U16, lengths: I64, levels: int, out: F32) -> None:
+    """out = base + scale x code, each with a single rounding. base and out are apart: in place, `accumulate`."""
+    scratch = np.empty(1, np.float32)
+    scratch_bits = scratch.view(np.uint32)
+    position, code_at, scale_at = 0, 0, 0
+    for segment in range(len(lengths)):
+        stop = position + lengths[segment]
+        for start in range(position, stop, BLOCK):
+            n = min(BLOCK, stop - start)
+            scratch_bits[0] = np.uint32(scales[scale_at]) << np.uint32(16)
+            scale = scratch[0]
+            if levels == 127:
+                old, new, block = base[start : start + n], out[start : start + n], codes[code_at : code_at + n]
+                for i in range(len(new)):
+                    new[i] = old[i] + scale * np.float32(np.int32(np.int8(block[i])))
+                code_at += n
+            else:
+                half = (n + 1) // 2
+                block = codes[code_at : code_at + half]
+                old, new = base[start : start + half], out[start : start + half]
+                for i in range(len(new)):
+                    new[i] = old[i] + scale * np.float32(np.int32((np.int32(block[i] & 0xF) ^ 8) - 8))
+                old, new = base[start + half : start + n], out[start + half : start + n]
+                for i in range(len(new)):
+                    new[i] = old[i] + scale * np.float32(np.int32((np.int32(block[i] >> 4) ^ 8) - 8))
+                code_at += half
+            scale_at += 1
+        position = stop
+
+
+@kernel
+def accumulate_float32(values: F32, lengths: I64, factors: F32, fresh: bool, out: F32) -> None:
+    """out += factor of the segment x value; what was in it counts for nothing when it is fresh."""
     position = 0
     for segment in range(len(lengths)):
         factor = factors[segment]
-        for i in range(position, position + lengths[segment]):
-            out[i] += factor * values[i]
+        given, sums = values[position : position + lengths[segment]], out[position : position + lengths[segment]]
+        if fresh:
+            sums[:] = np.float32(0.0)
+        for i in range(len(given)):
+            sums[i] += factor * given[i]
         position += lengths[segment]
 
 
 @kernel
 def squares_by_segment(values: F32, lengths: I64, squares: F64) -> int:
-    """Sums of squares in float64, element by element in order; NOT_FINITE when one is not finite."""
+    """Sums of squares in float64, in a fixed order; NOT_FINITE when one is not finite."""
     position = 0
     for segment in range(len(lengths)):
-        total = 0.0
-        for i in range(position, position + lengths[segment]):
-            total += np.float64(values[i]) * np.float64(values[i])
-        if not np.isfinite(total):
+        squares[segment] = _square(values[position : position + lengths[segment]])
+        if not np.isfinite(squares[segment]):
             return NOT_FINITE
-        squares[segment] = total
         position += lengths[segment]
     return SOUND
+
+
+@kernel
+def _square(values: F32) -> float:
+    """Sum of squares in float64: LANES sums by place, then theirs in order."""
+    sums = np.zeros(LANES, np.float64)
+    whole = len(values) // LANES * LANES
+    for start in range(0, whole, LANES):
+        part = values[start : start + LANES]
+        for i in range(LANES):
+            sums[i] += np.float64(part[i]) * np.float64(part[i])
+    for i in range(whole, len(values)):
+        sums[i - whole] += np.float64(values[i]) * np.float64(values[i])
+    total = 0.0
+    for i in range(LANES):
+        total += sums[i]
+    return total

@@ -16,17 +16,15 @@ import heapq
 import itertools
 import json
 import math
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 
 from atoll_wire.errors import UserError
+from atoll_wire.spans import BLOCK, FrameSpan, Segment
 
 FORMAT = 1  # of layouts; part of the fingerprint
-BLOCK = 256  # parameters that share a scale
-FRAME_PARAMETERS = 1 << 18  # of a frame at most
+FRAME_PARAMETERS = 1 << 19  # of a frame at most
 DEFAULT_FRAGMENTS, MOST_FRAGMENTS = 24, 4096
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -73,40 +71,6 @@ class Piece:
     offset: int
     kind: MergeKind
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The part of one piece that a frame holds. offset: in the fragment's vector."""
-
-    piece: int
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
-class FrameSpan:
-    """The part of a fragment's vector that a frame holds: whole pieces, or a part of one."""
-
-    index: int
-    offset: int
-    length: int
-    segments: tuple[Segment, ...]
-
-    @cached_property
-    def lengths(self) -> array[int]:
-        """Of each segment, as int64."""
-        return array("q", (segment.length for segment in self.segments))
-
-    @cached_property
-    def blocks(self) -> int:
-        """Blocks that are quantised together; none reaches over the end of a segment."""
-        return sum(-(-segment.length // BLOCK) for segment in self.segments)
-
-    @cached_property
-    def packed_bytes(self) -> int:
-        """Bytes of its codes at two a byte; each segment begins a byte."""
-        return sum((segment.length + 1) // 2 for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)

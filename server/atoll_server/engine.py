@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 import numpy as np
 import structlog
+from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 from numpy.typing import NDArray
@@ -200,33 +201,33 @@ class Engine:
         async with self.locks[fragment.index]:
             old = self.states[fragment.index]
 
-            def work() -> tuple[FragmentState, merge.Update, tuple[int, int, int], float]:
+            def work() -> tuple[merge.Merged, float]:
                 working = time.monotonic()
-                scratch = np.empty(fragment.length, np.float32)
-                new, update, _ = merge.merge(fragment, old, stored, weights, rule, scratch)
-                return new, update, new.checksums(), time.monotonic() - working
+                scratch = memory.empty(fragment.length)
+                merged = merge.merge(fragment, old, stored, weights, rule, scratch)
+                return merged, time.monotonic() - working
 
             try:
-                new, update, checksums, took_s = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
+                merged, took_s = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
             except Exception as error:
                 self.fail(error)  # before anybody else is given this fragment's lock
                 raise
             crash.point("merge.computed")
-            assert new.version == effect.version, "the syncer and the state agree on the version"
+            assert merged.state.version == effect.version, "the syncer and the state agree on the version"
             fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]
             fates += [refusal_row(refusal, effect.version) for refusal in effect.refusals]
             row = MergeRow(
                 effect.fragment, effect.version, effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
                 {"lr": rule.lr, "momentum": rule.momentum, "codec": int(rule.codec)},
-                *checksums, sum(map(len, update.frames)), time.time(),
+                *merged.checksums, sum(map(len, merged.update.frames)), time.time(),
             )  # fmt: skip
             await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))
             crash.point("merge.committed")
             refused = [self.contributions.pending[refusal.key].row for refusal in effect.refusals]
-            self.states[fragment.index] = new
+            self.states[fragment.index] = merged.state
             self.unsaved_s += took_s
-        self._publish(effect, update, fates)
+        self._publish(effect, merged.update, fates)
         crash.point("merge.published")
         self.metrics.merge_seconds.observe(time.monotonic() - began)
         self._forget(refused)

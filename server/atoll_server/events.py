@@ -53,14 +53,6 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True)
-class Uploading:
-    """A frame of a contribution arrived: its learner is at work on the fragment."""
-
-    learner: str
-    fragment: int
-
-
-@dataclass(frozen=True, slots=True)
 class Contributed:
     """A contribution is whole, checked and durable."""
 
@@ -101,7 +93,7 @@ class Ticked:
     """Time passed."""
 
 
-Event = Joined | Heard | Declined | Uploading | Contributed | Merged | Adopted | Gone | Ticked
+Event = Joined | Heard | Declined | Contributed | Merged | Adopted | Gone | Ticked
 
 # ------------------------------------------------------------------------------------------------- effects
 

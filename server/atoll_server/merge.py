@@ -20,7 +20,8 @@ import numpy as np
 from atoll_wire import codec
 from atoll_wire.codec import Codec
 from atoll_wire.kernels import kernel
-from atoll_wire.layout import Fragment, FrameSpan, MergeKind, Segment
+from atoll_wire.layout import Fragment, MergeKind
+from atoll_wire.spans import FrameSpan, Segment
 from numpy.typing import NDArray
 
 LARGEST_NORM = 1e12  # of a piece of a contribution: beyond it a sum could leave what float32 holds
@@ -86,6 +87,15 @@ class Update:
     crc32c: int
 
 
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge gave. checksums: CRC-32C of theta, theta_pub and momentum."""
+
+    state: FragmentState
+    update: Update
+    checksums: tuple[int, int, int]
+
+
 def start(theta: F32) -> FragmentState:
     """Version 0."""
     return FragmentState(0, theta, theta.copy(), np.zeros_like(theta))
@@ -112,14 +122,13 @@ def merge(
     weights: Sequence[float],
     rule: OuterRule,
     scratch: F32,
-) -> tuple[FragmentState, Update, F32]:
+) -> Merged:
     """One outer step.
 
-    weights: normalised, one per contribution; scratch: float32 (fragment.length,), its content is lost.
-    Returns the new state, the published update, and the old theta_pub: unused, but readers may still hold it.
-    theta and momentum are changed in place, and only after every contribution was read: a FrameError leaves the
-    state untouched. Norms up to LARGEST_NORM cannot make a sum that is not finite. theta_pub is a new
-    array (the scratch).
+    weights: normalised, one per contribution; scratch: float32 (fragment.length,): it becomes the new theta_pub, and
+    the old one stays as it is for those who still read it. theta and momentum are changed in place, and only after
+    every contribution was read: a FrameError leaves the state untouched. Norms up to LARGEST_NORM cannot make a sum
+    that is not finite.
     """
     learners = [contribution.learner for contribution in contributions]
     assert learners == sorted(learners), "contributions are merged in sorted learner order"
@@ -150,71 +159,75 @@ def _combine(fragment: Fragment, contributions: Sequence[Contribution], factors:
     """First pass: fills scratch with the combination; returns the squared norm of each of its pieces."""
     per_frame = []
     for span in fragment.frames:
-        place = slice(span.offset, span.offset + span.length)
-        scratch[place] = 0.0
         pieces = [segment.piece for segment in span.segments]
-        for contribution, factor in zip(contributions, factors, strict=True):
-            codec.decode_add(contribution.payload(span.index), span, contribution.codec, factor[pieces], scratch)
-        per_frame.append(_squares(scratch[place], np.array([segment.length for segment in span.segments])))
+        for number, (contribution, factor) in enumerate(zip(contributions, factors, strict=True)):
+            payload = contribution.payload(span.index)
+            codec.decode_add(payload, span, contribution.codec, factor[pieces], scratch, fresh=number == 0)
+        per_frame.append(codec.squares(scratch, span))
     return norms_sq(fragment, per_frame)
 
 
-def _step(
-    fragment: Fragment, state: FragmentState, scales: F32, rule: OuterRule, scratch: F32
-) -> tuple[FragmentState, Update, F32]:
-    """Second pass: Nesterov, and the published update; scratch becomes the new theta_pub."""
-    frames = []
+def _step(fragment: Fragment, state: FragmentState, scales: F32, rule: OuterRule, scratch: F32) -> Merged:
+    """Second pass: Nesterov, and the published update; each frame is summed while it is at hand."""
+    frames, theta_crc, theta_pub_crc, momentum_crc = [], 0, 0, 0
+    lr, mu = np.float32(rule.lr), np.float32(rule.momentum)
     for span in fragment.frames:
-        place = slice(span.offset, span.offset + span.length)
-        for segment in span.segments:
-            part = slice(segment.offset, segment.offset + segment.length)
-            _nesterov(scratch[part], scales[segment.piece], np.float32(rule.lr), np.float32(rule.momentum),
-                      state.theta[part], state.momentum[part], state.theta_pub[part])  # fmt: skip
-        content = codec.quantise_frame(scratch[place], span, rule.codec)
-        scratch[place] = state.theta_pub[place]
-        ones = np.ones(len(span.segments), np.float32)
-        codec.content_add(np.frombuffer(content, np.uint8), span, rule.codec, ones, scratch)
+        part = scales[[segment.piece for segment in span.segments]]
+        theta, theta_pub, momentum = state.theta[span.place], state.theta_pub[span.place], state.momentum[span.place]
+        _nesterov(scratch[span.place], codec.lengths(span), part, lr, mu, theta, momentum, theta_pub)
+        content = codec.quantise_frame(scratch[span.place], span, rule.codec)
+        codec.content_advance(np.frombuffer(content, np.uint8), span, rule.codec, state.theta_pub, scratch)
         frames.append(codec.compress(content))
+        theta_crc = codec.vector_crc32c(theta, theta_crc)
+        theta_pub_crc = codec.vector_crc32c(scratch[span.place], theta_pub_crc)
+        momentum_crc = codec.vector_crc32c(momentum, momentum_crc)
     new = FragmentState(state.version + 1, state.theta, scratch, state.momentum)
-    return new, Update(new.version, tuple(frames), codec.vector_crc32c(scratch)), state.theta_pub
+    update = Update(new.version, tuple(frames), theta_pub_crc)
+    return Merged(new, update, (theta_crc, theta_pub_crc, momentum_crc))
 
 
 @kernel
 def _nesterov(
-    combined: F32, scale: np.float32, lr: np.float32, mu: np.float32, theta: F32, momentum: F32, theta_pub: F32
+    combined: F32,
+    lengths: NDArray[np.int64],
+    scales: F32,
+    lr: np.float32,
+    mu: np.float32,
+    theta: F32,
+    momentum: F32,
+    theta_pub: F32,
 ) -> None:
     """Delta = scale x combined; momentum' = mu momentum + Delta; theta' = theta - lr (Delta + mu momentum').
 
-    combined is left holding theta' - theta_pub, which is what is to be published.
+    scales: of each segment. combined is left holding theta' - theta_pub, which is what is to be published.
     """
-    for i in range(len(combined)):
-        delta = scale * combined[i]
-        momentum[i] = mu * momentum[i] + delta
-        theta[i] -= lr * (delta + mu * momentum[i])
-        combined[i] = theta[i] - theta_pub[i]
+    position = 0
+    for segment in range(len(lengths)):
+        place = slice(position, position + lengths[segment])
+        _nesterov_part(combined[place], scales[segment], lr, mu, theta[place], momentum[place], theta_pub[place])
+        position += lengths[segment]
 
 
 @kernel
-def _squares(values: F32, lengths: NDArray[np.int64]) -> F64:
-    """Sum of squares of each segment, in float64, in order."""
-    sums = np.zeros(len(lengths), np.float64)
-    position = 0
-    for segment in range(len(lengths)):
-        total = 0.0
-        for i in range(position, position + lengths[segment]):
-            total += np.float64(values[i]) * np.float64(values[i])
-        sums[segment] = total
-        position += lengths[segment]
-    return sums
+def _nesterov_part(
+    combined: F32, scale: np.float32, lr: np.float32, mu: np.float32, theta: F32, momentum: F32, theta_pub: F32
+) -> None:
+    """One segment: in slices of their own these loops vectorise."""
+    for i in range(len(combined)):
+        delta = scale * combined[i]
+        moved = mu * momentum[i] + delta
+        momentum[i] = moved
+        stepped = theta[i] - lr * (delta + mu * moved)
+        theta[i] = stepped
+        combined[i] = stepped - theta_pub[i]
 
 
 def warm_up() -> None:
     """Compiles the merge's own kernels, or loads them from disk."""
-    ones = np.ones(1, np.float32)
-    one = np.float32(1)
-    _nesterov(ones, one, one, one, ones.copy(), ones.copy(), ones.copy())
-    _squares(ones, np.array([1]))
     span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
+    ones, one = np.ones(1, np.float32), np.float32(1)
+    _nesterov(ones, codec.lengths(span), ones.copy(), one, one, ones.copy(), ones.copy(), ones.copy())
+    codec.squares(ones, span)
     for kind in codec.Codec:  # contents that were just made are writable, those that came are not
         content = np.frombuffer(codec.quantise_frame(ones, span, kind), np.uint8)
-        codec.content_add(content, span, kind, np.ones(1, np.float32), ones)
+        codec.content_advance(content, span, kind, ones, ones.copy())

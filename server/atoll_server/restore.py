@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import structlog
+from atoll_wire import memory
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
-from numpy.typing import NDArray
 
 from atoll_server import ledger, merge
 from atoll_server.database import LedgerError
@@ -139,19 +139,19 @@ def _merge_again(
     stored = [_stored(db, spool, generation, Key(s[0], s[1], fragment.index, s[2])) for s in row.shares]
     weights = [share[3] for share in row.shares]
     rule = OuterRule(row.rule["lr"], row.rule["momentum"], Codec(row.rule["codec"]))
-    scratch: NDArray[np.float32] = np.empty(fragment.length, np.float32)
+    scratch = memory.empty(fragment.length)
     try:
-        new, update, _ = merge.merge(fragment, state, stored, weights, rule, scratch)
+        merged = merge.merge(fragment, state, stored, weights, rule, scratch)
     finally:
         for each in stored:
             each.close()
-    found, logged = new.checksums(), (row.theta, row.theta_pub, row.momentum)
+    found, logged = merged.checksums, (row.theta, row.theta_pub, row.momentum)
     if found != logged:
         raise LedgerError(
             f"replay of fragment {fragment.index} version {row.version} gives checksums {found}, the ledger says "
             f"{logged}: the disk or this machine's arithmetic is at fault; restore a backup"
         )
-    return new, update
+    return merged.state, merged.update
 
 
 def _stored(db: sqlite3.Connection, spool: Spool, generation: int, key: Key) -> Stored:

@@ -17,7 +17,6 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec
 
-from atoll_server import events as ev
 from atoll_server.attendance import leave, progress
 from atoll_server.core import Core
 from atoll_server.engine import Engine
@@ -113,7 +112,7 @@ class OuterService(rpc.OuterServicer):
                         if request is not None:
                             self._core.roster.still(entry, header.session.incarnation)
                             if await engine.uploads.take(answer, request.frame, time.monotonic()):
-                                engine.dispatch(ev.Uploading(entry.name, header.fragment))
+                                engine.syncer.uploading(entry.name, header.fragment, time.monotonic())
                 if last:  # other streams of this contribution bring the rest
                     await engine.uploads.ended(answer)
                 answer = await engine.uploads.complete(answer)

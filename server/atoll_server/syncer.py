@@ -80,8 +80,6 @@ class Syncer:
                 rounds = self.fragments[event.fragment]
                 if rounds.phase is Phase.OPEN and rounds.cycle == event.cycle:
                     rounds.declined[event.learner] = event.reason
-            case ev.Uploading():
-                self.members[event.learner].uploading[event.fragment] = now
             case ev.Contributed():
                 effects = self._contributed(event, now)
             case ev.Merged():
@@ -103,6 +101,10 @@ class Syncer:
                 assert_never(event)
         present = self.present(now)
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
+
+    def uploading(self, learner: str, fragment: int, now: float) -> None:
+        """A frame came. Deadlines only move away with it, so nothing follows from it: no event, there are many."""
+        self.members[learner].uploading[fragment] = now
 
     def _joined(self, event: ev.Joined, now: float) -> None:
         known = self.members.get(event.learner)

@@ -8,7 +8,7 @@ import numpy as np
 import zstandard
 from atoll_wire import codec
 from atoll_wire.codec import Codec
-from atoll_wire.layout import FrameSpan
+from atoll_wire.spans import FrameSpan
 
 from tests.fuzz.mutate import mutate_bytes
 

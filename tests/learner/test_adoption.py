@@ -5,10 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from atoll.adoption import Fate, Outstanding, Track
+from atoll.places import Coded, Places, Shape
+from atoll_wire.codec import Codec
+from atoll_wire.layout import MergeKind, TensorSpec, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 N = 64
+FRAGMENT = plan([TensorSpec("w", (N,), "float32", MergeKind.DIRECTION)], 1).fragments[0]
+SHAPE = Shape.of(FRAGMENT, Codec.FLOAT32)
+
+
+def coded(q: np.ndarray) -> Coded:
+    """As float32: the values themselves."""
+    return Coded.of((q.astype(np.float32).view(np.uint8),))
 
 
 class Island:
@@ -19,7 +29,7 @@ class Island:
         self.keep, self.narrow = keep, narrow
         anchor = self.random.standard_normal(N).astype(np.float32)
         self.local = self.stored(anchor)
-        self.track = Track(3, anchor, self.local.copy() if narrow else anchor, 3)
+        self.track = Track(SHAPE, 3, anchor, self.local.copy() if narrow else anchor, 3)
         self.tokens = self.steps = 0
         self.displacement = np.zeros(N)
         self.merged = np.zeros(N)
@@ -38,7 +48,7 @@ class Island:
         self.steps += 1
 
     def taken(self) -> Outstanding:
-        return self.track.take(self.local, self.tokens, self.steps)
+        return self.track.take(Places.in_vector(self.local, SHAPE), self.tokens, self.steps)
 
     def send(self) -> None:
         taken = self.taken()
@@ -46,17 +56,19 @@ class Island:
 
     def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
         """Adopts and stores. Returns the tokens given up."""
-        work, local = self.local.copy(), np.empty(N, np.float32)
-        abandoned = self.track.adopt(anchor, version, fate, self.tokens, self.steps, work, local, keep=self.keep)
-        self.local = self.stored(local)
-        self.track.settle(self.local if self.narrow else None, work)
+        wanted = self.local.copy()
+        places = Places.in_vector(wanted, SHAPE)
+        abandoned = self.track.adopt(anchor, version, fate, self.tokens, self.steps, places, keep=self.keep)
+        self.local = self.stored(wanted)
+        if self.narrow:
+            self.track.stored(wanted, self.local)
         return abandoned
 
     def adopt(self, *, merged: bool, drop: bool = False) -> None:
         anchor = (self.track.anchor + 0.02 * self.random.standard_normal(N)).astype(np.float32)
         q = self.flight if merged else None
         outstanding = self.track.origin.astype(np.float64) - self.local
-        self.move(anchor, self.track.version + 1, Fate(q, drop))
+        self.move(anchor, self.track.version + 1, Fate(None if q is None else coded(q), drop))
         if merged or drop:
             self.flight = None
         if merged:
@@ -140,7 +152,7 @@ def test_overwrite_gives_outstanding_work_up_and_says_how_much():
     island.train()
     assert island.move(island.track.anchor + 1, 9, Fate()) == 10  # the ten in flight may still be merged
     assert np.array_equal(island.local, island.track.anchor)
-    assert island.move(island.track.anchor + 1, 10, Fate(q=np.ones(N, np.float32))) == 0
+    assert island.move(island.track.anchor + 1, 10, Fate(coded(np.ones(N)))) == 0
     assert island.track.tokens_from == 20
 
 
@@ -177,7 +189,7 @@ def test_every_token_is_merged_outstanding_or_abandoned_once(moves, seed, keep, 
         elif move == "refused" and flown:
             abandoned += track.refused()
         elif move == "adopt" or (move in {"merged", "drop"} and flown):
-            fate = Fate(np.zeros(N, np.float32) if move == "merged" else None, drop=move == "drop")
+            fate = Fate(coded(np.zeros(N)) if move == "merged" else None, drop=move == "drop")
             anchor, version = track.anchor + 1, track.version + ahead
             abandoned += island.move(anchor, version, fate)
             merged += flying if move == "merged" else 0

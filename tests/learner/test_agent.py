@@ -27,7 +27,7 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.only = nn.Linear(700, 1000, bias=False)
+        self.only = nn.Linear(1300, 1000, bias=False)
 
 
 def flown(loop: Loop, core, fragment: int = 0) -> tuple:

@@ -9,6 +9,8 @@ from atoll.adoption import Fate
 from atoll.handover import Prepared
 from atoll.local import Local
 from atoll.parameters import Parameters
+from atoll.windows import Windows
+from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
 from torch import nn
 
@@ -20,7 +22,11 @@ def local(dtype: torch.dtype) -> tuple[nn.Module, Local, list[np.ndarray]]:
     layout, random = plan(parameters.tensors, 2), np.random.default_rng(0)
     anchors = [random.standard_normal(fragment.length).astype(np.float32) for fragment in layout.fragments]
     assert len({len(anchor) for anchor in anchors}) == 2
-    return model, Local(parameters, layout, [(1, anchor) for anchor in anchors], keep=True), anchors
+    return (
+        model,
+        Local(Windows(parameters.values, layout, Codec.INT4), [(1, anchor) for anchor in anchors], keep=True),
+        anchors,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -64,7 +70,7 @@ def test_an_adoption_that_was_interrupted_is_known(monkeypatch):
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Parameters, "write", fail)
+    monkeypatch.setattr(Windows, "write", fail)
     with pytest.raises(MemoryError):
         mine.adopt(Prepared(0, 3, anchors[0], Fate()), 0, 0)
     assert mine.torn

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from atoll import adoption
+from atoll import places
 from atoll.adoption import Fate, Outstanding
 from atoll.errors import LearnerError
 from atoll.handover import Prepared, Taken
@@ -17,6 +17,10 @@ from atoll.island import Alone
 from atoll.learner import Learner
 from atoll.local import Local
 from atoll.parameters import Parameters
+from atoll.places import Coded
+from atoll.windows import Windows
+from atoll_wire import codec
+from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
 
 torch.set_num_threads(1)  # what is counted is the interpreter's switches
@@ -41,8 +45,16 @@ def joined(model: torch.nn.Module) -> tuple[Learner, Local, Deaf]:
     parameters = learner._parameters = Parameters(model, learner._optimizer)
     layout = learner._layout = plan(parameters.tensors, 2)
     first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
-    local = learner._local = Local(parameters, layout, first, keep=True)
+    local = learner._local = Local(Windows(parameters.values, layout, Codec.INT4), first, keep=True)
     return learner, local, agent
+
+
+def coded(learner: Learner, vector: np.ndarray) -> Coded:
+    """Of fragment 0."""
+    assert learner._layout is not None
+    frames = learner._layout.fragments[0].frames
+    contents = [codec.quantise_frame(vector[span.place], span, Codec.INT4) for span in frames]
+    return Coded.of(tuple(np.frombuffer(content, np.uint8) for content in contents))
 
 
 def test_a_step_with_nothing_due_costs_microseconds():
@@ -62,7 +74,7 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
     """Each time a step gives the interpreter away, such a thread keeps it for a switch interval: long here, so that
     they can be counted."""
     learner, local, agent = joined(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(16))))
-    adoption.warm_up()
+    places.warm_up()
     done = threading.Event()
     hog = threading.Thread(target=lambda: all(iter(lambda: not done.is_set(), False)))
     usual_s = sys.getswitchinterval()
@@ -75,7 +87,7 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
             learner.step(tokens=1)
             flying = agent.taken.pop()
             learner.step(tokens=1)
-            learner._handover.offer(Prepared(0, version, flying.vector + 1, Fate(flying.vector)))
+            learner._handover.offer(Prepared(0, version, flying.vector + 1, Fate(coded(learner, flying.vector))))
             learner._handover.ask(1, version)
             began = time.perf_counter()
             learner.step(tokens=1)
@@ -96,7 +108,7 @@ def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatc
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Parameters, "write", fail)
+    monkeypatch.setattr(Windows, "write", fail)
     learner._handover.offer(Prepared(0, 2, local.tracks[0].anchor + 1, Fate()))
     with pytest.raises(MemoryError):
         learner.step(tokens=1)

@@ -17,9 +17,9 @@ from atoll_server.writer import LedgerWriter
 from atoll_wire import codec
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.codec import Codec, FrameError
-from atoll_wire.layout import MergeKind, TensorSpec, plan
+from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
 
-LAYOUT = plan([TensorSpec("w", (300_000,), "float32", MergeKind.DIRECTION)], 1)
+LAYOUT = plan([TensorSpec("w", (FRAME_PARAMETERS + 9_000,), "float32", MergeKind.DIRECTION)], 1)
 FRAGMENT = LAYOUT.fragments[0]
 KEY = Key("a", 1, 0, 1)
 ROW = ContributionRow(KEY, 1, 0, 100, 4, 3, 2, 50, bytes(32), (1.5, 2.5), 1.0, 7.0)

@@ -32,7 +32,7 @@ class InMemory:
 def fragment() -> Fragment:
     tensors = [
         TensorSpec("embedding", (40, 16), "float32", MergeKind.AVERAGE),
-        TensorSpec("large", (600, 500), "float32", MergeKind.DIRECTION),  # more than one frame
+        TensorSpec("large", (1100, 500), "float32", MergeKind.DIRECTION),  # more than one frame
         TensorSpec("norm", (33,), "float32", MergeKind.DIRECTION),
     ]
     return plan(tensors, 1).fragments[0]
@@ -65,7 +65,7 @@ def copy(of: FragmentState) -> FragmentState:
     return FragmentState(of.version, of.theta.copy(), of.theta_pub.copy(), of.momentum.copy())
 
 
-def run(begin: FragmentState, contributions, weights, rule=RULE):
+def run(begin: FragmentState, contributions, weights, rule=RULE) -> merge.Merged:
     return merge.merge(FRAGMENT, begin, contributions, weights, rule, np.full(FRAGMENT.length, np.nan, np.float32))
 
 
@@ -91,11 +91,13 @@ def test_a_merge_is_what_its_equations_say(kind):
     given = [contribution("a", 1, 1e-3, kind), contribution("b", 2, 3e-3, kind), contribution("c", 3, 1e-4, kind)]
     weights, begin = [0.5, 0.3, 0.2], state()
     before = copy(begin)
-    new, update, _ = run(begin, given, weights)
+    merged = run(begin, given, weights)
+    new, update = merged.state, merged.update
     delta = expected_delta(given, weights)
     momentum = 0.5 * before.momentum.astype(np.float64) + delta
     theta = before.theta - 0.9 * (delta + 0.5 * momentum)
     assert new.version == update.version == 4
+    assert merged.checksums == new.checksums()
     np.testing.assert_allclose(new.momentum, momentum, rtol=2e-5, atol=1e-9)
     np.testing.assert_allclose(new.theta, theta, rtol=1e-6, atol=1e-6)
 
@@ -104,7 +106,8 @@ def test_a_merge_is_what_its_equations_say(kind):
 def test_a_learner_that_adds_the_update_holds_the_published_parameters_bit_by_bit(kind):
     begin = state()
     anchor = begin.theta_pub.copy()
-    new, update, _ = run(begin, [contribution("a", 1, kind=kind)], [1.0], OuterRule(0.9, 0.5, kind))
+    merged = run(begin, [contribution("a", 1, kind=kind)], [1.0], OuterRule(0.9, 0.5, kind))
+    new, update = merged.state, merged.update
     for span, payload in zip(FRAGMENT.frames, update.frames, strict=True):
         codec.decode_add(payload, span, kind, np.ones(len(span.segments), np.float32), anchor)
     assert anchor.tobytes() == new.theta_pub.tobytes()
@@ -114,7 +117,7 @@ def test_a_learner_that_adds_the_update_holds_the_published_parameters_bit_by_bi
 @pytest.mark.parametrize(("kind", "levels"), [(Codec.FLOAT32, 2**20), (Codec.INT8, 127), (Codec.INT4, 7)])
 def test_published_parameters_are_as_near_the_exact_ones_as_the_codec_allows(kind, levels):
     begin = state()
-    new, _, _ = run(begin, [contribution("a", 1)], [1.0], OuterRule(0.9, 0.5, kind))
+    new = run(begin, [contribution("a", 1)], [1.0], OuterRule(0.9, 0.5, kind)).state
     largest = np.abs(new.theta - begin.theta_pub).max()
     assert np.abs(new.theta - new.theta_pub).max() <= largest / levels
 
@@ -122,7 +125,7 @@ def test_published_parameters_are_as_near_the_exact_ones_as_the_codec_allows(kin
 def test_published_parameters_follow_the_exact_ones_over_many_merges():
     current = state()
     for step in range(10):
-        current, _, _ = run(current, [contribution("a", step), contribution("b", 50 + step)], [0.5, 0.5])
+        current = run(current, [contribution("a", step), contribution("b", 50 + step)], [0.5, 0.5]).state
     last_step = 0.9 * 1e-3 * 3  # the error is of the last update only: what was left out before was fed back
     assert np.abs(current.theta - current.theta_pub).max() < last_step
 
@@ -133,7 +136,7 @@ def test_whatever_is_let_in_gives_finite_parameters(scale):
     given = [contribution("a", 1, scale), contribution("b", 2)]
     assert np.sqrt(given[0].norms_sq).max() <= merge.LARGEST_NORM
     for contributions, weights in ((given, [0.5, 0.5]), (given[:1], [1.0])):
-        new, _, _ = run(state(), contributions, weights)
+        new = run(state(), contributions, weights).state
         for vector in (new.theta, new.theta_pub, new.momentum):
             assert np.isfinite(vector).all()
 
@@ -144,17 +147,17 @@ def test_directions_that_cancel_do_not_amplify_rounding_noise():
     vector = -values(one).astype(np.float32)
     other.frames = [codec.encode_frame(vector, span, one.codec) for span in FRAGMENT.frames]
     begin = state()
-    new, _, _ = run(
+    new = run(
         FragmentState(3, begin.theta.copy(), begin.theta_pub, np.zeros_like(begin.momentum)), [one, other], [0.5, 0.5]
-    )
+    ).state
     assert np.abs(new.theta - begin.theta).max() < 1e-6
 
 
 def test_the_same_merge_gives_the_same_bytes():
     given = [contribution("a", 1, kind=Codec.INT4), contribution("b", 2, kind=Codec.INT4)]
     first, second = run(state(), given, [0.4, 0.6]), run(state(), given, [0.4, 0.6])
-    assert first[0].checksums() == second[0].checksums()
-    assert first[1] == second[1]
+    assert first.state.checksums() == second.state.checksums()
+    assert first.update == second.update
 
 
 def test_contributions_out_of_order_are_a_bug_of_the_caller():
@@ -177,7 +180,7 @@ def test_a_contribution_of_zeros_changes_directions_of_nobody():
     assert (zeros.norms_sq == 0).all()
     begin = state()
     before = copy(begin)
-    new, _, _ = run(begin, [zeros], [1.0], OuterRule(0.9, 0.0, Codec.FLOAT32))
+    new = run(begin, [zeros], [1.0], OuterRule(0.9, 0.0, Codec.FLOAT32)).state
     assert np.array_equal(new.theta, before.theta)
 
 
@@ -187,7 +190,7 @@ def test_radial_directional_averaging_does_not_shrink_orthogonal_work():
     place = slice(piece.offset, piece.offset + piece.length)
     begin = state()
     begin.momentum[:] = 0
-    new, _, _ = run(begin, given, weights, OuterRule(1.0, 0.0, Codec.FLOAT32))
+    new = run(begin, given, weights, OuterRule(1.0, 0.0, Codec.FLOAT32)).state
     mean_norm = np.mean([np.linalg.norm(values(c)[place]) for c in given])
     assert np.linalg.norm(new.momentum[place].astype(np.float64)) == pytest.approx(mean_norm, rel=1e-4)
 

@@ -204,7 +204,7 @@ def test_an_upload_whose_frames_keep_arriving_is_waited_for():
     world.contribute("a")
     for _ in range(15):
         world.step(1.0)
-        world.tell(ev.Uploading("b", 0))
+        world.syncer.uploading("b", 0, world.now)
     assert len(merges(world.effects)) == before
     world.contribute("b")
     assert len(merges(world.effects)) == before + 1
@@ -374,7 +374,7 @@ def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fat
         elif what == "decline":
             world.tell(ev.Declined(learner, fragment, rounds.cycle, "test"))
         elif what == "upload":
-            world.tell(ev.Uploading(learner, fragment))
+            world.syncer.uploading(learner, fragment, world.now)
         elif what == "leave":
             world.tell(ev.Gone(learner))
             world.tell(ev.Joined(learner, 1))

@@ -13,9 +13,12 @@ import safetensors.numpy
 from atoll.adoption import Track
 from atoll.handover import Handover, Taken
 from atoll.joining import FirstModel, Identity
+from atoll.places import Coded, Places, Shape
 from atoll.presence import Presence
 from atoll.stats import Counters
+from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, MergeKind, TensorSpec
 
 from tests.simulation.checks import Checks, Violation
@@ -61,10 +64,11 @@ class Island:
         self.presence = presence
         agent = asyncio.create_task(presence.live())
         agent.add_done_callback(self._ended)
-        self.layout = await ready
+        self.layout, self._codec = await ready, Codec(presence.standing.settings.codec)
         self._handover.clear()
         for line in presence.standing.lines:
-            self.tracks.append(Track(line.version, line.anchor, line.anchor, line.version))
+            shape = Shape.of(self.layout.fragments[line.fragment], self._codec)
+            self.tracks.append(Track(shape, line.version, line.anchor, line.anchor, line.version))
             self._local.append(line.anchor.copy())
             self._moved.append(np.zeros(len(line.anchor)))
             self._told.append(np.zeros(len(line.anchor)))
@@ -117,17 +121,20 @@ class Island:
             if fate.drop:  # whatever was not merged is given up
                 self._told[prepared.fragment] += track.origin - self._local[prepared.fragment]
             elif fate.q is not None:
-                self._told[prepared.fragment] += fate.q
-            local = self._local[prepared.fragment]
-            work = local.copy()
-            track.adopt(
-                prepared.anchor, prepared.version, fate, counters.tokens, counters.steps, work, local, keep=True
-            )
-            track.settle(None, work)
+                self._told[prepared.fragment] += self._values(prepared.fragment, fate.q)
+            places = Places.in_vector(self._local[prepared.fragment], track.shape)
+            track.adopt(prepared.anchor, prepared.version, fate, counters.tokens, counters.steps, places, keep=True)
             self._handover.adopted.append(pb.Adopted(fragment=prepared.fragment, version=prepared.version))
             self._checks.adopted(self, prepared.fragment, prepared.version, prepared.anchor)
         if due is not None:
             self._answer(due.fragment, due.cycle)
+
+    def _values(self, number: int, coded: Coded) -> np.ndarray:
+        assert self.layout is not None, "it trains"
+        fragment, out = self.layout.fragments[number], np.zeros(len(self._local[number]), np.float32)
+        for span, content in zip(fragment.frames, coded.contents, strict=True):
+            codec.content_add(content, span, self._codec, np.ones(len(span.segments), np.float32), out)
+        return out
 
     def _answer(self, fragment: int, cycle: int) -> None:
         track = self.tracks[fragment]
@@ -135,7 +142,8 @@ class Island:
             reason = "in flight" if track.flying is not None else "nothing was trained"
             self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
             return
-        outstanding = track.take(self._local[fragment], self.counters.tokens, self.counters.steps)
+        places = Places.in_vector(self._local[fragment], track.shape)
+        outstanding = track.take(places, self.counters.tokens, self.counters.steps)
         self._handover.submitted()
         assert self.presence is not None, "a round comes through it"
         self.presence.submit(Taken(fragment, cycle, outstanding))

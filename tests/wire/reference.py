@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from atoll_wire.codec import LEVELS, Codec
-from atoll_wire.layout import BLOCK, FrameSpan
+from atoll_wire.spans import BLOCK, FrameSpan
 
 F32 = np.float32
 

@@ -7,7 +7,7 @@ import pytest
 import zstandard
 from atoll_wire import codec
 from atoll_wire.codec import Codec, CodecError, FrameError
-from atoll_wire.layout import BLOCK, FrameSpan, Segment
+from atoll_wire.spans import BLOCK, FrameSpan, Segment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

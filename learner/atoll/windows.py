@@ -1,0 +1,100 @@
+"""The parameters of each fragment as float32 on the host: their own memory where that is what they are, else a copy.
+
+Whatever takes the interpreter's lock away is done in one call for all tensors of a fragment, and views are kept: a
+tensor that ends gives the interpreter away as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Fragment, Layout
+from torch import nn
+
+from atoll.places import F32, Places, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A fragment's parameters.
+
+    at: addresses for which it holds. pieces: flat views on the parameters. turned: parameters whose memory is in
+    another order, each with a copy in order: the views are on the copy. staged: for each row of staging memory, flat
+    views on it. direct: the parameters' own memory, where that is float32 on the host, in order.
+    """
+
+    at: list[int]
+    pieces: list[torch.Tensor]
+    turned: list[tuple[torch.Tensor, torch.Tensor]]
+    staged: list[list[torch.Tensor]]
+    direct: Places | None
+
+
+class Windows:
+    """One for each fragment. values: the trainable parameters, in the order of the layout's tensors."""
+
+    def __init__(self, values: Sequence[nn.Parameter], layout: Layout, codec: Codec) -> None:
+        self._values, self._fragments = values, layout.fragments
+        self.shapes = [Shape.of(fragment, codec) for fragment in layout.fragments]
+        self._kept: dict[int, Window] = {}
+        self._staging = np.empty((2, 0), np.float32)
+
+    def read(self, number: int) -> Places:
+        """Where a fragment's parameters can be read as float32, and changed: `write` must follow a change."""
+        window = self._window(number)
+        if window.direct is not None:
+            return window.direct
+        return Places.in_vector(self._stage(window, number, 0), self.shapes[number])
+
+    def write(self, number: int) -> tuple[F32, F32] | None:
+        """Stores what was changed. When any of it is stored in a narrower type: what was wanted, and what is stored.
+
+        Both are staging memory: whoever reads or writes next uses it.
+        """
+        window = self._window(number)
+        if window.direct is not None:
+            return None
+        with torch.no_grad():
+            torch._foreach_copy_(window.pieces, window.staged[0])
+            for parameter, ordered in window.turned:
+                parameter.copy_(ordered)
+        if all(piece.dtype == torch.float32 for piece in window.pieces):
+            return None
+        return self._staging[0, : self.shapes[number].length], self._stage(window, number, 1)
+
+    def forget(self) -> None:
+        """Lets go of the parameters' memory: it can be moved or freed."""
+        self._kept.clear()
+
+    def _stage(self, window: Window, number: int, row: int) -> F32:
+        with torch.no_grad():
+            torch._foreach_copy_(window.staged[row], window.pieces)
+        return self._staging[row, : self.shapes[number].length]
+
+    def _window(self, number: int) -> Window:
+        """The fragment's window. It is kept until the parameters move, unless it has copies in it."""
+        at = [self._values[piece.tensor].data_ptr() for piece in self._fragments[number].pieces]
+        window = self._kept.get(number)
+        if window is None or window.at != at:
+            window = self._look(self._fragments[number], at)
+            if not window.turned:
+                self._kept[number] = window
+        return window
+
+    def _look(self, fragment: Fragment, at: list[int]) -> Window:
+        tensors = {piece.tensor: self._values[piece.tensor].detach() for piece in fragment.pieces}
+        ordered = {number: tensor.contiguous() for number, tensor in tensors.items()}
+        turned = [(tensors[number], copy) for number, copy in ordered.items() if copy is not tensors[number]]
+        pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in fragment.pieces]
+        if not turned and all(piece.is_cpu and piece.dtype == torch.float32 for piece in pieces):
+            addresses = [piece.data_ptr() for piece in pieces]
+            return Window(at, pieces, [], [], Places.in_pieces(addresses, self.shapes[fragment.index], pieces))
+        if not self._staging.size:
+            self._staging = np.empty((2, max(shape.length for shape in self.shapes)), np.float32)
+        rows = [torch.from_numpy(row) for row in self._staging]
+        staged = [[row[p.offset : p.offset + p.length] for p in fragment.pieces] for row in rows]
+        return Window(at, pieces, turned, staged, None)

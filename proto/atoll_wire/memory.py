@@ -1,0 +1,37 @@
+"""Large float32 vectors whose memory is used again: a fresh page costs as much as two passes over it."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import defaultdict, deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_BYTES = 1 << 20  # below it the allocator does the same
+KEPT = 4  # blocks of a size that wait to be used again
+
+_free: defaultdict[int, deque[mmap.mmap]] = defaultdict(lambda: deque(maxlen=KEPT))
+
+
+def empty(length: int) -> NDArray[np.float32]:
+    """As `np.empty(length, np.float32)`. Its memory goes to the next vector of that size when nothing views it."""
+    size = 4 * length
+    if size < LEAST_BYTES:
+        return np.empty(length, np.float32)
+    size = _rounded(size)
+    try:
+        block = _free[size].pop()
+    except IndexError:
+        block = mmap.mmap(-1, size)
+        block.madvise(mmap.MADV_HUGEPAGE)
+    vector = np.frombuffer(block, np.float32, length)
+    weakref.finalize(vector, _free[size].append, block).atexit = False  # each view on it keeps the vector itself
+    return vector
+
+
+def _rounded(size: int) -> int:
+    """Up to one of eight sizes between two powers of two: fragments are nearly equal."""
+    step = 1 << max(0, size.bit_length() - 4)
+    return -(-size // step) * step

@@ -1,0 +1,60 @@
+"""Kernels over many pieces of memory, against the same in numpy, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from atoll.places import Coded, Places, Shape, difference, load, rebase, store
+from atoll_wire import codec
+from atoll_wire.codec import Codec
+from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
+from atoll_wire.spans import BLOCK
+
+SIZES = (FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, BLOCK + 1, 77)  # one goes over two frames; odd ends
+
+
+def fragment() -> Fragment:
+    tensors = [TensorSpec(f"t{n}", (size,), "float32", MergeKind.DIRECTION) for n, size in enumerate(SIZES)]
+    return plan(tensors, 1).fragments[0]
+
+
+FRAGMENT = fragment()
+
+
+def scattered(vector: np.ndarray) -> tuple[list[np.ndarray], Places, Shape]:
+    """The fragment's pieces, each in memory of its own."""
+    shape = Shape.of(FRAGMENT, Codec.INT4)
+    pieces = [vector[p.offset : p.offset + p.length].copy() for p in FRAGMENT.pieces]
+    return pieces, Places.in_pieces([piece.ctypes.data for piece in pieces], shape, pieces), shape
+
+
+def random(seed: int, scale: float = 1.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(FRAGMENT.length) * scale).astype(np.float32)
+
+
+def test_scattered_pieces_are_read_and_written_as_one_vector():
+    pieces, places, shape = scattered(random(1))
+    assert np.array_equal(load(places, shape), random(1))
+    assert np.array_equal(difference(random(2), places, shape), random(2) - random(1))
+    store(random(3), places, shape)
+    assert np.array_equal(np.concatenate(pieces), random(3))
+
+
+@pytest.mark.parametrize("kind", Codec)
+def test_rebasing_takes_off_what_was_sent(kind):
+    shape = Shape.of(FRAGMENT, kind)
+    pieces, places, _ = scattered(random(1))
+    sent, q = random(4, 1e-3), np.empty(FRAGMENT.length, np.float32)
+    contents = []
+    for span in FRAGMENT.frames:
+        payload = codec.encode_frame(sent, span, kind)
+        contents.append(codec.decompress(payload, span, kind))
+        codec.decode_frame(payload, span, kind, q)
+    rebase(random(2), random(3), Coded.of(tuple(contents)), places, shape)
+    assert np.array_equal(np.concatenate(pieces), random(3) - ((random(2) - random(1)) - q))
+
+
+def test_rebasing_with_nothing_merged_keeps_all_work():
+    pieces, places, shape = scattered(random(1))
+    rebase(random(2), random(3), None, places, shape)
+    assert np.array_equal(np.concatenate(pieces), random(3) - (random(2) - random(1)))

@@ -1,0 +1,82 @@
+"""A fragment's parameters as float32 on the host, whatever memory and type they have in the model."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import torch
+from atoll.places import load, store
+from atoll.windows import Windows
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Fragment, plan
+from torch import nn
+
+from tests.learner.odd import Odd, parameters
+
+
+def looking_at(model: nn.Module, fragments: int) -> tuple[list[nn.Parameter], Windows, tuple[Fragment, ...]]:
+    mine = parameters(model)
+    layout = plan(mine.tensors, fragments)
+    return mine.values, Windows(mine.values, layout, Codec.INT4), layout.fragments
+
+
+def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():
+    model = Odd()
+    values, windows, fragments = looking_at(model, 3)
+    for number, fragment in enumerate(fragments):
+        vector = np.random.default_rng(number).integers(-8, 8, fragment.length).astype(np.float32)
+        store(vector, windows.read(number), windows.shapes[number])
+        windows.write(number)
+        assert np.array_equal(load(windows.read(number), windows.shapes[number]), vector)
+        flat = [values[p.tensor].detach().float().reshape(-1)[p.start :][: p.length] for p in fragment.pieces]
+        assert np.array_equal(torch.cat(flat).numpy(), vector)  # in the order of elements, not of memory
+    assert model.head.weight is model.table.weight
+
+
+def test_what_a_narrow_type_made_of_it_is_said():
+    _, windows, fragments = looking_at(nn.Linear(40, 30).to(torch.bfloat16), 1)
+    vector = np.random.default_rng(0).standard_normal(fragments[0].length).astype(np.float32)
+    store(vector, windows.read(0), windows.shapes[0])
+    said = windows.write(0)
+    assert said is not None
+    wanted, stored = said
+    assert np.array_equal(wanted, vector)
+    assert np.array_equal(stored, torch.from_numpy(vector).to(torch.bfloat16).float().numpy())
+    _, windows, _ = looking_at(nn.Linear(40, 30), 1)
+    windows.read(0)
+    assert windows.write(0) is None
+
+
+def test_what_happens_to_the_model_between_two_readings_is_seen():
+    """Views on it are kept, but not across `p.data = ...`, as `Module.to` does."""
+    values, windows, fragments = looking_at(Odd(), 3)
+
+    def read() -> np.ndarray:
+        return np.concatenate([load(windows.read(f.index), windows.shapes[f.index]) for f in fragments])
+
+    first = read()
+    with torch.no_grad():
+        for value in values:
+            value.add_(1.0)
+    assert np.allclose(read(), first + 1.0, atol=0.02)  # one tensor is bfloat16
+    for value in values:
+        value.data = torch.zeros_like(value)
+    assert not read().any()
+    for fragment in fragments:
+        shape = windows.shapes[fragment.index]
+        store(np.full(shape.length, 2.0, np.float32), windows.read(fragment.index), shape)
+        windows.write(fragment.index)
+    assert all(bool((value == 2.0).all()) for value in values)
+
+
+def test_what_was_looked_at_can_be_freed():
+    model = nn.Linear(4, 4)
+    values, windows, _ = looking_at(model, 1)
+    windows.read(0)
+    old = weakref.ref(model.weight.untyped_storage())
+    for value in values:
+        value.data = torch.zeros_like(value)
+    assert old() is not None, "else this shows nothing"
+    windows.forget()
+    assert old() is None

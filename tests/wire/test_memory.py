@@ -1,0 +1,74 @@
+"""Memory that is used again: never while anything still looks at it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from atoll_wire import memory
+
+LENGTH = memory.LEAST_BYTES  # in parameters: four times that in bytes
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    memory._free.clear()
+
+
+def test_a_vector_takes_over_the_memory_of_one_that_is_gone():
+    first = memory.empty(LENGTH)
+    first.fill(7.0)
+    place = first.ctypes.data
+    del first
+    second = memory.empty(LENGTH - 5)  # nearly as long
+    assert second.ctypes.data == place
+    assert len(second) == LENGTH - 5
+    assert second[3] == 7.0
+
+
+@pytest.mark.parametrize(
+    "look",
+    [lambda v: v[5:9], lambda v: v[5:90][::3], lambda v: v.view(np.uint8).data, lambda v: v.reshape(2, -1)[1]],
+)
+def test_memory_that_is_looked_at_is_not_given_out(look):
+    vector = memory.empty(LENGTH)
+    vector.fill(1.0)
+    seen = look(vector)
+    before = bytes(seen)
+    place = vector.ctypes.data
+    del vector
+    other = memory.empty(LENGTH)
+    other.fill(2.0)
+    assert other.ctypes.data != place
+    assert bytes(seen) == before
+
+
+def test_no_more_is_kept_than_was_said():
+    vectors = [memory.empty(LENGTH) for _ in range(memory.KEPT + 3)]
+    del vectors
+    gc.collect()
+    assert [len(blocks) for blocks in memory._free.values()] == [memory.KEPT]
+
+
+def test_threads_never_share_a_vector():
+    wrong: list[float] = []
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            vector = memory.empty(LENGTH)
+            vector[::4096] = number
+            if not (vector[::4096] == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_is_small_is_left_to_the_allocator():
+    assert memory.empty(16).base is None
