@@ -25,7 +25,7 @@ class Large(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.only = nn.Linear(700, 1000, bias=False)
+        self.only = nn.Linear(1300, 1000, bias=False)
 
 
 @pytest.fixture(scope="module")
