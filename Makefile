@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## one core, three learners, two kills: ARGS="--json out.json" passes options
 	@$(BIN)/atoll demo $(ARGS)
 
-test: $(READY) ## the fast tests: those that start processes one after the other, the rest beside them
+test: $(READY) ## the fast tests, on two workers
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(FAST)" $(ARGS)
 
 test-slow: $(READY) ## tests that take minutes

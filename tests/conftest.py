@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-PROCESSES = {"command", "end_to_end"}  # folders whose tests start processes that must be quick
+PROCESSES = {"command", "end_to_end"}  # folders whose tests start many processes
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, tests that start processes stay on one."""
+    """With several workers, those tests stay on one: side by side they would be too slow for what they wait for."""
     for item in items:
         if item.path.parent.name in PROCESSES:
             item.add_marker(pytest.mark.xdist_group("processes"))

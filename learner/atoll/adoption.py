@@ -69,8 +69,9 @@ class Track:
         places: of the parameters as stored, in float32.
         """
         assert self.flying is None, "at most one contribution of a fragment is in flight"
+        vector = difference(self.origin, places, self.shape)
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
-        return Outstanding(difference(self.origin, places, self.shape), *self.flying, self.base_version)
+        return Outstanding(vector, *self.flying, self.base_version)
 
     def later(self, steps: int) -> bool:
         """Whether there is work that came after the contribution in flight."""

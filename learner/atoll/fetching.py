@@ -19,7 +19,7 @@ from atoll_wire.codec import Codec, FrameError
 from atoll_wire.layout import Fragment
 
 from atoll.adoption import Fate
-from atoll.errors import LearnerError
+from atoll.errors import NONSENSE, LearnerError
 from atoll.handover import Handover, Prepared
 from atoll.places import F32
 from atoll.sending import Sender
@@ -166,6 +166,8 @@ class Fetcher:
             ):  # fmt: skip
                 continue
             if receipt.fate == pb.FATE_MERGED:
+                if flight.coded is None:
+                    raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
                 self._sender.end(line, merged=True)
                 return Fate(flight.coded, whole and line.drop)
             self._sender.decided(receipt)

@@ -24,7 +24,7 @@ class Local:
     def __init__(self, windows: Windows, anchors: Iterable[tuple[int, F32]], *, keep: bool) -> None:
         self._windows, self._keep = windows, keep
         self._apart: dict[int, Places] = {}
-        self.torn = False  # an adoption was interrupted: model and tracks do not agree any more
+        self.torn = False  # an adoption was interrupted: model and tracks may not agree any more
         self.tracks: list[Track] = []
         for number, ((version, anchor), shape) in enumerate(zip(anchors, windows.shapes, strict=True)):
             store(anchor, windows.read(number), shape)

@@ -79,7 +79,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Values of a fragment as contents of its frames, each checked. starts: addresses of the contents."""
+    """Values of a fragment as contents of its frames, as `codec` makes them. starts: addresses of the contents."""
 
     contents: Sequence[U8]
     starts: I64

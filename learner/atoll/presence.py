@@ -159,8 +159,9 @@ class Presence:
             self._fetcher.begin(line)
 
     def _planned(self, reply: pb.JoinReply) -> Layout:
-        if reply.settings.codec not in CODECS:
-            raise LearnerError(f"the core wants codec {reply.settings.codec}, which is none: {NONSENSE}")
+        known = {self.standing.settings.codec} if self.standing.lines else CODECS
+        if reply.settings.codec not in known:
+            raise LearnerError(f"the core wants codec {reply.settings.codec}, which is not the run's: {NONSENSE}")
         try:
             layout = plan(self._model.tensors, reply.settings.fragments)
         except LayoutError as error:

@@ -22,12 +22,12 @@ from atoll.places import F32, Places, Shape
 class Window:
     """A fragment's parameters.
 
-    at: addresses for which it holds. pieces: flat views on the parameters. turned: parameters whose memory is in
-    another order, each with a copy in order: the views are on the copy. staged: for each row of staging memory, flat
-    views on it. direct: the parameters' own memory, where that is float32 on the host, in order.
+    at: addresses and strides for which it holds. pieces: flat views on the parameters. turned: parameters whose memory
+    is in another order, each with a copy in order: the views are on the copy. staged: for each row of staging memory,
+    flat views on it. direct: the parameters' own memory, where that is float32 on the host, in order.
     """
 
-    at: list[int]
+    at: list[tuple[int, ...]]
     pieces: list[torch.Tensor]
     turned: list[tuple[torch.Tensor, torch.Tensor]]
     staged: list[list[torch.Tensor]]
@@ -77,7 +77,8 @@ class Windows:
 
     def _window(self, number: int) -> Window:
         """The fragment's window. It is kept until the parameters move, unless it has copies in it."""
-        at = [self._values[piece.tensor].data_ptr() for piece in self._fragments[number].pieces]
+        values = [self._values[piece.tensor] for piece in self._fragments[number].pieces]
+        at = [(value.data_ptr(), *value.stride()) for value in values]
         window = self._kept.get(number)
         if window is None or window.at != at:
             window = self._look(self._fragments[number], at)
@@ -85,13 +86,14 @@ class Windows:
                 self._kept[number] = window
         return window
 
-    def _look(self, fragment: Fragment, at: list[int]) -> Window:
+    def _look(self, fragment: Fragment, at: list[tuple[int, ...]]) -> Window:
         tensors = {piece.tensor: self._values[piece.tensor].detach() for piece in fragment.pieces}
         ordered = {number: tensor.contiguous() for number, tensor in tensors.items()}
         turned = [(tensors[number], copy) for number, copy in ordered.items() if copy is not tensors[number]]
         pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in fragment.pieces]
-        if not turned and all(piece.is_cpu and piece.dtype == torch.float32 for piece in pieces):
-            addresses = [piece.data_ptr() for piece in pieces]
+        addresses = [piece.data_ptr() for piece in pieces]
+        plain = all(type(p) is torch.Tensor and p.is_cpu and p.dtype == torch.float32 for p in pieces)
+        if plain and not turned and all(addresses):
             return Window(at, pieces, [], [], Places.in_pieces(addresses, self.shapes[fragment.index], pieces))
         if not self._staging.size:
             self._staging = np.empty((2, max(shape.length for shape in self.shapes)), np.float32)

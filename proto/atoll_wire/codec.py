@@ -216,7 +216,9 @@ def warm_up() -> None:
     for codec in Codec:
         payload = encode_frame(vector, span, codec)
         check_frame(payload, span, codec)
-        decode_add(payload, span, codec, np.ones(2, np.float32), vector)
+        content = decompress(payload, span, codec)
+        content_add(content, span, codec, np.ones(2, np.float32), vector)
+        content_advance(content, span, codec, vector, vector.copy())
 
 
 # ------------------------------------------------------------------------------------------------- below the face
@@ -235,10 +237,6 @@ _local = _Zstd()
 
 def _zstd() -> _Zstd:
     return _local
-
-
-def _lengths(span: FrameSpan) -> NDArray[np.int64]:
-    return np.frombuffer(span.lengths, np.int64)
 
 
 def _parts(content: NDArray[np.uint8], span: FrameSpan, codec: Codec) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:

@@ -27,7 +27,6 @@ I64: TypeAlias = NDArray[np.int64]
 U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]
 
-HALF = BLOCK // 2
 LANES = 64  # sums side by side: a single one would wait for each of its additions
 MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and taken off again, it leaves the nearest integer, half to even
 INFINITY_BITS = np.uint32(0x7F800000)

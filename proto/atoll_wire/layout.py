@@ -23,7 +23,7 @@ from enum import StrEnum
 from atoll_wire.errors import UserError
 from atoll_wire.spans import BLOCK, FrameSpan, Segment
 
-FORMAT = 1  # of layouts; part of the fingerprint
+FORMAT = 2  # of layouts; part of the fingerprint
 FRAME_PARAMETERS = 1 << 19  # of a frame at most
 DEFAULT_FRAGMENTS, MOST_FRAGMENTS = 24, 4096
 DTYPES = ("float32", "bfloat16", "float16")

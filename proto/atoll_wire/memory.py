@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
 
 LEAST_BYTES = 1 << 20  # below it the allocator does the same
-KEPT = 4  # blocks of a size that wait to be used again
+MOST_KEPT, MOST_KEPT_BYTES = 4, 256 << 20  # of one size that wait to be used again; one block at least
 
-_free: defaultdict[int, deque[mmap.mmap]] = defaultdict(lambda: deque(maxlen=KEPT))
+_free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
 
 def empty(length: int) -> NDArray[np.float32]:
@@ -24,11 +25,17 @@ def empty(length: int) -> NDArray[np.float32]:
     try:
         block = _free[size].pop()
     except IndexError:
-        block = mmap.mmap(-1, size)
-        block.madvise(mmap.MADV_HUGEPAGE)
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)  # a fork must not share it
+        with contextlib.suppress(AttributeError, OSError):  # a hint that not every system takes
+            block.madvise(mmap.MADV_HUGEPAGE)
     vector = np.frombuffer(block, np.float32, length)
-    weakref.finalize(vector, _free[size].append, block).atexit = False  # each view on it keeps the vector itself
+    weakref.finalize(vector, _give_back, size, block).atexit = False  # each view on it keeps the vector itself
     return vector
+
+
+def _give_back(size: int, block: mmap.mmap) -> None:
+    if len(_free[size]) < max(1, min(MOST_KEPT, MOST_KEPT_BYTES // size)):
+        _free[size].append(block)
 
 
 def _rounded(size: int) -> int:

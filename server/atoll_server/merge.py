@@ -5,8 +5,8 @@ Two passes over frames, so that nothing larger than one fragment of scratch is h
    that is merged by direction; and the norm of each piece's combination, summed in float64, frame by frame.
 2. Delta = scratch, or scratch x (sum w ||v||) / ||scratch|| for a piece merged by direction;
    momentum = mu momentum + Delta;  theta -= lr (Delta + mu momentum);  theta_pub += Q(theta - theta_pub).
-The order of every sum is fixed (contributions by key, frames by index, elements by place), so the same ledger gives
-the same bytes.
+The order of every sum is fixed (contributions by key, frames by index, elements by place, in a fixed number of lanes),
+so the same ledger gives the same bytes.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ def merge(
     every contribution was read: a FrameError leaves the state untouched. Norms up to LARGEST_NORM cannot make a sum
     that is not finite.
     """
+    assert contributions, "scratch would keep what was in it"
     learners = [contribution.learner for contribution in contributions]
     assert learners == sorted(learners), "contributions are merged in sorted learner order"
     factors = [_factors(fragment, c, w) for c, w in zip(contributions, weights, strict=True)]

@@ -53,7 +53,7 @@ def test_every_place_is_in_the_code_and_none_is_forgotten():
     [
         pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.slow)
         for p in crash.POINTS
-        if p not in {"refusal.committed", "contribution.refused", "eviction.committed"}
+        if p not in {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed"}
     ],
 )
 def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by_bit(tmp_path, monkeypatch, point):
@@ -127,8 +127,12 @@ def test_what_is_durable_of_a_refusal_or_an_eviction_when_the_core_is_killed_sta
 
 
 @pytest.mark.slow
-def test_a_refusal_that_is_durable_when_the_core_is_killed_stays_one(tmp_path, monkeypatch):
-    """A round that only refuses is rare: a stale contribution is acknowledged, and then the limit is lowered."""
+@pytest.mark.parametrize("point", ["refusal.committed", "spool.removed"])
+def test_a_refusal_that_is_durable_when_the_core_is_killed_stays_one(tmp_path, monkeypatch, point):
+    """A round that only refuses is rare: a stale contribution is acknowledged, and then the limit is lowered.
+
+    Where payloads are kept for a replay from the start, those of refused contributions alone are removed.
+    """
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)
         eventually(lambda: running.status().contributions.pending == 0)
@@ -138,7 +142,7 @@ def test_a_refusal_that_is_durable_when_the_core_is_killed_stays_one(tmp_path, m
 
         with running.outer() as stub:
             assert Hand(stub).push(stale).fate == pb.FATE_PENDING
-        crashes(running, "refusal.committed", 1, monkeypatch)
+        crashes(running, point, 1, monkeypatch)
         running._options = [*running._options, "--max-staleness", "0"]
         running.start()
         assert running.child.process.wait(30) == -9

@@ -70,6 +70,14 @@ def test_what_happens_to_the_model_between_two_readings_is_seen():
     assert all(bool((value == 2.0).all()) for value in values)
 
 
+def test_a_matrix_that_was_turned_in_place_is_seen():
+    model = nn.Linear(6, 6, bias=False)
+    values, windows, _ = looking_at(model, 1)
+    before = load(windows.read(0), windows.shapes[0])
+    values[0].data = values[0].data.t()  # the same memory
+    assert np.array_equal(load(windows.read(0), windows.shapes[0]), before.reshape(6, 6).T.ravel())
+
+
 def test_what_was_looked_at_can_be_freed():
     model = nn.Linear(4, 4)
     values, windows, _ = looking_at(model, 1)

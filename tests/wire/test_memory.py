@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 
 import numpy as np
@@ -46,10 +47,29 @@ def test_memory_that_is_looked_at_is_not_given_out(look):
 
 
 def test_no_more_is_kept_than_was_said():
-    vectors = [memory.empty(LENGTH) for _ in range(memory.KEPT + 3)]
+    vectors = [memory.empty(LENGTH) for _ in range(memory.MOST_KEPT + 3)]
     del vectors
     gc.collect()
-    assert [len(blocks) for blocks in memory._free.values()] == [memory.KEPT]
+    assert [len(blocks) for blocks in memory._free.values()] == [memory.MOST_KEPT]
+
+
+def test_of_very_large_ones_one_is_kept(monkeypatch):
+    monkeypatch.setattr(memory, "MOST_KEPT_BYTES", LENGTH)
+    vectors = [memory.empty(LENGTH) for _ in range(3)]
+    del vectors
+    gc.collect()
+    assert [len(blocks) for blocks in memory._free.values()] == [1]
+
+
+def test_a_fork_has_memory_of_its_own():
+    vector = memory.empty(LENGTH)
+    vector[0] = 1.0
+    child = os.fork()
+    if child == 0:
+        vector[0] = 2.0
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert vector[0] == 1.0
 
 
 def test_threads_never_share_a_vector():
