@@ -157,48 +157,34 @@ def first_parameters_accepted_twice() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- durability
 
 
-@defect
-def acknowledged_before_it_is_durable() -> Iterator[None]:
-    """A commit is reported before it was made."""
+def _early(entered: Callable[..., Any], by_s: float) -> Any:
+    """Commits of one kind are reported before they are made."""
     commit = writer.LedgerWriter.commit
 
-    async def early(self: writer.LedgerWriter, operation: Any) -> None:
-        asyncio.get_running_loop().create_task(commit(self, operation))
+    async def early(self: writer.LedgerWriter, operation: Any) -> Any:
+        if getattr(operation, "func", None) is not entered:
+            return await commit(self, operation)
 
-    with patch(writer.LedgerWriter, "commit", early):
+        async def later() -> None:
+            await asyncio.sleep(by_s)
+            await commit(self, operation)
+
+        return asyncio.get_running_loop().create_task(later())
+
+    return patch(writer.LedgerWriter, "commit", early)
+
+
+@defect
+def acknowledged_before_it_is_durable() -> Iterator[None]:
+    """A contribution's commit is reported before it was made."""
+    with _early(ledger.add_contribution, 0.0):
         yield
 
 
 @defect
 def published_before_it_is_durable() -> Iterator[None]:
     """A merge is told to learners while its commit is on its way."""
-    merge = engine.Engine._merge
-
-    async def early(self: engine.Engine, effect: Any) -> None:
-        kept = self.writer
-
-        class Later:
-            async def commit(self, operation: Any) -> None:
-                asyncio.get_running_loop().create_task(_later())
-
-                async def nothing() -> None: ...
-
-                await nothing()
-                self.operation = operation
-
-        later = Later()
-
-        async def _later() -> None:
-            await asyncio.sleep(0.05)
-            await kept.commit(later.operation)
-
-        self.writer = later  # type: ignore[assignment]
-        try:
-            await merge(self, effect)
-        finally:
-            self.writer = kept
-
-    with patch(engine.Engine, "_merge", early):
+    with _early(ledger.add_merge, 0.05):
         yield
 
 
