@@ -97,17 +97,20 @@ def test_the_status_command_shows_the_run_and_its_json_is_the_message(tmp_path):
     assert json_format.Parse(as_json.stdout, pb.StatusReply()).learners[0].learner == "eu-west"
 
 
+CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
         (["core", "--dir", "DIR", "--listen", "0.0.0.0:0"], 1, "error: 0.0.0.0:0 is not loopback"),
         (["core", "--dir", "/proc/nothing"], 1, "error: --dir /proc/nothing cannot be used"),
-        (["core", "--dir", "DIR", "--init", "/nothing"], 1, "error: --init /nothing cannot be read"),
-        (["core", "--dir", "DIR", "--quorum", "most"], 1, 'error: quorum "most" is neither'),
-        (["core", "--dir", "DIR", "--outer-lr", "-1"], 1, "error: --outer-lr -1.0: input should be greater than 0"),
-        (["core", "--dir", "DIR", "--codec", "int5"], 1, "error: --codec int5: input should be"),
-        (["core", "--dir", "DIR", "--keep-snapshots", "1"], 1, "error: --keep-snapshots 1: input should be"),
-        (["core", "--dir", "DIR", "--log-level", "loud"], 1, "error: --log-level loud: use one of"),
+        ([*CORE, "--init", "/nothing"], 1, "error: --init /nothing cannot be read"),
+        ([*CORE, "--quorum", "most"], 1, 'error: quorum "most" is neither'),
+        ([*CORE, "--outer-lr", "-1"], 1, "error: --outer-lr -1.0: input should be greater than 0"),
+        ([*CORE, "--codec", "int5"], 1, "error: --codec int5: input should be"),
+        ([*CORE, "--keep-snapshots", "1"], 1, "error: --keep-snapshots 1: input should be"),
+        ([*CORE, "--log-level", "loud"], 1, "error: --log-level loud: use one of"),
         (["core"], 2, "Missing option '--dir'"),
         (["core", "--dir", "DIR", "--whatever"], 2, "No such option: --whatever"),
         (["status", "--server", "127.0.0.1:1"], 1, "error: no core answers at 127.0.0.1:1"),
