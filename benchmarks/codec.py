@@ -13,8 +13,9 @@ import numpy as np
 from atoll_server import merge
 from atoll_server.merge import OuterRule
 from atoll_wire import codec
-from atoll_wire.codec import Codec
+from atoll_wire.codec import Codec, Content
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
+from atoll_wire.spans import FrameSpan
 from numpy.typing import NDArray
 
 PARAMETERS = 1 << 24
@@ -41,9 +42,9 @@ class Given:
     frames: list[bytes]
     scale: float = 1.0
 
-    def payload(self, frame: int) -> bytes:
+    def content(self, span: FrameSpan) -> Content:
         """One frame."""
-        return self.frames[frame]
+        return codec.decompress(self.frames[span.index], span, self.codec)
 
 
 def best_s(work: Callable[[], object]) -> float:
@@ -102,8 +103,8 @@ def _merge_of(fragment: Fragment, vector: NDArray[np.float32], learners: int) ->
     given = []
     for number in range(learners):
         frames = [codec.encode_frame(np.roll(vector, number), span, Codec.INT4) for span in fragment.frames]
-        checked = [codec.check_frame(p, s, Codec.INT4) for p, s in zip(frames, fragment.frames, strict=True)]
+        checked = [codec.check_frame(p, s, Codec.INT4)[1] for p, s in zip(frames, fragment.frames, strict=True)]
         given.append(Given(f"{number}", Codec.INT4, merge.norms_sq(fragment, checked), frames))
-    state, scratch = merge.start(vector.copy()), np.empty_like(vector)
+    state = merge.start(vector.copy())
     rule, weights = OuterRule(0.9, 0.5, Codec.INT4), [1 / learners] * learners
-    return lambda: merge.merge(fragment, state, given, weights, rule, scratch)
+    return lambda: merge.merge(fragment, state, given, weights, rule, state.theta_pub)

@@ -1,7 +1,8 @@
-"""One outer sync of a whole model over loopback, back to back: seconds, processor seconds, bytes and memory.
+"""One outer sync of a whole model over loopback: seconds, processor seconds, bytes and memory.
 
-Rounds follow each other as fast as these learners step, and as many may be open as there are fragments; fsync,
-checksums, zstd and merging by direction are on, and so are the snapshots that come due.
+A sync begins when every learner has trained and all fragments are due, and ends when each learner has adopted each of
+them with everybody's contribution in it. fsync, checksums, zstd and merging by direction are on; a snapshot that comes
+due is made when it is due, in whichever sync that is.
 python -m benchmarks.sync --learners 2 --size 124m --syncs 5 --json PATH
 """
 
@@ -14,81 +15,93 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atoll.demo.processes import Child, children
 
 FRAGMENTS = 24
-OPTIONS = ["--fragments", str(FRAGMENTS), "--inner-steps", "24", "--overlap", "24", "--snapshot-every-s", "3600"]
+OPTIONS = ["--fragments", str(FRAGMENTS), "--quorum", "100%", "--snapshot-every-s", "3600"]
 PATIENCE_S = 300.0
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Of each sync, in the mean over consecutive ones. bytes_per_parameter: both ways, of one learner.
+class Sync:
+    """One. wall_s: until the last learner was done; cpu_s: of all processes; bytes: both ways, of all learners."""
 
-    cpu_s: of all processes. core_bytes: peak resident memory. learner_bytes: what joining and training added to it.
-    """
-
-    learners: int
-    parameters: int
-    syncs: int
     wall_s: float
     cpu_s: float
     core_cpu_s: float
-    bytes_per_parameter: float
-    participation: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Several. core_bytes: peak resident memory; learner_bytes: what joining and training added to a learner's peak."""
+
+    learners: int
+    parameters: int
+    syncs: list[Sync]
     core_bytes: int
     learner_bytes: int
+
+    def median(self, of: Callable[[Sync], float]) -> float:
+        """Over the syncs."""
+        return statistics.median(map(of, self.syncs))
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """On the wire, both ways, of one learner."""
+        return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
 
 
 def measure(learners: int, size: str, syncs: int) -> Measured:
     """Runs a core and its learners through one sync to warm up, and then through those that count."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
-        core, address = group.start_core(Path(directory) / "run", "127.0.0.1:0", OPTIONS)
-        results = [Path(directory) / f"{number}.json" for number in range(learners)]
-        started = [
-            group.start(
-                f"learner {number}",
-                [sys.executable, "-m", "benchmarks.sync_learner", f"{number}", address, size, str(syncs), str(result)],
-            )
-            for number, result in enumerate(results)
+        place = Path(directory)
+        command = [sys.executable, "-m", "benchmarks.sync_core", directory, "core", "--dir", str(place / "run")]
+        core = group.start("core", [*command, "--listen", "127.0.0.1:0", *OPTIONS], piped=True)
+        address = group.serving(core)
+        arguments = [address, size, str(syncs), directory]
+        islands = [
+            group.start(f"learner {n}", [sys.executable, "-m", "benchmarks.sync_learner", str(n), *arguments])
+            for n in range(learners)
         ]
-        _all(started, Path(directory), "begun")
-        core_before = cpu_s(core)
-        _all(started, Path(directory), "ended")
-        core_cpu = cpu_s(core) - core_before
-        for child in started:
+        found, told = [], list[dict[str, float]]()
+        for number in range(syncs + 1):
+            _wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
+            before, core_before, began = sum(map(cpu_s, (core, *islands))), cpu_s(core), time.monotonic()
+            (place / f"go.{number}").touch()
+            done = [place / f"{n}.{number}" for n in range(learners)]
+            _wait(islands, done)
+            used, core_used = sum(map(cpu_s, (core, *islands))) - before, cpu_s(core) - core_before
+            told = [json.loads(path.read_text()) for path in done]
+            merged = sum(one["merged"] for one in told)
+            if number and merged != learners * FRAGMENTS:
+                raise SystemExit(f"{merged:.0f} of {learners * FRAGMENTS} contributions came into their rounds")
+            wall = max(one["ended"] for one in told) - began
+            found.append(Sync(wall, used, core_used, int(sum(one["bytes"] for one in told))))
+        (place / "leave").touch()
+        for child in islands:
             child.process.wait(PATIENCE_S)
-        told = [json.loads(result.read_text()) for result in results]
-        peak = status_kb(core, "VmHWM") << 10
+        peak = peak_bytes(core)
         group.stop(core)
-    parameters = told[0]["parameters"]
-    done = statistics.mean(one["adopted"] for one in told) / FRAGMENTS
-    wall = statistics.mean(one["wall_s"] for one in told)
-    return Measured(
-        learners, parameters, syncs, wall / done, (core_cpu + sum(one["cpu_s"] for one in told)) / done,
-        core_cpu / done, statistics.mean(one["bytes"] for one in told) / done / parameters,
-        statistics.mean(one["merged"] / one["adopted"] for one in told), peak,
-        max(one["added_bytes"] for one in told),
-    )  # fmt: skip
+    added = max(int(one["added_bytes"]) for one in told)
+    return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added)
 
 
-def _all(started: list[Child], directory: Path, mark: str) -> None:
-    """Waits until every learner has set a mark."""
+def _wait(islands: list[Child], marks: list[Path]) -> None:
+    """Until every learner has set its mark."""
     deadline = time.monotonic() + PATIENCE_S
-    while True:
-        marks = [directory / f"{number}.{mark}" for number in range(len(started))]
-        if all(path.exists() for path in marks):
-            return
-        for child in started:
+    while not all(path.exists() for path in marks):
+        for child in islands:
             if child.process.poll() not in {None, 0}:
                 raise SystemExit(f"{child.name} ended: {child.tail()}")
         if time.monotonic() > deadline:
-            raise SystemExit(f"not {mark} within {PATIENCE_S:.0f} s")
-        time.sleep(0.005)
+            raise SystemExit(f"{marks[0].name} did not come within {PATIENCE_S:.0f} s")
+        time.sleep(0.002)
 
 
 def cpu_s(child: Child) -> float:
@@ -97,10 +110,10 @@ def cpu_s(child: Child) -> float:
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
-def status_kb(child: Child, name: str) -> int:
-    """A line of /proc/PID/status."""
+def peak_bytes(child: Child) -> int:
+    """Peak resident memory of a process."""
     lines = Path(f"/proc/{child.process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
 
 
 def main() -> None:
@@ -111,11 +124,15 @@ def main() -> None:
     parser.add_argument("--syncs", type=int, default=5)
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
-    measured = asdict(measure(arguments.learners, arguments.size, arguments.syncs))
-    for name, value in measured.items():
-        print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+    measured = measure(arguments.learners, arguments.size, arguments.syncs)
+    for sync in measured.syncs:
+        print(f"wall {sync.wall_s:.2f} s, processors {sync.cpu_s:.2f} s, of which the core's {sync.core_cpu_s:.2f} s")
+    print(f"median: wall {measured.median(lambda s: s.wall_s):.2f} s, {measured.median(lambda s: s.cpu_s):.2f} s")
+    print(f"{measured.bytes_per_parameter:.3f} bytes a parameter and learner, both ways")
+    print(f"core's peak {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")
+    print(f"learner's extra {measured.learner_bytes / 4 / measured.parameters:.2f} x")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(measured, indent=2) + "\n")
+        arguments.json_path.write_text(json.dumps(asdict(measured), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.places import F32, Coded, Places, Shape, difference, rebase, store
+from atoll_wire.blocks import F32
+
+from atoll.places import Coded, Places, Shape, rebase, store, take
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,9 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A pseudo-gradient as it was taken, with what the core must know of it."""
+    """A pseudo-gradient as it was taken, coded, with what the core must know of it."""
 
-    vector: F32
+    coded: Coded
     tokens: int
     steps: int
     base_version: int
@@ -64,14 +66,14 @@ class Track:
     overwritten: int = 0
 
     def take(self, places: Places, tokens: int, steps: int) -> Outstanding:
-        """The pseudo-gradient now, in memory of its own. tokens, steps: the learner's counters.
+        """The pseudo-gradient now, coded. tokens, steps: the learner's counters.
 
-        places: of the parameters as stored, in float32.
+        places: of the parameters as stored, in float32. Raises CodecError when it is not finite.
         """
         assert self.flying is None, "at most one contribution of a fragment is in flight"
-        vector = difference(self.origin, places, self.shape)
+        coded = take(self.origin, places, self.shape)
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
-        return Outstanding(vector, *self.flying, self.base_version)
+        return Outstanding(coded, *self.flying, self.base_version)
 
     def later(self, steps: int) -> bool:
         """Whether there is work that came after the contribution in flight."""

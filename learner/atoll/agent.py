@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 import structlog
 from atoll_wire import codec
+from atoll_wire.blocks import F32
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
 
@@ -20,7 +21,6 @@ from atoll import places
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
 from atoll.joining import FirstModel, Identity
-from atoll.places import F32
 from atoll.presence import Presence
 from atoll.stats import Counters
 from atoll.transport import GOODBYE_S

@@ -15,13 +15,13 @@ import grpc.aio
 import structlog
 from atoll_wire import codec, memory
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.blocks import F32
 from atoll_wire.codec import Codec, FrameError
 from atoll_wire.layout import Fragment
 
 from atoll.adoption import Fate
 from atoll.errors import NONSENSE, LearnerError
 from atoll.handover import Handover, Prepared
-from atoll.places import F32
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
@@ -166,10 +166,10 @@ class Fetcher:
             ):  # fmt: skip
                 continue
             if receipt.fate == pb.FATE_MERGED:
-                if flight.coded is None:
+                if not flight.frames:
                     raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
                 self._sender.end(line, merged=True)
-                return Fate(flight.coded, whole and line.drop)
+                return Fate(flight.taken.outstanding.coded, whole and line.drop)
             self._sender.decided(receipt)
         return Fate(drop=whole and line.drop)
 

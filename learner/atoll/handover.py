@@ -8,9 +8,9 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.blocks import F32
 
 from atoll.adoption import Fate, Outstanding
-from atoll.places import F32
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from atoll_wire.blocks import F32
+from atoll_wire.codec import CodecError
+
 from atoll.adoption import Outstanding, Track
+from atoll.errors import LearnerError
 from atoll.handover import Prepared
-from atoll.places import F32, Places, load, store
+from atoll.places import Places, load, store
 from atoll.windows import Windows
 
 
@@ -32,9 +36,19 @@ class Local:
             self.tracks.append(Track(shape, version, anchor, anchor if stored is None else stored[1].copy(), version))
 
     def take(self, number: int, tokens: int, steps: int) -> Outstanding:
-        """The pseudo-gradient of a fragment now, in memory of its own. tokens, steps: the learner's counters."""
-        places = self._apart.get(number)
-        return self.tracks[number].take(self._windows.read(number) if places is None else places, tokens, steps)
+        """The pseudo-gradient of a fragment now, coded. tokens, steps: the learner's counters.
+
+        Raises LearnerError when it is not finite.
+        """
+        places = self._apart.get(number) or self._windows.read(number)
+        try:
+            return self.tracks[number].take(places, tokens, steps)
+        except CodecError as error:
+            # No anchor mends that: the next gradient, or the optimizer's own state, is not finite either.
+            raise LearnerError(
+                f"training has diverged: {error} in fragment {number}; nothing of it was sent. Start this learner "
+                "again: it goes on from the run's parameters; lower its learning rate if that happens again"
+            ) from error
 
     def adopt(self, prepared: Prepared, tokens: int, steps: int, *, apart: bool = False) -> int:
         """Moves a fragment to a newer anchor; returns the tokens that are given up. tokens, steps: as above.

@@ -9,22 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numba
 import numpy as np
-from atoll_wire import memory
-from atoll_wire.codec import LEVELS, Codec
-from atoll_wire.kernels import kernel
+from atoll_wire import codec, memory
+from atoll_wire.blocks import (
+    F32,
+    INFINITY_BITS,
+    bits_of,
+    bytes_at,
+    coded_bytes,
+    encode_block,
+    fetch_ahead,
+    floats_at,
+    kernel,
+    rebase_block,
+    scale_of,
+    scales_at,
+)
+from atoll_wire.codec import LEVELS, Codec, CodecError, Content
 from atoll_wire.layout import Fragment
 from atoll_wire.spans import BLOCK
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
+
+
+ALIGNED = 64  # bytes: contents lie one after the other, and each begins at a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +42,29 @@ class Shape:
     """A fragment, segment by segment in the order of its frames.
 
     rows: int64 (segments, 5): offset in the fragment's vector, length, frame, and where in that frame's content the
-    segment's codes and scales begin. pieces: of each segment, and its offset in that piece. levels: of the codec; 0
-    for float32, whose codes are the values themselves.
+    segment's codes and scales begin. pieces: of each segment, and its offset in that piece. sizes: of the contents of
+    its frames, in bytes. levels: of the codec; 0 for float32, whose codes are the values themselves.
     """
 
     length: int
     rows: I64
     pieces: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
     levels: int
 
     @classmethod
-    def of(cls, fragment: Fragment, codec: Codec) -> Shape:
+    def of(cls, fragment: Fragment, kind: Codec) -> Shape:
         """For contents of this codec."""
-        rows, pieces = [], []
+        rows, pieces, levels = [], [], LEVELS[kind]
         for span in fragment.frames:
-            code_at = 0
-            scale_at = span.packed_bytes if codec is Codec.INT4 else span.length
+            code_at, scale_at = 0, codec.code_bytes(span, kind)
             for segment in span.segments:
                 rows.append((segment.offset, segment.length, span.index, code_at, scale_at))
                 pieces.append((segment.piece, segment.offset - fragment.pieces[segment.piece].offset))
-                code_at += {
-                    Codec.INT4: (segment.length + 1) // 2, Codec.INT8: segment.length, Codec.FLOAT32: 4 * segment.length
-                }[codec]  # fmt: skip
+                code_at += coded_bytes(segment.length, levels)
                 scale_at += 2 * -(-segment.length // BLOCK)
-        return cls(fragment.length, np.array(rows, np.int64), tuple(pieces), LEVELS.get(codec, 0))
+        sizes = tuple(codec.content_bytes(span, kind) for span in fragment.frames)
+        return cls(fragment.length, np.array(rows, np.int64), tuple(pieces), sizes, levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +90,32 @@ class Places:
 class Coded:
     """Values of a fragment as contents of its frames, as `codec` makes them. starts: addresses of the contents."""
 
-    contents: Sequence[U8]
+    contents: Sequence[Content]
     starts: I64
 
     @classmethod
-    def of(cls, contents: Sequence[U8]) -> Coded:
+    def of(cls, contents: Sequence[Content]) -> Coded:
         """All frames in order."""
         return cls(contents, np.array([content.ctypes.data for content in contents], np.int64))
+
+    @classmethod
+    def empty(cls, shape: Shape) -> Coded:
+        """Contents that are still to be written, in one block of memory."""
+        ends = np.cumsum([-(-size // ALIGNED) * ALIGNED for size in shape.sizes])
+        block = memory.empty(int(ends[-1]) // 4).view(np.uint8)
+        starts = [0, *ends[:-1]]
+        return cls.of([block[start : start + size] for start, size in zip(starts, shape.sizes, strict=True)])
 
 
 NO_FRAMES = np.empty(0, np.int64)
 
 
-def difference(origin: F32, places: Places, shape: Shape) -> F32:
-    """origin - what lies there, as a new vector."""
-    out = memory.empty(shape.length)
-    _difference(origin, places.starts, shape.rows, out)
-    return out
+def take(origin: F32, places: Places, shape: Shape) -> Coded:
+    """origin - what lies there, coded. Raises CodecError when any of it is not finite."""
+    coded = Coded.empty(shape)
+    if not _take(origin, places.starts, shape.rows, shape.levels, coded.starts):
+        raise CodecError("a value is not finite")
+    return coded
 
 
 def rebase(origin: F32, anchor: F32, q: Coded | None, places: Places, shape: Shape) -> None:
@@ -117,38 +135,39 @@ def store(vector: F32, places: Places, shape: Shape) -> None:
     _store(vector, places.starts, shape.rows)
 
 
-def _as_pointer(_typing: Any, _address: Any) -> Any:  # noqa: ANN401 - numba's own protocol
-    """An int64 as an address."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-_pointer: Any = intrinsic(_as_pointer)
-_carray: Any = numba.carray  # type: ignore[attr-defined]
-
-
 @kernel
-def _at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    return _carray(_pointer(np.int64(address)), (length,), dtype=np.float32)
-
-
-@kernel
-def _difference(origin: F32, starts: I64, rows: I64, out: F32) -> None:
+def _take(origin: F32, starts: I64, rows: I64, levels: int, frames: I64) -> bool:
+    block = np.empty(BLOCK, np.float32)
     for row in range(len(rows)):
-        at, length = rows[row, 0], rows[row, 1]
-        given, local, result = origin[at : at + length], _at(starts[row], length), out[at : at + length]
-        for i in range(length):
-            result[i] = given[i] - local[i]
+        at, length, frame = rows[row, 0], rows[row, 1], frames[rows[row, 2]]
+        local, code_at = floats_at(starts[row], length), frame + rows[row, 3]
+        scales = scales_at(frame + rows[row, 4], (length + BLOCK - 1) // BLOCK)
+        for start in range(0, length, BLOCK):
+            n = min(BLOCK, length - start)
+            fetch_ahead(origin, at + start)
+            fetch_ahead(local, start)
+            part, given, mine = block[:n], origin[at + start : at + start + n], local[start : start + n]
+            for i in range(n):
+                part[i] = given[i] - mine[i]
+            if levels == 0:
+                floats_at(code_at, n)[:] = part
+                for i in range(n):
+                    if bits_of(part[i]) & INFINITY_BITS == INFINITY_BITS:
+                        return False
+            else:
+                bits = encode_block(part, levels, bytes_at(code_at, coded_bytes(n, levels)))
+                if bits < 0:
+                    return False
+                scales[start // BLOCK] = bits
+            code_at += coded_bytes(n, levels)
+    return True
 
 
 @kernel
 def _load(starts: I64, rows: I64, out: F32) -> None:
     for row in range(len(rows)):
         at, length = rows[row, 0], rows[row, 1]
-        local, result = _at(starts[row], length), out[at : at + length]
+        local, result = floats_at(starts[row], length), out[at : at + length]
         for i in range(length):
             result[i] = local[i]
 
@@ -157,7 +176,7 @@ def _load(starts: I64, rows: I64, out: F32) -> None:
 def _store(vector: F32, starts: I64, rows: I64) -> None:
     for row in range(len(rows)):
         at, length = rows[row, 0], rows[row, 1]
-        given, local = vector[at : at + length], _at(starts[row], length)
+        given, local = vector[at : at + length], floats_at(starts[row], length)
         for i in range(length):
             local[i] = given[i]
 
@@ -166,56 +185,34 @@ def _store(vector: F32, starts: I64, rows: I64) -> None:
 def _rebase(origin: F32, anchor: F32, frames: I64, starts: I64, rows: I64, levels: int) -> None:
     for row in range(len(rows)):
         at, length = rows[row, 0], rows[row, 1]
-        old, new, local = origin[at : at + length], anchor[at : at + length], _at(starts[row], length)
+        old, new, local = origin[at : at + length], anchor[at : at + length], floats_at(starts[row], length)
         if len(frames) == 0:
             for i in range(length):
                 local[i] = new[i] - (old[i] - local[i])
         elif levels == 0:
-            q = _at(frames[rows[row, 2]] + rows[row, 3], length)
+            q = floats_at(frames[rows[row, 2]] + rows[row, 3], length)
             for i in range(length):
                 local[i] = new[i] - (old[i] - local[i] - q[i])
         else:
             frame = frames[rows[row, 2]]
-            blocks = (length + BLOCK - 1) // BLOCK
-            scales = _carray(_pointer(frame + rows[row, 4]), (blocks,), dtype=np.uint16)
-            size = length if levels == 127 else (length + 1) // 2
-            codes = _carray(_pointer(frame + rows[row, 3]), (size,), dtype=np.uint8)
-            _rebase_coded(old, new, codes, scales, levels, local)
-
-
-@kernel
-def _rebase_coded(old: F32, new: F32, codes: U8, scales: NDArray[np.uint16], levels: int, local: F32) -> None:
-    scratch = np.empty(1, np.float32)
-    scratch_bits = scratch.view(np.uint32)
-    for block in range(len(scales)):
-        start = block * BLOCK
-        n = min(BLOCK, len(local) - start)
-        scratch_bits[0] = np.uint32(scales[block]) << np.uint32(16)
-        scale = scratch[0]
-        if levels == 127:
-            code, a, b, c = codes[start : start + n], old[start : start + n], new[start : start + n], local[start:]
-            for i in range(len(code)):
-                q = scale * np.float32(np.int32(np.int8(code[i])))
-                c[i] = b[i] - (a[i] - c[i] - q)
-        else:
-            half = (n + 1) // 2
-            code = codes[start // 2 : start // 2 + half]
-            a, b, c = old[start : start + half], new[start : start + half], local[start : start + half]
-            for i in range(len(code)):
-                q = scale * np.float32(np.int32((np.int32(code[i] & 0xF) ^ 8) - 8))
-                c[i] = b[i] - (a[i] - c[i] - q)
-            a, b, c = old[start + half : start + n], new[start + half : start + n], local[start + half : start + n]
-            for i in range(len(c)):
-                q = scale * np.float32(np.int32((np.int32(code[i] >> 4) ^ 8) - 8))
-                c[i] = b[i] - (a[i] - c[i] - q)
+            scales = scales_at(frame + rows[row, 4], (length + BLOCK - 1) // BLOCK)
+            codes, code_at = bytes_at(frame + rows[row, 3], coded_bytes(length, levels)), 0
+            for start in range(0, length, BLOCK):
+                stop = min(start + BLOCK, length)
+                size = coded_bytes(stop - start, levels)
+                for values in (old, new, local):
+                    fetch_ahead(values, start)
+                block, scale = codes[code_at : code_at + size], scale_of(scales[start // BLOCK])
+                rebase_block(old[start:stop], new[start:stop], block, scale, levels, local[start:stop])
+                code_at += size
 
 
 def warm_up() -> None:
     """Compiles the kernels, or loads them from disk, so that nothing compiles while a model trains."""
-    shape = Shape(1, np.array([[0, 1, 0, 0, 4]], np.int64), ((0, 0),), 7)
+    shape = Shape(1, np.array([[0, 1, 0, 0, 1]], np.int64), ((0, 0),), (3,), 7)
     vector = np.ones(1, np.float32)
     places = Places.in_vector(vector, shape)
-    difference(vector, places, shape)
+    coded = take(vector, places, shape)
     load(places, shape)
     store(vector.copy(), places, shape)
-    rebase(vector.copy(), vector.copy(), Coded.of([np.zeros(8, np.uint8)]), places, shape)
+    rebase(vector.copy(), vector.copy(), coded, places, shape)

@@ -9,16 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import grpc
 import grpc.aio
-import numpy as np
 import structlog
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec, CodecError
-from atoll_wire.layout import Fragment
 
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
@@ -28,8 +24,6 @@ from atoll.stats import Counters
 from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
 
 log = structlog.get_logger()
-
-NO_VALUES = np.empty(0, np.float32)
 
 
 class Sender:
@@ -81,18 +75,7 @@ class Sender:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def _carry(self, line: Line, flight: Flight) -> None:
-        fragment = self._standing.fragment(line.fragment)
-        try:
-            run_codec = Codec(self._standing.settings.codec)
-            flight.coded, flight.frames = await asyncio.to_thread(_encode, flight, fragment, run_codec)
-        except CodecError as error:
-            # No anchor mends that: the next gradient, or the optimizer's own state, is not finite either.
-            raise LearnerError(
-                f"training has diverged: {error} in fragment {line.fragment}; nothing of it was sent. Start this "
-                "learner again: it goes on from the run's parameters; lower its learning rate if that happens again"
-            ) from error
-        # The vector is of no more use, and may wait long for its fate.
-        flight.taken = replace(flight.taken, outstanding=replace(flight.taken.outstanding, vector=NO_VALUES))
+        flight.frames = await asyncio.to_thread(_compressed, flight.taken.outstanding.coded)
         await self._offer(line, flight)
 
     async def _offer(self, line: Line, flight: Flight) -> None:
@@ -215,10 +198,8 @@ class Sender:
             self._handover.settle()
 
 
-def _encode(flight: Flight, fragment: Fragment, codec_used: Codec) -> tuple[Coded, tuple[bytes, ...]]:
-    vector = flight.taken.outstanding.vector
-    contents = [codec.quantise_frame(vector[span.place], span, codec_used) for span in fragment.frames]
-    return Coded.of([np.frombuffer(content, np.uint8) for content in contents]), tuple(map(codec.compress, contents))
+def _compressed(coded: Coded) -> tuple[bytes, ...]:
+    return tuple(map(codec.compress, coded.contents))
 
 
 async def _raise_status(call: grpc.aio.StreamStreamCall[pb.PushRequest, pb.PushReply]) -> None:

@@ -7,22 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.blocks import F32
 from atoll_wire.layout import Fragment, Layout
 
 from atoll.errors import NONSENSE, LearnerError
 from atoll.handover import Taken
-from atoll.places import F32, Coded
 from atoll.transport import Link
 
 
 @dataclass(slots=True)
 class Flight:
-    """A contribution until its fate is known. frames: its payloads, kept to be sent again. coded: its values."""
+    """A contribution until its fate is known. frames: its payloads, kept to be sent again."""
 
     taken: Taken
     seq: int
     frames: tuple[bytes, ...] = ()
-    coded: Coded | None = None
     acknowledged: bool = False
     asking: bool = False  # what became of it, after it was acknowledged
 

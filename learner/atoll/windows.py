@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from atoll_wire.blocks import F32
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, Layout
 from torch import nn
 
-from atoll.places import F32, Places, Shape
+from atoll.places import Places, Shape
 
 
 @dataclass(frozen=True, slots=True)

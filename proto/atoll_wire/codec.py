@@ -23,6 +23,8 @@ from atoll_wire import kernels
 from atoll_wire.spans import BLOCK, FrameSpan, Segment
 
 F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
+Content: TypeAlias = NDArray[np.uint8]  # of a frame, before compression
 Payload: TypeAlias = bytes | bytearray | memoryview
 
 ZSTD_LEVEL = 1
@@ -36,7 +38,7 @@ class Codec(IntEnum):
     INT4 = 3
 
 
-LEVELS = {Codec.INT8: 127, Codec.INT4: 7}  # the largest code
+LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0: there are none
 
 
 class CodecError(ValueError):
@@ -59,26 +61,25 @@ def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
 
     vector: float32 (fragment.length,), contiguous. Returns the payload. Raises CodecError when a value is not finite.
     """
-    values = vector[span.place]
-    return _zstd().compressor.compress(quantise_frame(values, span, codec))
+    return compress(quantise_frame(vector[span.place], span, codec))
 
 
-def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> memoryview:
+def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
     """The content of a frame before compression, never a view of the values: float32 (span.length,), contiguous."""
     if codec is Codec.FLOAT32:
         squares = np.empty(len(span.segments), np.float64)
         if kernels.squares_by_segment(values, lengths(span), squares) != kernels.SOUND:
             raise CodecError(f"values of frame {span.index} are not finite")
-        return values.astype("<f4").view(np.uint8).data
+        return values.astype("<f4").view(np.uint8)
     content = np.empty(content_bytes(span, codec), np.uint8)
     codes, scales = _parts(content, span, codec)
     if kernels.quantise(values, lengths(span), LEVELS[codec], codes, scales) != kernels.SOUND:
         raise CodecError(f"values of frame {span.index} are not finite")
-    return content.data
+    return content
 
 
-def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.float64]:
-    """Sums of squares of the decoded values, per segment of the span; reads every byte, writes none of a fragment's.
+def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> tuple[Content, F64]:
+    """A payload's content, and the sums of squares of its values, per segment of the span.
 
     Raises FrameError when the payload is not what a sound encoder could have made.
     """
@@ -95,7 +96,7 @@ def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.f
             kernels.BAD_CODE: "a code is out of range",
         }
         raise (FrameError if found == kernels.BAD_CODE else NotFiniteError)(wrong[found])
-    return squares
+    return content, squares
 
 
 def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> None:
@@ -105,32 +106,29 @@ def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> N
     if codec is Codec.FLOAT32:
         target[:] = content.view("<f4")  # bit by bit, the sign of a zero included
     else:
-        content_add(content, span, codec, np.ones(len(span.segments), np.float32), out, fresh=True)
+        target[:] = 0.0
+        content_add(content, span, codec, np.ones(len(span.segments), np.float32), out)
 
 
-def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32, *, fresh: bool = False) -> None:
+def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
     """Adds each segment's factor times its values to their place in `out`, in one pass.
-
-    fresh: whatever is there counts for nothing.
 
     factors: float32 (len(span.segments),). out: float32 (fragment.length,), contiguous; changed in place.
     Raises FrameError when the payload does not decode to span.length values; `out` is then unchanged.
     """
-    content_add(decompress(payload, span, codec), span, codec, factors, out, fresh=fresh)
+    content_add(decompress(payload, span, codec), span, codec, factors, out)
 
 
-def content_add(
-    content: NDArray[np.uint8], span: FrameSpan, codec: Codec, factors: F32, out: F32, *, fresh: bool = False
-) -> None:
+def content_add(content: Content, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
     """`decode_add` for what `quantise_frame` gave."""
     target = out[span.place]
     if codec is Codec.FLOAT32:
-        kernels.accumulate_float32(content.view("<f4"), lengths(span), factors, fresh, target)
+        target += np.repeat(factors, lengths(span)) * content.view("<f4")
     else:
-        kernels.accumulate(*_parts(content, span, codec), lengths(span), LEVELS[codec], factors, fresh, target)
+        kernels.accumulate(*_parts(content, span, codec), lengths(span), LEVELS[codec], factors, target)
 
 
-def content_advance(content: NDArray[np.uint8], span: FrameSpan, codec: Codec, base: F32, out: F32) -> None:
+def content_advance(content: Content, span: FrameSpan, codec: Codec, base: F32, out: F32) -> None:
     """Writes base + values to the frame's place in `out`. base, out: float32 (fragment.length,), apart."""
     place = span.place
     if codec is Codec.FLOAT32:
@@ -139,12 +137,12 @@ def content_advance(content: NDArray[np.uint8], span: FrameSpan, codec: Codec, b
         kernels.advance(base[place], *_parts(content, span, codec), lengths(span), LEVELS[codec], out[place])
 
 
-def compress(content: Payload) -> bytes:
+def compress(content: Content) -> bytes:
     """The payload of a content."""
-    return _zstd().compressor.compress(content)
+    return _zstd().compressor.compress(content.data)
 
 
-def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> NDArray[np.uint8]:
+def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
     """The content of a payload, after the size that it declares was found right: a bomb takes no memory.
 
     Raises FrameError.
@@ -170,22 +168,14 @@ def lengths(span: FrameSpan) -> NDArray[np.int64]:
     return np.frombuffer(span.lengths, np.int64)
 
 
-def squares(vector: F32, span: FrameSpan) -> NDArray[np.float64]:
-    """Sums of squares of a frame's values, per segment. vector: float32 (fragment.length,).
-
-    Raises NotFiniteError when one is not finite.
-    """
-    sums = np.empty(len(span.segments), np.float64)
-    if kernels.squares_by_segment(vector[span.place], lengths(span), sums) != kernels.SOUND:
-        raise NotFiniteError("a value is not finite")
-    return sums
-
-
 def content_bytes(span: FrameSpan, codec: Codec) -> int:
     """Size of a frame before compression."""
-    if codec is Codec.FLOAT32:
-        return 4 * span.length
-    return (span.packed_bytes if codec is Codec.INT4 else span.length) + 2 * span.blocks
+    return code_bytes(span, codec) + (0 if codec is Codec.FLOAT32 else 2 * span.blocks)
+
+
+def code_bytes(span: FrameSpan, codec: Codec) -> int:
+    """Of a content, before its scales."""
+    return {Codec.INT4: span.packed_bytes, Codec.INT8: span.length, Codec.FLOAT32: 4 * span.length}[codec]
 
 
 def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
@@ -239,6 +229,6 @@ def _zstd() -> _Zstd:
     return _local
 
 
-def _parts(content: NDArray[np.uint8], span: FrameSpan, codec: Codec) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
-    code_bytes = span.packed_bytes if codec is Codec.INT4 else span.length
-    return content[:code_bytes], content[code_bytes:].view("<u2")
+def _parts(content: Content, span: FrameSpan, codec: Codec) -> tuple[Content, NDArray[np.uint16]]:
+    size = code_bytes(span, codec)
+    return content[:size], content[size:].view("<u2")

@@ -7,18 +7,18 @@ results come back as events. Every effect is durable before it is visible.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, assert_never
 
-import numpy as np
 import structlog
 from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
-from numpy.typing import NDArray
 
 from atoll_server import crash, ledger, merge
 from atoll_server import events as ev
@@ -41,6 +41,7 @@ from atoll_server.writer import LedgerWriter
 log = structlog.get_logger()
 
 BYTES_A_PARAMETER = 12  # of a snapshot: theta, theta_pub, momentum
+UPDATES_KEPT = 0.4  # bytes a parameter at least: nearly one update of every fragment
 
 
 class Engine:
@@ -66,8 +67,11 @@ class Engine:
         self.states: list[FragmentState] = restored.states
         self.roster, self.happenings, self.metrics = roster, happenings, metrics
         self.writer, self._fail, self.disk, self.failed = writer, fail, disk, False
-        self.spool = Spool(settings.directory / "spool", settings.limits.spool_bytes, disk)
-        self.cache = UpdateCache(settings.limits.update_cache_bytes, settings.limits.update_cache_versions)
+        self.spool = Spool(
+            settings.directory / "spool", settings.limits.spool_bytes, settings.limits.contents_bytes, disk
+        )
+        cache_bytes = max(settings.limits.update_cache_bytes, int(UPDATES_KEPT * self.layout.parameters))
+        self.cache = UpdateCache(cache_bytes, settings.limits.update_cache_versions)
         self.syncer = Syncer(run, len(self.layout.fragments), merge.weight)
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
@@ -79,6 +83,7 @@ class Engine:
         self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
         self.contributions = Contributions(self.layout, roster, metrics)
         self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
+        self._readers: Counter[int] = Counter()  # of each theta_pub, by its identity: a merge leaves it to them
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -200,11 +205,12 @@ class Engine:
         weights = [share.weight for share in effect.shares]
         async with self.locks[fragment.index]:
             old = self.states[fragment.index]
+            read = id(old.theta_pub) in self._readers
 
             def work() -> tuple[merge.Merged, float]:
                 working = time.monotonic()
-                scratch = memory.empty(fragment.length)
-                merged = merge.merge(fragment, old, stored, weights, rule, scratch)
+                published = memory.empty(fragment.length) if read else old.theta_pub
+                merged = merge.merge(fragment, old, stored, weights, rule, published)
                 return merged, time.monotonic() - working
 
             try:
@@ -280,13 +286,21 @@ class Engine:
         ]
         return pb.Current(versions=self.versions(), open=open_rounds, run_tokens=self.roster.tokens())
 
-    def whole(self, fragment: int, entry: Entry) -> tuple[int, NDArray[np.float32], list[pb.Receipt]]:
-        """Version and published parameters of a fragment, with the newest fate of this learner, all of one moment.
+    @contextlib.asynccontextmanager
+    async def published(self, fragment: int) -> AsyncIterator[FragmentState]:
+        """A fragment's newest durable version; while it lasts its theta_pub, and nothing else of it, stays as it is."""
+        async with self.locks[fragment]:
+            state = self.states[fragment]
+            self._readers[id(state.theta_pub)] += 1
+        try:
+            yield state
+        finally:
+            self._readers -= Counter([id(state.theta_pub)])
 
-        The array is never written again: a merge puts a new one in its place.
-        """
-        state, newest = self.states[fragment], self.uploads.newest_receipt(entry.name, entry.incarnation, fragment)
-        return state.version, state.theta_pub, [newest] if newest is not None else []
+    def newest_fate(self, fragment: int, entry: Entry) -> list[pb.Receipt]:
+        """What became of the newest contribution of this learner, as a whole fragment tells it."""
+        newest = self.uploads.newest_receipt(entry.name, entry.incarnation, fragment)
+        return [newest] if newest is not None else []
 
     def sent(self, entry: Entry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts what went down to a learner."""

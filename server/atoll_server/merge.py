@@ -1,9 +1,10 @@
 """PURE: contributions of one round into one new version of a fragment. No IO of its own, no clock.
 
-Two passes over frames, so that nothing larger than one fragment of scratch is held (2604.21428, App. D.2):
-1. scratch = sum of factor x contribution, where the factor is the normalised weight w, or w / ||v|| for a piece
-   that is merged by direction; and the norm of each piece's combination, summed in float64, frame by frame.
-2. Delta = scratch, or scratch x (sum w ||v||) / ||scratch|| for a piece merged by direction;
+Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
+1. sum of factor x contribution, where the factor is the normalised weight w, or w / ||v|| for a piece that is merged
+   by direction; only the norm of each piece's combination is kept, summed in float64, frame by frame.
+2. the same sum again: from codes it costs less than to write it down and read it. Delta = sum, or
+   sum x (sum w ||v||) / ||sum|| for a piece merged by direction;
    momentum = mu momentum + Delta;  theta -= lr (Delta + mu momentum);  theta_pub += Q(theta - theta_pub).
 The order of every sum is fixed (contributions by key, frames by index, elements by place, in a fixed number of lanes),
 so the same ledger gives the same bytes.
@@ -18,10 +19,24 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 from atoll_wire import codec
-from atoll_wire.codec import Codec
-from atoll_wire.kernels import kernel
-from atoll_wire.layout import Fragment, MergeKind
-from atoll_wire.spans import FrameSpan, Segment
+from atoll_wire.blocks import (
+    LANES,
+    add_block,
+    add_squares,
+    advance_block,
+    bytes_at,
+    coded_bytes,
+    encode_block,
+    fetch_ahead,
+    floats_at,
+    kernel,
+    scale_of,
+    scales_at,
+    total,
+)
+from atoll_wire.codec import LEVELS, Codec, Content
+from atoll_wire.layout import Fragment, MergeKind, Piece
+from atoll_wire.spans import BLOCK, FrameSpan, Segment
 from numpy.typing import NDArray
 
 LARGEST_NORM = 1e12  # of a piece of a contribution: beyond it a sum could leave what float32 holds
@@ -30,6 +45,7 @@ CANCELLED = 1e-6  # a sum of directions shorter than this is rounding noise: the
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
+I64: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +90,8 @@ class Contribution(Protocol):
     def scale(self) -> float:
         """What it is clipped by: 0..1."""
 
-    def payload(self, frame: int) -> bytes:
-        """One frame's payload."""
+    def content(self, span: FrameSpan) -> Content:
+        """One frame's, decompressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +137,22 @@ def merge(
     contributions: Sequence[Contribution],
     weights: Sequence[float],
     rule: OuterRule,
-    scratch: F32,
+    published: F32,
 ) -> Merged:
     """One outer step.
 
-    weights: normalised, one per contribution; scratch: float32 (fragment.length,): it becomes the new theta_pub, and
-    the old one stays as it is for those who still read it. theta and momentum are changed in place, and only after
-    every contribution was read: a FrameError leaves the state untouched. Norms up to LARGEST_NORM cannot make a sum
-    that is not finite.
+    weights: normalised, one per contribution; all contributions have one codec. published: float32 (fragment.length,):
+    becomes the new theta_pub; it may be the old one itself. theta and momentum are changed in place. All that is
+    changed only after every contribution was read: what is wrong with one leaves the state untouched. Norms up to
+    LARGEST_NORM cannot make a sum that is not finite.
     """
-    assert contributions, "scratch would keep what was in it"
+    assert contributions, "there is nothing to merge"
+    assert len({contribution.codec for contribution in contributions}) == 1, "the codec is the run's"
     learners = [contribution.learner for contribution in contributions]
     assert learners == sorted(learners), "contributions are merged in sorted learner order"
-    factors = [_factors(fragment, c, w) for c, w in zip(contributions, weights, strict=True)]
-    combined_sq = _combine(fragment, contributions, factors, scratch)
+    factors = np.stack([_factors(fragment, c, w) for c, w in zip(contributions, weights, strict=True)])
+    given = _Given(contributions, fragment)
+    combined_sq = norms_sq(fragment, [_combined_squares(given, span, factors) for span in fragment.frames])
     radii = np.zeros(len(fragment.pieces), np.float64)
     for contribution, normalised in zip(contributions, weights, strict=True):
         radii += normalised * contribution.scale * np.sqrt(contribution.norms_sq)
@@ -143,7 +161,26 @@ def merge(
         if piece.kind is MergeKind.DIRECTION:
             norm = math.sqrt(combined_sq[index])
             scales[index] = radii[index] / norm if norm > CANCELLED else 0.0  # phi(0) = 0
-    return _step(fragment, state, scales, rule, scratch)
+    return _step(fragment, state, given, factors, scales, rule, published)
+
+
+class _Given:
+    """The contents of a round's contributions, for both passes: kept for the second while a fragment's scratch holds
+    them, else read twice."""
+
+    def __init__(self, contributions: Sequence[Contribution], fragment: Fragment) -> None:
+        self._contributions, self.codec = contributions, contributions[0].codec
+        size = len(contributions) * sum(codec.content_bytes(span, self.codec) for span in fragment.frames)
+        self._kept: dict[int, list[Content]] | None = {} if size <= 4 * fragment.length else None
+
+    def contents(self, span: FrameSpan) -> list[Content]:
+        """Of one frame, one of each contribution."""
+        found = self._kept.get(span.index) if self._kept else None
+        if found is None:
+            found = [contribution.content(span) for contribution in self._contributions]
+            if self._kept is not None:
+                self._kept[span.index] = found
+        return found
 
 
 def _factors(fragment: Fragment, contribution: Contribution, normalised: float) -> F32:
@@ -156,64 +193,160 @@ def _factors(fragment: Fragment, contribution: Contribution, normalised: float) 
     return factors.astype(np.float32)
 
 
-def _combine(fragment: Fragment, contributions: Sequence[Contribution], factors: Sequence[F32], scratch: F32) -> F64:
-    """First pass: fills scratch with the combination; returns the squared norm of each of its pieces."""
-    per_frame = []
-    for span in fragment.frames:
-        pieces = [segment.piece for segment in span.segments]
-        for number, (contribution, factor) in enumerate(zip(contributions, factors, strict=True)):
-            payload = contribution.payload(span.index)
-            codec.decode_add(payload, span, contribution.codec, factor[pieces], scratch, fresh=number == 0)
-        per_frame.append(codec.squares(scratch, span))
-    return norms_sq(fragment, per_frame)
+def _combined_squares(given: _Given, span: FrameSpan, factors: F32) -> F64:
+    """First pass over a frame: sums of squares of the combination, per segment. factors: (contributions, pieces)."""
+    contents, squares = given.contents(span), np.empty(len(span.segments), np.float64)
+    coded = (_addresses(contents), codec.code_bytes(span, given.codec), LEVELS[given.codec])
+    _frame_squares(*coded, codec.lengths(span), _by_segment(factors, span), squares)
+    return squares
 
 
-def _step(fragment: Fragment, state: FragmentState, scales: F32, rule: OuterRule, scratch: F32) -> Merged:
+def _step(
+    fragment: Fragment,
+    state: FragmentState,
+    given: _Given,
+    factors: F32,
+    scales: F32,
+    rule: OuterRule,
+    published: F32,
+) -> Merged:
     """Second pass: Nesterov, and the published update; each frame is summed while it is at hand."""
     frames, theta_crc, theta_pub_crc, momentum_crc = [], 0, 0, 0
-    lr, mu = np.float32(rule.lr), np.float32(rule.momentum)
+    memory = np.empty(max(codec.content_bytes(span, rule.codec) for span in fragment.frames), np.uint8)
     for span in fragment.frames:
-        part = scales[[segment.piece for segment in span.segments]]
-        theta, theta_pub, momentum = state.theta[span.place], state.theta_pub[span.place], state.momentum[span.place]
-        _nesterov(scratch[span.place], codec.lengths(span), part, lr, mu, theta, momentum, theta_pub)
-        content = codec.quantise_frame(scratch[span.place], span, rule.codec)
-        codec.content_advance(np.frombuffer(content, np.uint8), span, rule.codec, state.theta_pub, scratch)
-        frames.append(codec.compress(content))
-        theta_crc = codec.vector_crc32c(theta, theta_crc)
-        theta_pub_crc = codec.vector_crc32c(scratch[span.place], theta_pub_crc)
-        momentum_crc = codec.vector_crc32c(momentum, momentum_crc)
-    new = FragmentState(state.version + 1, state.theta, scratch, state.momentum)
+        frames.append(codec.compress(_step_frame(span, state, given, factors, scales, rule, published, memory)))
+        theta_crc = codec.vector_crc32c(state.theta[span.place], theta_crc)
+        theta_pub_crc = codec.vector_crc32c(published[span.place], theta_pub_crc)
+        momentum_crc = codec.vector_crc32c(state.momentum[span.place], momentum_crc)
+    new = FragmentState(state.version + 1, state.theta, published, state.momentum)
     update = Update(new.version, tuple(frames), theta_pub_crc)
     return Merged(new, update, (theta_crc, theta_pub_crc, momentum_crc))
 
 
+def _step_frame(
+    span: FrameSpan,
+    state: FragmentState,
+    given: _Given,
+    factors: F32,
+    scales: F32,
+    rule: OuterRule,
+    published: F32,
+    memory: Content,
+) -> Content:
+    """The content of a frame's update, in the memory that is given for it."""
+    contents, update = given.contents(span), memory[: codec.content_bytes(span, rule.codec)]
+    coded = (_addresses(contents), codec.code_bytes(span, given.codec), LEVELS[given.codec])
+    result = (_addresses([update]), codec.code_bytes(span, rule.codec), LEVELS[rule.codec])
+    lr, mu, place = np.float32(rule.lr), np.float32(rule.momentum), span.place
+    sound = _frame_step(
+        *coded, codec.lengths(span), _by_segment(factors, span), _by_segment(scales[None], span)[0], lr, mu,
+        state.theta[place], state.momentum[place], state.theta_pub[place], published[place], *result,
+    )  # fmt: skip
+    assert sound, "norms are bounded, so that sums are finite"
+    return update
+
+
+def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
+    """Its columns, one for each segment of a frame."""
+    return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
+
+
+def _addresses(contents: Sequence[Content]) -> I64:
+    return np.array([content.ctypes.data for content in contents], np.int64)
+
+
 @kernel
-def _nesterov(
-    combined: F32,
-    lengths: NDArray[np.int64],
+def _combine(
+    contents: I64, scales_from: int, levels: int, code_at: int, number: int, factors: F32, segment: int, block: F32
+) -> None:
+    """block = sum over contributions of factor x values of their block at `code_at`, the `number`th of the frame."""
+    block[:] = np.float32(0.0)
+    for given in range(len(contents)):
+        factor = factors[given, segment]
+        if levels == 0:
+            values = floats_at(contents[given] + code_at, len(block))
+            for i in range(len(block)):
+                block[i] += factor * values[i]
+        else:
+            codes = bytes_at(contents[given] + code_at, coded_bytes(len(block), levels))
+            scale = scale_of(scales_at(contents[given] + scales_from, number + 1)[number])
+            add_block(codes, scale * factor, levels, block)
+
+
+@kernel
+def _frame_squares(contents: I64, scales_from: int, levels: int, lengths: I64, factors: F32, squares: F64) -> None:
+    """squares: of each segment's combination. contents: addresses; factors: (contributions, segments)."""
+    block, sums = np.empty(BLOCK, np.float32), np.empty(LANES, np.float64)
+    code_at, number = 0, 0
+    for segment in range(len(lengths)):
+        sums[:] = 0.0
+        for start in range(0, lengths[segment], BLOCK):
+            part = block[: min(BLOCK, lengths[segment] - start)]
+            _combine(contents, scales_from, levels, code_at, number, factors, segment, part)
+            add_squares(part, sums)
+            code_at += coded_bytes(len(part), levels)
+            number += 1
+        squares[segment] = total(sums)
+
+
+@kernel
+def _frame_step(
+    contents: I64,
+    scales_from: int,
+    levels: int,
+    lengths: I64,
+    factors: F32,
     scales: F32,
     lr: np.float32,
     mu: np.float32,
     theta: F32,
     momentum: F32,
     theta_pub: F32,
-) -> None:
-    """Delta = scale x combined; momentum' = mu momentum + Delta; theta' = theta - lr (Delta + mu momentum').
+    published: F32,
+    update: I64,
+    update_scales_from: int,
+    update_levels: int,
+) -> bool:
+    """Delta = scale x combination; momentum' = mu momentum + Delta; theta' = theta - lr (Delta + mu momentum').
 
-    scales: of each segment. combined is left holding theta' - theta_pub, which is what is to be published.
+    scales: of each segment. update: address of the content that becomes Q(theta' - theta_pub); published: what becomes
+    theta_pub + Q. False when a value is not finite.
     """
-    position = 0
+    block = np.empty(BLOCK, np.float32)
+    at, code_at, number, update_at = 0, 0, 0, 0
     for segment in range(len(lengths)):
-        place = slice(position, position + lengths[segment])
-        _nesterov_part(combined[place], scales[segment], lr, mu, theta[place], momentum[place], theta_pub[place])
-        position += lengths[segment]
+        end = at + lengths[segment]
+        for start in range(at, end, BLOCK):
+            stop = min(start + BLOCK, end)
+            for values in (theta, momentum, theta_pub, published):
+                fetch_ahead(values, start)
+            part, old, new = block[: stop - start], theta_pub[start:stop], published[start:stop]
+            _combine(contents, scales_from, levels, code_at, number, factors, segment, part)
+            _nesterov(part, scales[segment], lr, mu, theta[start:stop], momentum[start:stop], old)
+            size = coded_bytes(stop - start, update_levels)
+            if update_levels == 0:
+                floats_at(update[0] + update_at, stop - start)[:] = part
+                for i in range(len(part)):
+                    new[i] = old[i] + part[i]
+            else:
+                codes = bytes_at(update[0] + update_at, size)
+                bits = encode_block(part, update_levels, codes)
+                if bits < 0:
+                    return False
+                scales_at(update[0] + update_scales_from, number + 1)[number] = bits
+                advance_block(old, codes, scale_of(np.uint16(bits)), update_levels, new)
+            code_at += coded_bytes(stop - start, levels)
+            update_at += size
+            number += 1
+        at = end
+    return True
 
 
 @kernel
-def _nesterov_part(
+def _nesterov(
     combined: F32, scale: np.float32, lr: np.float32, mu: np.float32, theta: F32, momentum: F32, theta_pub: F32
 ) -> None:
-    """One segment: in slices of their own these loops vectorise."""
+    """combined is left holding theta' - theta_pub, which is what is to be published."""
     for i in range(len(combined)):
         delta = scale * combined[i]
         moved = mu * momentum[i] + delta
@@ -223,12 +356,25 @@ def _nesterov_part(
         combined[i] = stepped - theta_pub[i]
 
 
+@dataclass(frozen=True, slots=True)
+class _Zeros:
+    """A contribution to warm up with."""
+
+    codec: Codec
+    learner: str = ""
+    scale: float = 1.0
+
+    @property
+    def norms_sq(self) -> F64:
+        return np.ones(1, np.float64)
+
+    def content(self, span: FrameSpan) -> Content:
+        return np.zeros(codec.content_bytes(span, self.codec), np.uint8)
+
+
 def warm_up() -> None:
     """Compiles the merge's own kernels, or loads them from disk."""
     span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
-    ones, one = np.ones(1, np.float32), np.float32(1)
-    _nesterov(ones, codec.lengths(span), ones.copy(), one, one, ones.copy(), ones.copy(), ones.copy())
-    codec.squares(ones, span)
-    for kind in codec.Codec:  # contents that were just made are writable, those that came are not
-        content = np.frombuffer(codec.quantise_frame(ones, span, kind), np.uint8)
-        codec.content_advance(content, span, kind, ones, ones.copy())
+    fragment = Fragment(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))
+    zero = np.zeros(1, np.float32)
+    merge(fragment, start(zero), [_Zeros(Codec.INT4)], [1.0], OuterRule(1.0, 0.0, Codec.INT4), zero.copy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import tempfile
 from collections.abc import AsyncIterator
@@ -91,13 +92,16 @@ class OperatorService(rpc.OperatorServicer):
         if engine is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
             raise AssertionError("abort raises")
-        states = (
-            await asyncio.to_thread(initial_states, engine.layout, engine.initial) if request.initial else engine.states
-        )
-        vectors = [state.theta_pub for state in states]  # arrays that are never written again
-        versions = [state.version for state in states]
         try:
-            with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
+            async with contextlib.AsyncExitStack() as reading:
+                if request.initial:
+                    states = await asyncio.to_thread(initial_states, engine.layout, engine.initial)
+                else:
+                    numbers = range(len(engine.states))
+                    states = [await reading.enter_async_context(engine.published(number)) for number in numbers]
+                vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
+                spare = tempfile.TemporaryFile(dir=self._core.settings.directory)  # noqa: SIM115 - one stack for all
+                file = reading.enter_context(spare)
                 await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, vectors, versions)
                 file.seek(0)
                 while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):

@@ -30,7 +30,7 @@ class UpdateCache:
     """Updates by (fragment, version), the oldest dropped first when there are too many bytes or versions."""
 
     def __init__(self, limit_bytes: int, limit_versions: int) -> None:
-        self._limit_bytes, self._limit_versions = limit_bytes, limit_versions
+        self.limit_bytes, self._limit_versions = limit_bytes, limit_versions
         self._kept: OrderedDict[tuple[int, int], Publication] = OrderedDict()
         self.size_bytes = 0
 
@@ -40,7 +40,7 @@ class UpdateCache:
         self._kept[fragment, version] = publication
         self.size_bytes += publication.size_bytes
         self._drop((fragment, version - self._limit_versions))
-        while self.size_bytes > self._limit_bytes and len(self._kept) > 1:
+        while self.size_bytes > self.limit_bytes and len(self._kept) > 1:
             self._drop(next(iter(self._kept)))
 
     def get(self, fragment: int, version: int) -> Publication | None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import structlog
-from atoll_wire import memory
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
 
@@ -75,6 +74,7 @@ def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
                     f'the first parameters hold values that are not finite in "{name}": start from a sound model'
                 )
             theta[piece.offset : piece.offset + piece.length] = values
+            initial.forget()
         states.append(merge.start(theta))
     return states
 
@@ -107,7 +107,7 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
     if states is None:
         check_initial(initial.path, meta["initial_sha256"], disk)
         states = initial_states(layout, initial)
-    spool = Spool(directory / "spool", limit_bytes=0, disk=disk)
+    spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}
     began = time.monotonic()
     for fragment in layout.fragments:
@@ -139,9 +139,8 @@ def _merge_again(
     stored = [_stored(db, spool, generation, Key(s[0], s[1], fragment.index, s[2])) for s in row.shares]
     weights = [share[3] for share in row.shares]
     rule = OuterRule(row.rule["lr"], row.rule["momentum"], Codec(row.rule["codec"]))
-    scratch = memory.empty(fragment.length)
     try:
-        merged = merge.merge(fragment, state, stored, weights, rule, scratch)
+        merged = merge.merge(fragment, state, stored, weights, rule, state.theta_pub)
     finally:
         for each in stored:
             each.close()

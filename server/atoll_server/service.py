@@ -152,19 +152,20 @@ class OuterService(rpc.OuterServicer):
         engine.sent(entry, publication.size_bytes, engine.layout.fragments[request.fragment].length, whole=False)
 
     async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[pb.FetchReply]:
-        version, vector, receipts = engine.whole(request.fragment, entry)
         fragment = engine.layout.fragments[request.fragment]
-        crc = await asyncio.to_thread(codec.vector_crc32c, vector)
-        yield pb.FetchReply(
-            header=pb.FetchHeader(
-                fragment=request.fragment, version=version, codec=pb.CODEC_FLOAT32, frames=len(fragment.frames),
-                size_bytes=4 * fragment.length, crc32c=crc, receipts=receipts,
-            )
-        )  # fmt: skip
-        for span in fragment.frames:
-            payload = await asyncio.to_thread(codec.encode_frame, vector, span, Codec.FLOAT32)
-            engine.sent(entry, len(payload), span.length, whole=True)
-            yield _frame(span.index, payload)
+        async with engine.published(fragment.index) as state:
+            receipts = engine.newest_fate(fragment.index, entry)  # of the same moment as the version
+            crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
+            yield pb.FetchReply(
+                header=pb.FetchHeader(
+                    fragment=fragment.index, version=state.version, codec=pb.CODEC_FLOAT32,
+                    frames=len(fragment.frames), size_bytes=4 * fragment.length, crc32c=crc, receipts=receipts,
+                )
+            )  # fmt: skip
+            for span in fragment.frames:
+                payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
+                engine.sent(entry, len(payload), span.length, whole=True)
+                yield _frame(span.index, payload)
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
         """Takes in how training goes."""

@@ -96,8 +96,9 @@ class Limits(BaseModel):
     calls: int = 16_384  # at a time, of any kind
     headroom_bytes: int = 64 << 20  # of disk, beside a snapshot: kept free for the ledger
     receipts: int = 10_000  # in one answer
-    update_cache_bytes: int = 1 << 30  # published updates kept for learners that are behind
-    update_cache_versions: int = 16  # of each fragment
+    contents_bytes: int = 32 << 20  # of decompressed contributions in memory; the others are read again at the merge
+    update_cache_bytes: int = 48 << 20  # published updates kept for learners that are behind; 0.4 bytes a parameter
+    update_cache_versions: int = 16  # of each fragment, while there is room: who is further behind fetches whole
     upload_idle_s: float = 60.0  # an upload without a frame for so long loses its reservation
     lease_s: float = 60.0  # to begin sending the first parameters
     happenings: int = 4096  # kept for followers that are behind; others get the current state

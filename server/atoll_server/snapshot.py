@@ -88,6 +88,7 @@ def load_snapshot(path: Path, layout: Layout, row: SnapshotRow, disk: Disk = DIS
             if state.checksums() != checksums:
                 raise SnapshotError(f"{path}: fragment {fragment.index} does not match its checksums")
             states.append(state)
+            file.forget()
     except (OSError, TensorFileError, KeyError, ValueError) as error:
         raise SnapshotError(f"{path} cannot be read: {error}") from error
     return states

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from atoll_wire import codec
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.codec import Codec
+from atoll_wire.codec import Codec, Content, FrameError
 from atoll_wire.errors import UserError
 from atoll_wire.layout import Fragment
+from atoll_wire.spans import FrameSpan
 from numpy.typing import NDArray
 
 from atoll_server import crash
@@ -38,9 +39,30 @@ class SpoolFull(RuntimeError):  # noqa: N818 - a state, answered with RESOURCE_E
     """No room for another reservation now."""
 
 
+class Kept:
+    """Decompressed contents that wait for their merge in memory, as many as it may take: the others are read again."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left = limit_bytes
+        self._lock = threading.Lock()
+
+    def keep(self, content: Content, among: dict[int, Content], frame: int) -> None:
+        """Adds it to a contribution's, if there is room."""
+        with self._lock:
+            if content.nbytes <= self._left:
+                self._left -= content.nbytes
+                among[frame] = content
+
+    def let_go(self, among: dict[int, Content]) -> None:
+        """Drops all of a contribution's."""
+        with self._lock:
+            self._left += sum(content.nbytes for content in among.values())
+            among.clear()
+
+
 @dataclass(slots=True)
 class Stored:
-    """A whole contribution on disk, as the merge reads it."""
+    """A whole contribution on disk, as the merge reads it. contents: those of its frames that are still in memory."""
 
     learner: str
     codec: Codec
@@ -49,7 +71,19 @@ class Stored:
     path: Path
     places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
     disk: Disk
+    kept: Kept
+    contents: dict[int, Content] = field(default_factory=dict)
     _file: Reading | None = None
+
+    def content(self, span: FrameSpan) -> Content:
+        """One frame's, decompressed. Raises SpoolError."""
+        found = self.contents.get(span.index)
+        if found is not None:
+            return found
+        try:
+            return codec.decompress(self.payload(span.index), span, self.codec)
+        except FrameError as error:
+            raise SpoolError(f"{self.path}: frame {span.index} {error}: the disk lost acknowledged data") from error
 
     def payload(self, frame: int) -> bytes:
         """One frame's payload, checked again: what the disk gives back is not taken on trust."""
@@ -64,7 +98,8 @@ class Stored:
         return data
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Lets go of the file, and of what is in memory."""
+        self.kept.let_go(self.contents)
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -86,9 +121,11 @@ class Upload:
     final: Path  # what it is called when it is whole
     touched_at: float
     arrivals: Arrivals  # of its frames
+    kept: Kept
     disk: Disk = DISK
     have: dict[int, tuple[int, int]] = field(default_factory=dict)  # frame -> length, crc32c
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment
+    contents: dict[int, Content] = field(default_factory=dict)  # frame -> if there was room to keep it
     received_bytes: int = 0
     refusal: str = ""  # why it will not be taken, whatever else comes
     _file: Writing | None = None
@@ -106,18 +143,19 @@ class Upload:
         """
         if codec.crc32c(payload) != crc:
             raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
-        squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
+        content, squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
         with self._lock:
             if index in self.have or self._discarded:
                 return False
             if self.received_bytes + len(payload) > self.size_bytes:
-                raise codec.FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
+                raise FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
             if self._file is None:
                 self._file = self.disk.create(self.part)
             self._file.write(RECORD.pack(index, len(payload), crc) + payload)
             crash.point("spool.frame written")
             self.have[index] = (len(payload), crc)
             self.squares[index] = squares
+            self.kept.keep(content, self.contents, index)
             self.received_bytes += len(payload)
             return True
 
@@ -129,7 +167,7 @@ class Upload:
         """FrameError when what came is not what was declared."""
         table = [self.have[index] for index in range(self.frames)]
         if self.received_bytes != self.size_bytes or codec.frames_digest(table) != self.digest:
-            raise codec.FrameError(f"the frames of {self.key} are not those that its header declared")
+            raise FrameError(f"the frames of {self.key} are not those that its header declared")
 
     def finish(self) -> Path:
         """Makes the whole file durable under its final name; runs in a worker thread."""
@@ -148,6 +186,7 @@ class Upload:
         """Forgets what arrived; runs in a worker thread."""
         with self._lock:
             self._discarded = True
+            self.kept.let_go(self.contents)
             if self._file is not None:
                 self._file.close()
             self.disk.remove(self.part)
@@ -160,9 +199,10 @@ class ChecksumError(ValueError):
 class Spool:
     """The directory of payload files and the room that is left in it."""
 
-    def __init__(self, directory: Path, limit_bytes: int, disk: Disk = DISK) -> None:
+    def __init__(self, directory: Path, limit_bytes: int, kept_bytes: int, disk: Disk = DISK) -> None:
+        """kept_bytes: of decompressed contents in memory."""
         self.directory, self.disk = directory, disk
-        self.limit_bytes = limit_bytes
+        self.limit_bytes, self.kept = limit_bytes, Kept(kept_bytes)
         self.used_bytes = 0
         self.room_bytes: int | None = None  # that the disk has beyond what is kept free; None: not looked at yet
         self._room = threading.Lock()  # room is taken on the event loop and given back by workers
@@ -214,7 +254,7 @@ class Spool:
             ) from error
         if offset != size:
             raise SpoolError(f"{path} is cut: an acknowledged contribution is gone; restore a backup")
-        return Stored(key.learner, codec_used, norms_sq, scale, path, places, self.disk)
+        return Stored(key.learner, codec_used, norms_sq, scale, path, places, self.disk, self.kept)
 
     def delete(self, generation: int, key: Key, size_bytes: int) -> None:
         """Removes a payload that nothing needs any more; gives its room back if it was still there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -63,6 +64,11 @@ class TensorFile:
         """Bytes of a tensor as they lie in the file."""
         entry = self.entries[name]
         return self.data[entry.start : entry.stop]
+
+    def forget(self) -> None:
+        """Lets the memory go of what was read: it is read again when it is needed."""
+        if isinstance(self.data.base, mmap.mmap):
+            self.data.base.madvise(mmap.MADV_DONTNEED)
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """A trainable tensor as a flat float32 vector; exact, since float32 holds bfloat16 and float16."""

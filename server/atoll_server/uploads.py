@@ -131,7 +131,7 @@ class Uploads:
         path = self._spool.path(self._generation, key)
         declared = (header.frames, header.size_bytes, header.digest)
         arrivals = Arrivals(LEAST_PATIENCE_S, self._limits.upload_idle_s)
-        upload = Upload(key, fragment, self._codec, *declared, path, now, arrivals, self._spool.disk)
+        upload = Upload(key, fragment, self._codec, *declared, path, now, arrivals, self._spool.kept, self._spool.disk)
         self._growing[key], self._headers[key], self._ended[key] = upload, header, asyncio.Event()
         self._growing_bytes[key.learner] += header.size_bytes
         return upload
@@ -238,6 +238,7 @@ class Uploads:
         await loop.run_in_executor(self._workers, upload.finish)
         opened = (self._generation, key, self._codec, norms, row.scale)
         stored = await loop.run_in_executor(self._workers, self._spool.open, *opened)
+        stored.contents, upload.contents = upload.contents, {}
         await self._books.keep(row, stored)
         return pb.Receipt(
             learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING

@@ -58,7 +58,7 @@ class Frames:
     def _feed(self, payload: bytes, kind: Codec) -> bool:
         factors = np.ones(len(self._span.segments), np.float32)
         try:
-            squares = codec.check_frame(payload, self._span, kind)
+            _, squares = codec.check_frame(payload, self._span, kind)
         except FrameError:
             self._unchecked(payload, kind, factors)
             return False

@@ -44,7 +44,7 @@ class Door:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._place, self._workers = place(), ThreadPoolExecutor(1)
-        self._spool = Spool(Path(self._place.name), LIMITS.spool_bytes)
+        self._spool = Spool(Path(self._place.name), LIMITS.spool_bytes, 1 << 16)
         self._spool.prepare(1, len(LAYOUT.fragments))
         guard = Guard(len(LAYOUT.fragments), 8, 100.0, 10.0)
         self._uploads = Uploads(LAYOUT, Codec.INT4, 1, self._spool, LIMITS, self._workers, guard, self)

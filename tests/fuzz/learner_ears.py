@@ -17,6 +17,7 @@ from atoll.adoption import Outstanding
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
 from atoll.joining import FirstModel, Identity
+from atoll.places import Coded
 from atoll.presence import Presence
 from atoll.standing import Flight, Line
 from atoll.stats import Counters
@@ -106,7 +107,9 @@ class Ears:
         return heard and not stopped
 
     def _taken(self, fragment: int) -> Taken:
-        return Taken(fragment, 1, Outstanding(self._vectors[fragment], 10, 1, 1))
+        f = self._layout.fragments[fragment]
+        coded = Coded.of([codec.quantise_frame(self._vectors[fragment][s.place], s, Codec.INT4) for s in f.frames])
+        return Taken(fragment, 1, Outstanding(coded, 10, 1, 1))
 
     def _says(self, rng: random.Random, chance: float, messages: Sequence[Any]) -> list[Any]:
         """Messages of a stream: some changed, one gone or twice, or a status among them."""

@@ -11,6 +11,8 @@ from atoll_wire.layout import MergeKind, TensorSpec, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.learner.contents import values
+
 N = 64
 FRAGMENT = plan([TensorSpec("w", (N,), "float32", MergeKind.DIRECTION)], 1).fragments[0]
 SHAPE = Shape.of(FRAGMENT, Codec.FLOAT32)
@@ -52,7 +54,9 @@ class Island:
 
     def send(self) -> None:
         taken = self.taken()
-        self.flight = np.round(taken.vector * 64).astype(np.float32) / 64  # a coarse codec
+        self.flight = (
+            np.round(values(taken.coded, FRAGMENT, Codec.FLOAT32) * 64).astype(np.float32) / 64
+        )  # a coarse codec
 
     def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
         """Adopts and stores. Returns the tokens given up."""
@@ -111,7 +115,7 @@ def test_what_quantisation_left_out_is_sent_next_time():
     island.adopt(merged=True)
     left = island.track.origin - island.local
     assert 0 < np.abs(left).max() <= 0.5 / 64 + 1e-6
-    assert np.array_equal(island.taken().vector, left)
+    assert np.array_equal(values(island.taken().coded, FRAGMENT, Codec.FLOAT32), left)
 
 
 def test_nothing_outstanding_means_the_anchor_itself():
@@ -159,7 +163,7 @@ def test_overwrite_gives_outstanding_work_up_and_says_how_much():
 def test_narrow_parameters_do_not_send_the_rounding_of_their_anchor():
     island = Island(6, narrow=True)
     assert not np.array_equal(island.local, island.track.anchor)
-    assert not island.taken().vector.any()
+    assert not values(island.taken().coded, FRAGMENT, Codec.FLOAT32).any()
 
 
 def test_at_most_one_contribution_is_in_flight():

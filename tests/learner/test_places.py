@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from atoll.places import Coded, Places, Shape, difference, load, rebase, store
+from atoll.places import Coded, Places, Shape, load, rebase, store, take
 from atoll_wire import codec
-from atoll_wire.codec import Codec
+from atoll_wire.codec import Codec, CodecError
 from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
 from atoll_wire.spans import BLOCK
 
@@ -35,9 +35,26 @@ def random(seed: int, scale: float = 1.0) -> np.ndarray:
 def test_scattered_pieces_are_read_and_written_as_one_vector():
     pieces, places, shape = scattered(random(1))
     assert np.array_equal(load(places, shape), random(1))
-    assert np.array_equal(difference(random(2), places, shape), random(2) - random(1))
     store(random(3), places, shape)
     assert np.array_equal(np.concatenate(pieces), random(3))
+
+
+@pytest.mark.parametrize("kind", Codec)
+def test_what_is_taken_is_the_content_that_the_codec_makes_of_the_difference(kind):
+    _, places, _ = scattered(random(1))
+    found = take(random(2), places, Shape.of(FRAGMENT, kind))
+    difference = random(2) - random(1)
+    for content, span in zip(found.contents, FRAGMENT.frames, strict=True):
+        assert np.array_equal(content, codec.quantise_frame(difference[span.place], span, kind))
+
+
+@pytest.mark.parametrize("kind", Codec)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_taken(kind, value):
+    pieces, places, _ = scattered(random(1))
+    pieces[-1][-1] = value
+    with pytest.raises(CodecError, match="not finite"):
+        take(random(2), places, Shape.of(FRAGMENT, kind))
 
 
 @pytest.mark.parametrize("kind", Codec)

@@ -17,9 +17,7 @@ from atoll.island import Alone
 from atoll.learner import Learner
 from atoll.local import Local
 from atoll.parameters import Parameters
-from atoll.places import Coded
 from atoll.windows import Windows
-from atoll_wire import codec
 from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
 
@@ -47,14 +45,6 @@ def joined(model: torch.nn.Module) -> tuple[Learner, Local, Deaf]:
     first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
     local = learner._local = Local(Windows(parameters.values, layout, Codec.INT4), first, keep=True)
     return learner, local, agent
-
-
-def coded(learner: Learner, vector: np.ndarray) -> Coded:
-    """Of fragment 0."""
-    assert learner._layout is not None
-    frames = learner._layout.fragments[0].frames
-    contents = [codec.quantise_frame(vector[span.place], span, Codec.INT4) for span in frames]
-    return Coded.of(tuple(np.frombuffer(content, np.uint8) for content in contents))
 
 
 def test_a_step_with_nothing_due_costs_microseconds():
@@ -87,7 +77,7 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
             learner.step(tokens=1)
             flying = agent.taken.pop()
             learner.step(tokens=1)
-            learner._handover.offer(Prepared(0, version, flying.vector + 1, Fate(coded(learner, flying.vector))))
+            learner._handover.offer(Prepared(0, version, local.tracks[0].anchor + 1, Fate(flying.coded)))
             learner._handover.ask(1, version)
             began = time.perf_counter()
             learner.step(tokens=1)

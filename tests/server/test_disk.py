@@ -46,6 +46,7 @@ def upload(spool: Spool, payloads: list[bytes], **changes) -> Upload:
         final=spool.path(1, KEY),
         touched_at=0.0,
         arrivals=patience,
+        kept=spool.kept,
         **fields,
     )
 
@@ -53,7 +54,7 @@ def upload(spool: Spool, payloads: list[bytes], **changes) -> Upload:
 @pytest.fixture
 def spool(tmp_path) -> Spool:
     (tmp_path / "spool").mkdir()
-    made = Spool(tmp_path / "spool", 1 << 30)
+    made = Spool(tmp_path / "spool", 1 << 30, 1 << 20)
     made.prepare(1, 1)
     return made
 

@@ -30,7 +30,7 @@ class World:
     """Uploads whose commit waits for `may_commit`."""
 
     def __init__(self, directory, limits=LIMITS) -> None:
-        self.spool = Spool(directory, 1 << 30)
+        self.spool = Spool(directory, 1 << 30, 1 << 20)
         self.spool.prepare(1, 1)
         self.committed: list[object] = []
         self.failures: list[BaseException] = []

@@ -277,7 +277,7 @@ class Checks:
         engine, limits = core.engine, core.settings.limits
         bounds = (
             ("happenings", len(core.happenings._kept), limits.happenings),
-            ("cached updates", engine.cache.size_bytes, limits.update_cache_bytes),
+            ("cached updates", engine.cache.size_bytes, engine.cache.limit_bytes),
             ("spool", engine.spool.used_bytes, limits.spool_bytes),
             ("uploads", len(engine.uploads._growing), 2 * len(core.roster.entries) * len(engine.states)),
         )

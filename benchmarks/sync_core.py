@@ -1,0 +1,50 @@
+"""A core that opens the rounds of all fragments at once, when it is told to: python -m benchmarks.sync_core FOLDER ...
+
+Sync K begins with the file `go.K` in FOLDER; the arguments after it are those of `atoll core`. All else is the core's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from atoll import command
+from atoll_server import engine
+from atoll_server.events import Effect
+from atoll_server.members import Present
+from atoll_server.rounds import Phase
+from atoll_server.syncer import Syncer
+
+folder = Path(sys.argv.pop(1))
+
+
+class AtOnce(Syncer):
+    """Without a pace."""
+
+    _syncs = 0
+    _wanted: Sequence[int] = ()  # version of each fragment after the sync
+
+    def _next_open_at(self, present: Present) -> float:
+        return present.now + 0.002
+
+    def _open_what_is_due(self, present: Present) -> list[Effect]:
+        if not present.live:
+            return []
+        if (folder / f"go.{self._syncs}").exists():
+            self._syncs += 1
+            self._wanted = [rounds.version + 1 for rounds in self.fragments]
+        now = zip(self.fragments, self._wanted, strict=False)
+        behind = [n for n, (r, wanted) in enumerate(now) if r.phase is Phase.IDLE and r.version < wanted]
+        return [self._open(index, present.now) for index in behind]
+
+    def _in_flight(self) -> int:
+        return 0
+
+    def _deadline(self, _fragment: int, _missing: Sequence[str], now: float) -> float:
+        return now + 60.0
+
+
+engine.Syncer = AtOnce  # type: ignore[attr-defined]
+if __name__ == "__main__":
+    command.main()

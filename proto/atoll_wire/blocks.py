@@ -1,0 +1,300 @@
+"""The inner loops over one block of values that share a scale, and memory at an address; for kernels to call.
+
+A code is at most 7 or 127 and a scale has 8 significant bits, so scale x code is exact in float32: adding it to an
+anchor rounds once, with or without a fused multiply-add, on any machine. That is why anchors are bit-identical.
+
+Everywhere `levels` is the largest code: 7 (two codes a byte), 127 (a byte each), or 0: no codes, float32 values.
+In a block of n values packed by two, byte i holds value i in its low and value i + (n + 1) // 2 in its high half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from atoll_wire.spans import BLOCK
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
+U8: TypeAlias = NDArray[np.uint8]
+
+AHEAD, LINE = 2 * BLOCK, 16  # values: of what is asked for ahead, and of a line of the cache
+LANES = 64  # sums side by side: a single one would wait for each of its additions
+MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and taken off again, it leaves the nearest integer, half to even
+INFINITY_BITS = np.uint32(0x7F800000)
+SMALLEST_NORMAL_BITS = np.uint32(0x00800000)
+LARGEST = np.float32(np.finfo(np.float32).max)
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compiles on first use, kept on disk, the GIL released, no fastmath; see `codec.warm_up`."""
+    return cast("Callable[P, R]", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
+# ------------------------------------------------------------------------------------------------- bits and addresses
+
+
+def _float_of(_typing: Any, _bits: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+def _bits_of(_typing: Any, _value: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+def _as_pointer(_typing: Any, _address: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+def _prefetch(_typing: Any, array: Any, _index: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    declare: Any = cgutils.get_or_insert_function
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        at = builder.gep(context.make_array(signature.args[0])(context, builder, arguments[0]).data, [arguments[1]])
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = declare(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [builder.bitcast(at, byte), number(0), number(3), number(1)])  # to read, data, kept
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+float_of: Any = intrinsic(_float_of)  # uint32 -> the float32 with these bits
+bits_of: Any = intrinsic(_bits_of)  # float32 -> its bits
+_pointer: Any = intrinsic(_as_pointer)
+_prefetch_one: Any = intrinsic(_prefetch)
+_carray: Any = numba.carray  # type: ignore[attr-defined]
+
+
+@kernel
+def fetch_ahead(values: F32, at: int) -> None:
+    """Asks for the block after the next: a kernel that goes over a block twice computes while memory comes.
+
+    values[at]: the current block's first. Beyond the end it does nothing.
+    """
+    for line in range(at + AHEAD, at + AHEAD + BLOCK, LINE):
+        _prefetch_one(values, line)
+
+
+@kernel
+def floats_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
+    """Float32 values there. Whoever has the address keeps alive what is there."""
+    return _carray(_pointer(np.int64(address)), (length,), dtype=np.float32)
+
+
+@kernel
+def bytes_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
+    """Bytes there."""
+    return _carray(_pointer(np.int64(address)), (length,), dtype=np.uint8)
+
+
+@kernel
+def scales_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
+    """Scales there, as the bits of bfloat16."""
+    return _carray(_pointer(np.int64(address)), (length,), dtype=np.uint16)
+
+
+@kernel
+def scale_of(bits: np.uint16) -> Any:  # noqa: ANN401 - a float32 of numba's
+    """A scale as float32."""
+    return float_of(np.uint32(bits) << np.uint32(16))
+
+
+@kernel
+def coded_bytes(length: int, levels: int) -> int:
+    """Of the codes of a block; of a segment too, since its blocks but the last are even."""
+    if levels == 7:
+        return (length + 1) // 2
+    return length if levels == 127 else 4 * length
+
+
+# ------------------------------------------------------------------------------------------------- values to codes
+
+
+@kernel
+def encode_block(values: F32, levels: int, codes: U8) -> int:
+    """Codes of a block's values; returns the bits of their scale, -1 when a value is not finite. levels: 7 or 127."""
+    largest = _largest_bits(values.view(np.int32))
+    if largest >= INFINITY_BITS:
+        return -1
+    scale = _scale_bits(np.uint32(largest), np.float32(levels))
+    inverse = np.float32(1.0) / float_of(scale) if scale else np.float32(0.0)
+    if levels == 127:
+        _code_bytes(values, inverse, codes)
+    else:
+        _code_pairs(values[: len(codes)], values[len(codes) :], inverse, codes)
+    return int(scale >> np.uint32(16))
+
+
+@kernel
+def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer of numba's
+    """Of the magnitudes; as integers: a maximum that vectorises, and that sees NaN and infinity."""
+    largest = np.int32(0)
+    for i in range(len(bits)):
+        largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
+    return largest
+
+
+@kernel
+def _scale_bits(largest_bits: np.uint32, levels: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
+    """Bits of the scale for a block whose largest magnitude is given: levels x scale >= largest, where it can be."""
+    bits = bits_of(float_of(largest_bits) / levels)
+    if bits < SMALLEST_NORMAL_BITS:
+        return np.uint32(0)
+    above = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    if float_of(above) > LARGEST / levels:
+        return bits & np.uint32(0xFFFF0000)
+    return above
+
+
+@kernel
+def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
+    """A scale that was cut, not rounded up, would make 128 of the largest values."""
+    for i in range(len(codes)):
+        nearest = np.int32((values[i] * inverse + MAGIC) - MAGIC)
+        codes[i] = np.uint8(min(max(nearest, np.int32(-127)), np.int32(127)) & np.int32(0xFF))
+
+
+@kernel
+def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
+    """high: as long as low, or one shorter: its last code is then zero.
+
+    With MAGIC added, the last bits of a float32 are those of the nearest integer; 7 is never exceeded by half.
+    """
+    for i in range(len(high)):
+        first, second = bits_of(low[i] * inverse + MAGIC), bits_of(high[i] * inverse + MAGIC)
+        codes[i] = np.uint8((first & np.uint32(0xF)) | ((second & np.uint32(0xF)) << np.uint32(4)))
+    for i in range(len(high), len(low)):
+        codes[i] = np.uint8(bits_of(low[i] * inverse + MAGIC) & np.uint32(0xF))
+
+
+# ------------------------------------------------------------------------------------------------- codes to values
+
+
+# Codes narrowed to 32 bits, and slices of known length: without them these loops do not vectorise.
+
+
+@kernel
+def _low(pair: np.uint8) -> Any:  # noqa: ANN401 - a float32 of numba's
+    return np.float32(np.int32((np.int32(pair & 0xF) ^ 8) - 8))
+
+
+@kernel
+def _high(pair: np.uint8) -> Any:  # noqa: ANN401 - a float32 of numba's
+    return np.float32(np.int32((np.int32(pair >> 4) ^ 8) - 8))
+
+
+@kernel
+def add_block(codes: U8, scale: np.float32, levels: int, out: F32) -> None:
+    """out += scale x code."""
+    if levels == 127:
+        for i in range(len(codes)):
+            out[i] += scale * np.float32(np.int32(np.int8(codes[i])))
+    else:
+        low, high = out[: len(codes)], out[len(codes) :]
+        for i in range(len(low)):
+            low[i] += scale * _low(codes[i])
+        for i in range(len(high)):
+            high[i] += scale * _high(codes[i])
+
+
+@kernel
+def advance_block(base: F32, codes: U8, scale: np.float32, levels: int, out: F32) -> None:
+    """out = base + scale x code, each with a single rounding."""
+    if levels == 127:
+        for i in range(len(codes)):
+            out[i] = base[i] + scale * np.float32(np.int32(np.int8(codes[i])))
+    else:
+        low, high, base_high = out[: len(codes)], out[len(codes) :], base[len(codes) :]
+        for i in range(len(low)):
+            low[i] = base[i] + scale * _low(codes[i])
+        for i in range(len(high)):
+            high[i] = base_high[i] + scale * _high(codes[i])
+
+
+@kernel
+def rebase_block(old: F32, new: F32, codes: U8, scale: np.float32, levels: int, local: F32) -> None:
+    """local = new - (old - local - scale x code)."""
+    if levels == 127:
+        for i in range(len(codes)):
+            local[i] = new[i] - (old[i] - local[i] - scale * np.float32(np.int32(np.int8(codes[i]))))
+    else:
+        half = len(codes)
+        a, b, c = old[:half], new[:half], local[:half]
+        for i in range(len(c)):
+            c[i] = b[i] - (a[i] - c[i] - scale * _low(codes[i]))
+        a, b, c = old[half:], new[half:], local[half:]
+        for i in range(len(c)):
+            c[i] = b[i] - (a[i] - c[i] - scale * _high(codes[i]))
+
+
+# ------------------------------------------------------------------------------------------------- sums of squares
+
+
+@kernel
+def square_of_codes(codes: U8, levels: int, length: int) -> int:
+    """Sum of squares of a block's codes; -1 when one is out of range or padding is not zero. levels: 7 or 127."""
+    return _square_of_bytes(codes) if levels == 127 else _square_of_pairs(codes, length)
+
+
+@kernel
+def _square_of_bytes(block: U8) -> int:
+    square, lowest = np.int32(0), np.int32(0)
+    for i in range(len(block)):
+        code = np.int32(np.int8(block[i]))
+        lowest = min(lowest, code)
+        square += np.int32(code * code)
+    return -1 if lowest == -128 else int(square)
+
+
+@kernel
+def _square_of_pairs(block: U8, length: int) -> int:
+    square, lowest = np.int32(0), np.int32(0)
+    for i in range(len(block)):
+        low = np.int32((np.int32(block[i] & 0xF) ^ 8) - 8)
+        high = np.int32((np.int32(block[i] >> 4) ^ 8) - 8)
+        lowest = min(lowest, low, high)
+        square += np.int32(low * low + high * high)
+    padded = length % 2 == 1 and block[len(block) - 1] >> 4 != 0
+    return -1 if lowest == -8 or padded else int(square)
+
+
+@kernel
+def add_squares(values: F32, sums: F64) -> None:
+    """Adds the values' squares in float64 to LANES sums, by place; a block begins at the first one."""
+    whole = len(values) // LANES * LANES
+    for start in range(0, whole, LANES):
+        part = values[start : start + LANES]
+        for i in range(LANES):
+            sums[i] += np.float64(part[i]) * np.float64(part[i])
+    for i in range(whole, len(values)):
+        sums[i - whole] += np.float64(values[i]) * np.float64(values[i])
+
+
+@kernel
+def total(sums: F64) -> float:
+    """Of LANES sums, in order."""
+    found = 0.0
+    for i in range(LANES):
+        found += sums[i]
+    return found

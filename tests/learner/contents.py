@@ -1,0 +1,22 @@
+"""Contents of frames and the values that they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+from atoll.places import Coded
+from atoll_wire import codec
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Fragment
+
+
+def values(coded: Coded, fragment: Fragment, kind: Codec) -> np.ndarray:
+    """As one vector."""
+    out = np.zeros(fragment.length, np.float32)
+    for span, content in zip(fragment.frames, coded.contents, strict=True):
+        codec.content_add(content, span, kind, np.ones(len(span.segments), np.float32), out)
+    return out
+
+
+def contents(vector: np.ndarray, fragment: Fragment, kind: Codec) -> Coded:
+    """Of a vector."""
+    return Coded.of([codec.quantise_frame(vector[span.place], span, kind) for span in fragment.frames])
