@@ -15,14 +15,17 @@ FLOORS = {
     "atoll_wire": [
         ["__init__", "errors", "outer_pb2", "arrivals", "spans", "memory"],
         ["outer_pb2_grpc", "layout", "logs"],
+        ["blocks"],
         ["kernels"],
         ["codec"],
+        ["frames"],
     ],
     "atoll_server": [
         ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock"],
         ["settings", "tensorfile", "rows", "guard", "database"],
-        ["members", "merge", "roster", "rounds"],  # pure, with the syncer
-        ["syncer"],
+        ["members", "combining", "roster", "rounds"],  # pure, with the syncer
+        ["merge"],
+        ["reading", "syncer"],
         ["ledger", "writer", "metrics", "admission"],
         ["spool", "tallies"],
         ["snapshot", "publications", "uploads", "contributions"],

@@ -16,7 +16,8 @@ import structlog
 from atoll_wire import codec, memory
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.blocks import F32
-from atoll_wire.codec import Codec, FrameError
+from atoll_wire.codec import Codec, FrameError, Payload
+from atoll_wire.frames import Fetched, WireFrame
 from atoll_wire.layout import Fragment
 
 from atoll.adoption import Fate
@@ -128,7 +129,7 @@ class Fetcher:
         line: Line,
         fragment: Fragment,
         header: pb.FetchHeader,
-        payloads: list[bytes],
+        payloads: list[Payload],
         setbacks: int,
         *,
         whole: bool,
@@ -166,7 +167,7 @@ class Fetcher:
             ):  # fmt: skip
                 continue
             if receipt.fate == pb.FATE_MERGED:
-                if not flight.frames:
+                if not flight.messages:
                     raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
                 self._sender.end(line, merged=True)
                 return Fate(flight.taken.outstanding.coded, whole and line.drop)
@@ -175,24 +176,24 @@ class Fetcher:
 
 
 async def _received(
-    call: AsyncIterable[pb.FetchReply], frames: int, moved: Callable[[], None]
-) -> tuple[pb.FetchHeader | None, list[bytes]]:
+    call: AsyncIterable[Fetched], frames: int, moved: Callable[[], None]
+) -> tuple[pb.FetchHeader | None, list[Payload]]:
     """A header and all its frames; no header as soon as something is missing, too much, or changed on its way."""
-    header, payloads = None, list[bytes]()
+    header, payloads = None, list[Payload]()
     async for reply in call:
         moved()
-        if reply.WhichOneof("what") == "header" and header is None:
+        if isinstance(reply, pb.FetchReply) and reply.WhichOneof("what") == "header" and header is None:
             header = reply.header
             continue
-        frame, index = reply.frame, len(payloads)
-        payload = frame.payload  # a copy each time
+        frame, index = reply if isinstance(reply, WireFrame) else reply.frame, len(payloads)
+        payload = frame.payload
         if index == frames or frame.index != index or codec.crc32c(payload) != frame.crc32c:
             return None, []
         payloads.append(payload)
     return (header, payloads) if len(payloads) == frames else (None, [])
 
 
-def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: list[bytes]) -> tuple[F32 | None, int]:
+def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: list[Payload]) -> tuple[F32 | None, int]:
     """base + update, or the fragment itself, and its checksum; a new array, since the old one is still trained from."""
     anchor, checksum = memory.empty(fragment.length), 0
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 import structlog
-from atoll_wire import codec
+from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 
 from atoll.errors import LearnerError
@@ -75,7 +75,7 @@ class Sender:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def _carry(self, line: Line, flight: Flight) -> None:
-        flight.frames = await asyncio.to_thread(_compressed, flight.taken.outstanding.coded)
+        flight.messages, flight.table = await asyncio.to_thread(_messages, flight.taken.outstanding.coded)
         await self._offer(line, flight)
 
     async def _offer(self, line: Line, flight: Flight) -> None:
@@ -96,13 +96,12 @@ class Sender:
 
     async def _push(self, line: Line, flight: Flight) -> bool:
         """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
-        table = [(len(frame), codec.crc32c(frame)) for frame in flight.frames]
         outstanding = flight.taken.outstanding
         header = pb.PushHeader(
             session=self._standing.session, fragment=line.fragment, seq=flight.seq, cycle=flight.taken.cycle,
             base_version=outstanding.base_version, tokens=outstanding.tokens, steps=outstanding.steps,
-            codec=self._standing.settings.codec, frames=len(flight.frames),
-            size_bytes=sum(length for length, _ in table), digest=codec.frames_digest(table),
+            codec=self._standing.settings.codec, frames=len(flight.table),
+            size_bytes=sum(length for length, _ in flight.table), digest=codec.frames_digest(flight.table),
         )  # fmt: skip
         link = self._standing.link
         call = link.data.Push()
@@ -112,11 +111,10 @@ class Sender:
                 reply = await call.read()
                 if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "have":
                     have = set(reply.have.frames)
-                    for index, payload in enumerate(flight.frames):
+                    for index, message in enumerate(flight.messages):
                         if index not in have:
-                            frame = pb.Frame(index=index, crc32c=table[index][1], payload=payload)
-                            await call.write(pb.PushRequest(frame=frame))
-                            self._counters.bytes_up += len(payload)
+                            await call.write(message)
+                            self._counters.bytes_up += flight.table[index][0]
                             moved()
                     reply = await call.read()
                 if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "receipt":
@@ -198,8 +196,10 @@ class Sender:
             self._handover.settle()
 
 
-def _compressed(coded: Coded) -> tuple[bytes, ...]:
-    return tuple(map(codec.compress, coded.contents))
+def _messages(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:
+    payloads = list(map(codec.compress, coded.contents))
+    table = tuple((len(payload), codec.crc32c(payload)) for payload in payloads)
+    return tuple(frames.encode(n, table[n][1], payload) for n, payload in enumerate(payloads)), table
 
 
 async def _raise_status(call: grpc.aio.StreamStreamCall[pb.PushRequest, pb.PushReply]) -> None:

@@ -17,11 +17,15 @@ from atoll.transport import Link
 
 @dataclass(slots=True)
 class Flight:
-    """A contribution until its fate is known. frames: its payloads, kept to be sent again."""
+    """A contribution until its fate is known.
+
+    messages: its frames, kept to be sent again; table: length and CRC-32C of their payloads.
+    """
 
     taken: Taken
     seq: int
-    frames: tuple[bytes, ...] = ()
+    messages: tuple[bytes, ...] = ()
+    table: tuple[tuple[int, int], ...] = ()
     acknowledged: bool = False
     asking: bool = False  # what became of it, after it was acknowledged
 

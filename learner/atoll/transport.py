@@ -13,6 +13,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.frames import FrameStub
 
 MESSAGE_BYTES = 16 << 20
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
@@ -124,7 +125,7 @@ class Link:
         self.address = address
         self._channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(2)]
         self.control = rpc.OuterStub(self._channels[0])
-        self.data = rpc.OuterStub(self._channels[1])
+        self.data = FrameStub(self._channels[1])
         self.transfers = Transfers()
 
     async def close(self) -> None:

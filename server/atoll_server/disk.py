@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 class Writing(Protocol):
     """A file that is being written; nothing of it is durable before `sync`."""
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Appends all of it. OSError when the disk refuses."""
 
     def sync(self) -> None:
@@ -119,7 +119,7 @@ class _Written:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(self._descriptor, view) :]

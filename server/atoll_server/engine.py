@@ -7,11 +7,10 @@ results come back as events. Every effect is durable before it is visible.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
@@ -28,6 +27,7 @@ from atoll_server.guard import Guard
 from atoll_server.merge import FragmentState, OuterRule
 from atoll_server.metrics import Metrics
 from atoll_server.publications import HappeningLog, Publication, UpdateCache
+from atoll_server.reading import Readers
 from atoll_server.restore import Restored
 from atoll_server.roster import Entry, Roster
 from atoll_server.rounds import Phase
@@ -81,9 +81,9 @@ class Engine:
         )
         self.unsaved_s = restored.replay_s  # of merging, beyond the newest snapshot
         self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
+        self.readers = Readers(self.states, self.locks)
         self.contributions = Contributions(self.layout, roster, metrics)
         self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
-        self._readers: Counter[int] = Counter()  # of each theta_pub, by its identity: a merge leaves it to them
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -205,16 +205,16 @@ class Engine:
         weights = [share.weight for share in effect.shares]
         async with self.locks[fragment.index]:
             old = self.states[fragment.index]
-            read = id(old.theta_pub) in self._readers
+            read = self.readers.any_of(old)
 
-            def work() -> tuple[merge.Merged, float]:
+            def work() -> tuple[merge.Merged, Publication, float]:
                 working = time.monotonic()
                 published = memory.empty(fragment.length) if read else old.theta_pub
                 merged = merge.merge(fragment, old, stored, weights, rule, published)
-                return merged, time.monotonic() - working
+                return merged, Publication.of(merged.update), time.monotonic() - working
 
             try:
-                merged, took_s = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
+                merged, publication, took_s = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
             except Exception as error:
                 self.fail(error)  # before anybody else is given this fragment's lock
                 raise
@@ -226,23 +226,22 @@ class Engine:
                 effect.fragment, effect.version, effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
                 {"lr": rule.lr, "momentum": rule.momentum, "codec": int(rule.codec)},
-                *merged.checksums, sum(map(len, merged.update.frames)), time.time(),
+                *merged.checksums, publication.size_bytes, time.time(),
             )  # fmt: skip
             await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))
             crash.point("merge.committed")
             refused = [self.contributions.pending[refusal.key].row for refusal in effect.refusals]
             self.states[fragment.index] = merged.state
             self.unsaved_s += took_s
-        self._publish(effect, merged.update, fates)
+        self._publish(effect, publication, fates)
         crash.point("merge.published")
         self.metrics.merge_seconds.observe(time.monotonic() - began)
         self._forget(refused)
 
-    def _publish(self, effect: ev.Merge, update: merge.Update, fates: list[FateRow]) -> None:
+    def _publish(self, effect: ev.Merge, publication: Publication, fates: list[FateRow]) -> None:
         """The merge is durable: now it may be seen."""
         lapsed, self._refused_since[effect.fragment] = self._refused_since[effect.fragment], []
-        publication = Publication(update, (*lapsed, *map(self._decide, fates)))
-        self.cache.add(effect.fragment, publication)
+        self.cache.add(effect.fragment, replace(publication, receipts=(*lapsed, *map(self._decide, fates))))
         self.metrics.rounds.labels("merged").inc()
         self.metrics.fragment_version.labels(str(effect.fragment)).set(effect.version)
         log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
@@ -285,22 +284,6 @@ class Engine:
             if rounds.phase is Phase.OPEN
         ]
         return pb.Current(versions=self.versions(), open=open_rounds, run_tokens=self.roster.tokens())
-
-    @contextlib.asynccontextmanager
-    async def published(self, fragment: int) -> AsyncIterator[FragmentState]:
-        """A fragment's newest durable version; while it lasts its theta_pub, and nothing else of it, stays as it is."""
-        async with self.locks[fragment]:
-            state = self.states[fragment]
-            self._readers[id(state.theta_pub)] += 1
-        try:
-            yield state
-        finally:
-            self._readers -= Counter([id(state.theta_pub)])
-
-    def newest_fate(self, fragment: int, entry: Entry) -> list[pb.Receipt]:
-        """What became of the newest contribution of this learner, as a whole fragment tells it."""
-        newest = self.uploads.newest_receipt(entry.name, entry.incarnation, fragment)
-        return [newest] if newest is not None else []
 
     def sent(self, entry: Entry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts what went down to a learner."""

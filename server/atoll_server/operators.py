@@ -98,7 +98,7 @@ class OperatorService(rpc.OperatorServicer):
                     states = await asyncio.to_thread(initial_states, engine.layout, engine.initial)
                 else:
                     numbers = range(len(engine.states))
-                    states = [await reading.enter_async_context(engine.published(number)) for number in numbers]
+                    states = [await reading.enter_async_context(engine.readers.newest(number)) for number in numbers]
                 vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
                 spare = tempfile.TemporaryFile(dir=self._core.settings.directory)  # noqa: SIM115 - one stack for all
                 file = reading.enter_context(spare)

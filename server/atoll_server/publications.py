@@ -8,22 +8,31 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import crc32c
 
 from atoll_server.merge import Update
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A published update with the fates that its merge decided."""
+    """A published update as it is sent to everybody, with the fates that its merge decided.
 
-    update: Update
-    receipts: tuple[pb.Receipt, ...]
+    messages: its frames; size_bytes: of their payloads; crc32c: of the published parameters after it.
+    """
 
-    @property
-    def size_bytes(self) -> int:
-        """Of the payloads."""
-        return sum(len(frame) for frame in self.update.frames)
+    version: int
+    messages: tuple[bytes, ...]
+    size_bytes: int
+    crc32c: int
+    receipts: tuple[pb.Receipt, ...] = ()
+
+    @classmethod
+    def of(cls, update: Update) -> Publication:
+        """Without fates."""
+        messages = tuple(frames.encode(n, crc32c(payload), payload) for n, payload in enumerate(update.frames))
+        return cls(update.version, messages, sum(map(len, update.frames)), update.crc32c)
 
 
 class UpdateCache:
@@ -36,7 +45,7 @@ class UpdateCache:
 
     def add(self, fragment: int, publication: Publication) -> None:
         """Keeps an update; a learner that needs one dropped here fetches the fragment whole."""
-        version = publication.update.version
+        version = publication.version
         self._kept[fragment, version] = publication
         self.size_bytes += publication.size_bytes
         self._drop((fragment, version - self._limit_versions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,8 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
         for update in made_again:
             values = (fragment, update.version)
             told = ledger.contributions(db, engine.generation, "AND fragment=? AND version=?", values)
-            engine.cache.add(fragment, Publication(update, tuple(receipt_of(fate) for _, fate in told)))
+            receipts = tuple(receipt_of(fate) for _, fate in told)
+            engine.cache.add(fragment, replace(Publication.of(update), receipts=receipts))
     now = time.monotonic()
     synced_at = [now - max(0.0, wall - (at or 0.0)) for _, at in last]
     members = {entry.name: _member(entry, now) for entry in entries}

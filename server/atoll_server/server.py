@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import structlog
+from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.errors import UserError
@@ -61,7 +62,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         options=message_options(settings.limits.message_bytes), maximum_concurrent_rpcs=settings.limits.calls
     )
     health = health_aio.HealthServicer()
-    rpc.add_OuterServicer_to_server(OuterService(core), server)
+    frames.serve(OuterService(core), server)
     rpc.add_OperatorServicer_to_server(OperatorService(core), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if all(address.startswith(LOOPBACK) for address in settings.listen):

@@ -11,10 +11,11 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 import grpc.aio
 import structlog
-from atoll_wire import codec
+from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec import Codec
+from atoll_wire.frames import Pushed, Sent, WireFrame
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec
 
 from atoll_server.attendance import leave, progress
@@ -93,11 +94,12 @@ class OuterService(rpc.OuterServicer):
         finally:
             entry.streams -= 1
 
-    async def Push(self, requests: AsyncIterator[pb.PushRequest], context: Context) -> AsyncIterator[pb.PushReply]:
+    async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
         """Takes one contribution, or what is missing of it."""
         header = pb.PushHeader()
         try:
-            header = (await _first(requests, "a Push stream")).header
+            first = await _first(requests, "a Push stream")
+            header = first.header if isinstance(first, pb.PushRequest) else header
             entry, engine = self._core.session(header.session), self._engine()
             self._fragment(engine, header.fragment)
             version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
@@ -111,7 +113,8 @@ class OuterService(rpc.OuterServicer):
                         last = request is None
                         if request is not None:
                             self._core.roster.still(entry, header.session.incarnation)
-                            if await engine.uploads.take(answer, request.frame, time.monotonic()):
+                            frame = request if isinstance(request, WireFrame) else request.frame
+                            if await engine.uploads.take(answer, frame, time.monotonic()):
                                 engine.syncer.uploading(entry.name, header.fragment, time.monotonic())
                 if last:  # other streams of this contribution bring the rest
                     await engine.uploads.ended(answer)
@@ -121,7 +124,7 @@ class OuterService(rpc.OuterServicer):
             self._core.turned_away(refused, header.session.learner)
             await _abort(context, refused)
 
-    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchReply]:
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
         """Sends a published update, or a whole fragment at its current version."""
         try:
             entry, engine = self._core.session(request.session), self._engine()
@@ -132,29 +135,30 @@ class OuterService(rpc.OuterServicer):
         except Refused as refused:
             await _abort(context, refused)
 
-    async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[pb.FetchReply]:
+    async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[Sent]:
         publication = engine.cache.get(request.fragment, request.version)
         if publication is None:
             raise Refused(
                 Status.NOT_FOUND,
                 f"update {request.version} of fragment {request.fragment} is not kept: fetch the fragment whole",
             )
-        update = publication.update
         yield pb.FetchReply(
             header=pb.FetchHeader(
-                fragment=request.fragment, version=update.version, codec=int(engine.run.codec),  # type: ignore[arg-type]
-                frames=len(update.frames), size_bytes=publication.size_bytes, crc32c=update.crc32c,
+                fragment=request.fragment, version=publication.version,
+                codec=int(engine.run.codec),  # type: ignore[arg-type]
+                frames=len(publication.messages), size_bytes=publication.size_bytes, crc32c=publication.crc32c,
                 receipts=publication.receipts,
             )
         )  # fmt: skip
-        for index, payload in enumerate(update.frames):
-            yield _frame(index, payload)
+        for message in publication.messages:
+            yield message
         engine.sent(entry, publication.size_bytes, engine.layout.fragments[request.fragment].length, whole=False)
 
-    async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[pb.FetchReply]:
+    async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[Sent]:
         fragment = engine.layout.fragments[request.fragment]
-        async with engine.published(fragment.index) as state:
-            receipts = engine.newest_fate(fragment.index, entry)  # of the same moment as the version
+        async with engine.readers.newest(fragment.index) as state:
+            newest = engine.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
+            receipts = [] if newest is None else [newest]
             crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
@@ -165,7 +169,7 @@ class OuterService(rpc.OuterServicer):
             for span in fragment.frames:
                 payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
                 engine.sent(entry, len(payload), span.length, whole=True)
-                yield _frame(span.index, payload)
+                yield frames.encode(span.index, codec.crc32c(payload), payload)
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
         """Takes in how training goes."""
@@ -198,7 +202,7 @@ class OuterService(rpc.OuterServicer):
 
     # ------------------------------------------------------------------------------ checks
 
-    async def _next(self, requests: AsyncIterator[pb.PushRequest], upload: Upload) -> pb.PushRequest | None:
+    async def _next(self, requests: AsyncIterator[Pushed], upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""
         patience_s = upload.arrivals.patience_s()
         try:
@@ -262,10 +266,6 @@ async def _first(requests: AsyncIterator[object], what: str):  # type: ignore[no
     async for request in requests:
         return request
     raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
-
-
-def _frame(index: int, payload: bytes) -> pb.FetchReply:
-    return pb.FetchReply(frame=pb.Frame(index=index, crc32c=codec.crc32c(payload), payload=payload))
 
 
 async def _abort(context: Context, refused: Refused) -> NoReturn:

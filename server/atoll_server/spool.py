@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from atoll_wire import codec
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.codec import Codec, Content, FrameError
+from atoll_wire.codec import Codec, Content, FrameError, Payload
 from atoll_wire.errors import UserError
 from atoll_wire.layout import Fragment
 from atoll_wire.spans import FrameSpan
@@ -123,10 +123,11 @@ class Upload:
     arrivals: Arrivals  # of its frames
     kept: Kept
     disk: Disk = DISK
-    have: dict[int, tuple[int, int]] = field(default_factory=dict)  # frame -> length, crc32c
+    have: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # frame -> offset, length, crc32c
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment
     contents: dict[int, Content] = field(default_factory=dict)  # frame -> if there was room to keep it
     received_bytes: int = 0
+    written_bytes: int = 0
     refusal: str = ""  # why it will not be taken, whatever else comes
     _file: Writing | None = None
     _discarded: bool = False
@@ -136,7 +137,7 @@ class Upload:
     def __post_init__(self) -> None:
         self.part = self.final.with_name(f"{self.final.name}.{next(_numbers)}.part")
 
-    def take(self, index: int, crc: int, payload: bytes) -> bool:
+    def take(self, index: int, crc: int, payload: Payload) -> bool:
         """Checks a frame and writes it, unless it is here; whether it was new. Runs in a worker thread.
 
         Raises FrameError for what can never be accepted, ChecksumError for what should be sent again.
@@ -151,9 +152,11 @@ class Upload:
                 raise FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
             if self._file is None:
                 self._file = self.disk.create(self.part)
-            self._file.write(RECORD.pack(index, len(payload), crc) + payload)
+            self._file.write(RECORD.pack(index, len(payload), crc))
+            self._file.write(payload)
             crash.point("spool.frame written")
-            self.have[index] = (len(payload), crc)
+            self.have[index] = (self.written_bytes + RECORD.size, len(payload), crc)
+            self.written_bytes += RECORD.size + len(payload)
             self.squares[index] = squares
             self.kept.keep(content, self.contents, index)
             self.received_bytes += len(payload)
@@ -165,12 +168,12 @@ class Upload:
 
     def check(self) -> None:
         """FrameError when what came is not what was declared."""
-        table = [self.have[index] for index in range(self.frames)]
+        table = [self.have[index][1:] for index in range(self.frames)]
         if self.received_bytes != self.size_bytes or codec.frames_digest(table) != self.digest:
             raise FrameError(f"the frames of {self.key} are not those that its header declared")
 
-    def finish(self) -> Path:
-        """Makes the whole file durable under its final name; runs in a worker thread."""
+    def finish(self, norms_sq: NDArray[np.float64], scale: float) -> Stored:
+        """Makes the whole file durable under its final name; runs in a worker thread. norms_sq, scale: as judged."""
         with self._lock:
             assert self._file is not None, "a contribution has at least one frame"
             self._file.sync()
@@ -180,7 +183,10 @@ class Upload:
             crash.point("spool.renamed")
             self.disk.sync_directory(self.final.parent)
             crash.point("spool.directory synced")
-            return self.final
+            contents, self.contents = self.contents, {}
+            return Stored(
+                self.key.learner, self.codec, norms_sq, scale, self.final, self.have, self.disk, self.kept, contents
+            )
 
     def discard(self) -> None:
         """Forgets what arrived; runs in a worker thread."""

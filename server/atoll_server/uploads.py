@@ -18,6 +18,7 @@ from typing import Protocol
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.codec import Codec, FrameError, NotFiniteError
+from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Layout
 
 from atoll_server.admission import check_age, check_header
@@ -144,7 +145,7 @@ class Uploads:
         for key in list(keys):
             self._drop(key)
 
-    async def take(self, upload: Upload, frame: pb.Frame, now: float) -> bool:
+    async def take(self, upload: Upload, frame: pb.Frame | WireFrame, now: float) -> bool:
         """Checks and writes one frame; whether it was a new one. Raises Refused; garbage ends the upload.
 
         Values that are not finite make it whole at once: `complete` then gives it its receipt.
@@ -235,11 +236,7 @@ class Uploads:
         row = replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale)
         if verdict.refusal:
             return await self._books.refuse(row, verdict.refusal)
-        await loop.run_in_executor(self._workers, upload.finish)
-        opened = (self._generation, key, self._codec, norms, row.scale)
-        stored = await loop.run_in_executor(self._workers, self._spool.open, *opened)
-        stored.contents, upload.contents = upload.contents, {}
-        await self._books.keep(row, stored)
+        await self._books.keep(row, await loop.run_in_executor(self._workers, upload.finish, norms, row.scale))
         return pb.Receipt(
             learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
         )

@@ -12,7 +12,7 @@ from unittest import mock
 
 import grpc.aio
 import numpy as np
-from atoll import fetching
+from atoll import fetching, sending
 from atoll.adoption import Outstanding
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
@@ -55,10 +55,7 @@ class Ears:
         self._receipt = pb.Receipt(
             learner="a", incarnation=1, fragment=0, seq=1, fate=pb.FATE_MERGED, version=2, weight=0.5
         )
-        self._coded = [
-            [codec.encode_frame(v, span, Codec.INT4) for span in f.frames]
-            for f, v in zip(self._layout.fragments, self._vectors, strict=True)
-        ]
+        self._coded = [sending._messages(self._taken(f.index).outstanding.coded) for f in self._layout.fragments]
 
     def one(self, rng: random.Random) -> bool:
         """One answer to one of the agent's calls: taken in, or the end of the learner with one line for its user."""
@@ -86,7 +83,7 @@ class Ears:
         ]
         standing.connected.set()
         for line in standing.lines:
-            line.flight, line.seq = Flight(self._taken(line.fragment), 1, tuple(self._coded[line.fragment]), True), 1
+            line.flight, line.seq = Flight(self._taken(line.fragment), 1, *self._coded[line.fragment], True), 1
             presence._counters.pending += 1
             presence._handover.submitted()
         hear = rng.choice((self._join, self._follow, self._fetch, self._push))(rng, presence, link)

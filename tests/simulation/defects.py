@@ -310,9 +310,7 @@ def merged_twice_on_a_retry() -> Iterator[None]:
 @defect
 def receipts_dropped() -> Iterator[None]:
     """Updates do not say whose work is in them."""
-    publish = engine.Publication
-
-    with patch(engine, "Publication", lambda update, receipts: publish(update, ())):
+    with patch(engine, "replace", lambda publication, receipts: publication):
         yield
 
 
@@ -336,7 +334,7 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
         if receipt.fate != pb.FATE_REFUSED:
             decided(self, receipt)
 
-    decided, append, publish = uploads.Uploads.decide, publications.HappeningLog.append, engine.Publication
+    decided, append, publish = uploads.Uploads.decide, publications.HappeningLog.append, engine.replace
 
     def quiet(self: publications.HappeningLog, happening: pb.Happening) -> None:
         if happening.WhichOneof("what") != "receipt":
@@ -345,7 +343,7 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
     with (
         patch(uploads.Uploads, "decide", decide),
         patch(publications.HappeningLog, "append", quiet),
-        patch(engine, "Publication", lambda update, told: publish(update, tuple(r for r in told if r.weight))),
+        patch(engine, "replace", lambda p, receipts: publish(p, receipts=tuple(r for r in receipts if r.weight))),
     ):
         yield
 

@@ -10,13 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 import grpc.aio
 from atoll.transport import Transfers
-from atoll_wire import outer_pb2 as pb
+from atoll_wire import frames
+from atoll_wire.frames import WireFrame
 
 from tests.simulation.loop import Process, VirtualLoop, here
 
@@ -171,6 +172,7 @@ class Call:
             self.cut(network.delay_s())
         if self._broken:
             return
+        message = self._read(message)
         self._sent.append(message)
         self._up.send(self._changed(message))
 
@@ -273,16 +275,19 @@ class Call:
     def _changed(self, message: Any) -> Any:
         """Now and then a bit flips in a payload."""
         network = self.network
-        field = message.WhichOneof("what") if isinstance(message, pb.PushRequest | pb.FetchReply) else None
-        if field != "frame" or not message.frame.payload or network.rng.random() >= network.weather.change:
+        message = self._read(message)
+        if not isinstance(message, WireFrame) or not message.payload or network.rng.random() >= network.weather.change:
             return message
         network.changes += 1
-        other = type(message)()
-        other.CopyFrom(message)
-        content = bytearray(other.frame.payload)
+        content = bytearray(message.payload)
         content[network.rng.randrange(len(content))] ^= 1 << network.rng.randrange(8)
-        other.frame.payload = bytes(content)
-        return other
+        return replace(message, payload=bytes(content))
+
+    def _read(self, message: Any) -> Any:
+        """A message that was made by hand is read by hand."""
+        if isinstance(message, bytes):
+            return frames.push_request(message) if self.method == "Push" else frames.fetch_reply(message)
+        return message
 
     # ------------------------------------------------------------------------------ the core's side
 

@@ -1,0 +1,131 @@
+"""Frames in messages without copies: `PushRequest` and `FetchReply` as they are on the wire, written and read by hand.
+
+Both hold a `Frame` as field 2. A frame is written as protobuf would write it, once for all who are sent it; a message
+in that form is read as views on its bytes, and any other form that protobuf allows is left to protobuf.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.codec import Payload
+
+FRAME = 0x12  # field 2, a message: `frame` of PushRequest and of FetchReply
+INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
+SERVICE = "atoll.v1.Outer"
+CHECKSUM = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class WireFrame:
+    """As `pb.Frame`; the payload is a view on the message that it came in."""
+
+    index: int
+    crc32c: int
+    payload: Payload
+
+
+Sent: TypeAlias = bytes | pb.PushRequest | pb.FetchReply  # bytes: what `encode` gave
+Pushed: TypeAlias = pb.PushRequest | WireFrame
+Fetched: TypeAlias = pb.FetchReply | WireFrame
+
+
+def encode(index: int, crc32c: int, payload: Payload) -> bytes:
+    """A message with a frame in it: a PushRequest as well as a FetchReply."""
+    number = bytes((INDEX,)) + _varint(index) if index else b""
+    inside = b"".join((number, bytes((CRC32C,)), CHECKSUM.pack(crc32c), bytes((PAYLOAD,)), _varint(len(payload))))
+    return b"".join((bytes((FRAME,)), _varint(len(inside) + len(payload)), inside, payload))
+
+
+def serialise(message: Sent) -> bytes:
+    """For gRPC."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def push_request(message: bytes) -> Pushed:
+    """For gRPC. Raises what protobuf raises for what is no message."""
+    return _read(message) or pb.PushRequest.FromString(message)
+
+
+def fetch_reply(message: bytes) -> Fetched:
+    """For gRPC. Raises what protobuf raises for what is no message."""
+    return _read(message) or pb.FetchReply.FromString(message)
+
+
+def _read(message: bytes) -> WireFrame | None:
+    """A frame in the form that `encode` gives; None for anything else."""
+    try:
+        inside, at = _length(message, _tag(message, 0, FRAME))
+        whole, index = at + inside == len(message), 0
+        if message[at] == INDEX:
+            index, at = _length(message, at + 1)
+        at = _tag(message, at, CRC32C)
+        [crc] = CHECKSUM.unpack_from(message, at)
+        length, at = _length(message, _tag(message, at + CHECKSUM.size, PAYLOAD))
+    except (_OtherForm, IndexError, struct.error):
+        return None
+    return WireFrame(index, crc, memoryview(message)[at:]) if whole and at + length == len(message) else None
+
+
+class _OtherForm(Exception):  # noqa: N818 - nothing is wrong
+    """It is protobuf's to read."""
+
+
+def _tag(message: bytes, at: int, tag: int) -> int:
+    """What comes after a field's tag."""
+    if message[at] != tag:
+        raise _OtherForm
+    return at + 1
+
+
+def _length(message: bytes, at: int) -> tuple[int, int]:
+    """A varint of at most 32 bits, and what comes after it."""
+    value = 0
+    for shift in range(0, 28, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise _OtherForm
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+class FrameStub(rpc.OuterStub):
+    """As it was generated, but for the calls that carry frames."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        super().__init__(channel)  # type: ignore[no-untyped-call]
+        self.Push: Any = channel.stream_stream(
+            f"/{SERVICE}/Push", request_serializer=serialise, response_deserializer=pb.PushReply.FromString
+        )
+        self.Fetch: Any = channel.unary_stream(
+            f"/{SERVICE}/Fetch",
+            request_serializer=pb.FetchRequest.SerializeToString,
+            response_deserializer=fetch_reply,
+        )
+
+
+def serve(servicer: rpc.OuterServicer, server: grpc.aio.Server) -> None:
+    """Adds the service: frames by this module, all else as it was generated. The first handler of a name counts."""
+    framed: dict[str, Any] = {
+        "Push": grpc.stream_stream_rpc_method_handler(servicer.Push, push_request, pb.PushReply.SerializeToString),
+        "Fetch": grpc.unary_stream_rpc_method_handler(servicer.Fetch, pb.FetchRequest.FromString, serialise),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, framed),))
+    rpc.add_OuterServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]

@@ -1,0 +1,65 @@
+"""Frames written and read by hand are what protobuf writes and reads."""
+
+from __future__ import annotations
+
+import pytest
+from atoll_wire import frames
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.frames import WireFrame
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+KINDS = [(pb.PushRequest, frames.push_request), (pb.FetchReply, frames.fetch_reply)]
+NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**28 - 1))
+
+
+@pytest.mark.parametrize(("kind", "read"), KINDS)
+@given(index=NUMBERS, crc=st.integers(1, 2**32 - 1), payload=st.binary(min_size=1, max_size=40_000))
+def test_a_frame_is_the_message_that_protobuf_makes(kind, read, index, crc, payload):
+    message = frames.encode(index, crc, payload)
+    assert message == kind(frame=pb.Frame(index=index, crc32c=crc, payload=payload)).SerializeToString()
+    assert frames.serialise(message) is message
+    found = read(message)
+    assert isinstance(found, WireFrame)
+    assert (found.index, found.crc32c, bytes(found.payload)) == (index, crc, payload)
+    assert found.payload.obj is message, "a view on it, not a copy"
+
+
+@pytest.mark.parametrize(("kind", "read"), KINDS)
+@given(message=st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda rest: b"\x12" + rest)))
+def test_whatever_else_comes_is_what_protobuf_says_it_is(kind, read, message):
+    try:
+        expected = kind.FromString(message)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            read(message)
+        return
+    found = read(message)
+    if isinstance(found, WireFrame):
+        found = kind(frame=pb.Frame(index=found.index, crc32c=found.crc32c, payload=bytes(found.payload)))
+    assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+
+
+@given(cut=st.integers(0, 60), flips=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 7)), max_size=3))
+def test_a_frame_that_was_changed_on_its_way_is_still_what_protobuf_says_it_is(cut, flips):
+    changed = bytearray(frames.encode(70_000, 12345, bytes(range(48)))[: 61 - cut if cut < 20 else None])
+    for at, bit in flips:
+        if at < len(changed):
+            changed[at] ^= 1 << bit
+    test_whatever_else_comes_is_what_protobuf_says_it_is.hypothesis.inner_test(
+        pb.PushRequest, frames.push_request, bytes(changed)
+    )
+
+
+def test_fields_in_another_order_are_read_by_protobuf():
+    payload = pb.Frame(payload=b"abc").SerializeToString() + pb.Frame(index=4, crc32c=9).SerializeToString()
+    message = b"\x12" + bytes([len(payload)]) + payload
+    found = frames.push_request(message)
+    assert isinstance(found, pb.PushRequest)
+    assert (found.frame.index, found.frame.crc32c, found.frame.payload) == (4, 9, b"abc")
+
+
+def test_headers_are_protobuf_messages():
+    header = pb.PushRequest(header=pb.PushHeader(fragment=3))
+    assert frames.push_request(frames.serialise(header)) == header
