@@ -75,6 +75,7 @@ class OuterService(rpc.OuterServicer):
                 await asyncio.wait({accepting, self._core.failed}, return_when=asyncio.FIRST_COMPLETED)
             if staging is not None:
                 await asyncio.to_thread(staging.close)
+            await _let_go(requests)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
         """Tells what happens until the learner or this core goes."""
@@ -123,6 +124,8 @@ class OuterService(rpc.OuterServicer):
         except Refused as refused:
             self._core.turned_away(refused, header.session.learner)
             await _abort(context, refused)
+        finally:
+            await _let_go(requests)
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
         """Sends a published update, or a whole fragment at its current version."""
@@ -190,6 +193,7 @@ class OuterService(rpc.OuterServicer):
         finally:
             if entry is not None:
                 entry.streams -= 1
+            await _let_go(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Says good-bye to a learner."""
@@ -268,6 +272,23 @@ async def _first(requests: AsyncIterator[object], what: str):  # type: ignore[no
     raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
 
 
+async def _let_go(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
+    """Ends a stream that was not read to its end.
+
+    gRPC's reader holds itself: until garbage is collected it would keep its call, one of a connection's few.
+    """
+    await aiter(requests).aclose()
+
+
 async def _abort(context: Context, refused: Refused) -> NoReturn:
-    await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
+    try:
+        await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
+    except Exception as error:
+        asyncio.get_running_loop().call_soon(_forget, error)
+        raise
     raise AssertionError("abort raises")
+
+
+def _forget(error: Exception) -> None:
+    """The call holds the error that it was aborted with; that must not hold the call, by the frames that it came by."""
+    error.__traceback__ = error.__context__ = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import queue
+import sys
 
 import grpc
 import numpy as np
 import pytest
+from atoll.demo import processes
 from atoll.joining import PROTOCOL, tensor_message
 from atoll.parameters import Parameters
 from atoll_wire import codec
@@ -174,3 +176,26 @@ def _join_of(header: pb.PushRequest) -> pb.JoinRequest:
         protocol=PROTOCOL, learner=header.header.session.learner, nonce=8,
         tensors=[tensor_message(t) for t in mine.tensors], frozen_digest=mine.frozen_digest(),
     )  # fmt: skip
+
+
+def test_calls_that_are_over_hold_none_of_a_connections_streams(tmp_path, monkeypatch):
+    """A connection has 64 of them, and garbage may wait long to be collected."""
+    without = "import gc; gc.disable(); from atoll.command import main; main()"
+    monkeypatch.setattr(processes, "ATOLL", [sys.executable, "-c", without])
+    with core(tmp_path, "--fragments", "1") as running, running.outer() as stub:
+        first = Trainee(running.address, "first", lambda _: True, model=Large())
+        first.start()
+        first.done()
+        header, frames = prepared(stub, "often")
+        push = Push(stub, header, *frames)
+        assert next(push.call).WhichOneof("what") == "have"
+        assert next(push.call).receipt.fate == pb.FATE_PENDING
+        push.cut()
+        for _ in range(80):
+            again, headless = Push(stub, header), Push(stub, frames[0])
+            assert next(again.call).receipt.seq == 1
+            with pytest.raises(grpc.RpcError) as error:
+                next(headless.call)
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            again.cut()
+            headless.cut()

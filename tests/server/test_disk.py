@@ -65,7 +65,7 @@ def test_frames_come_in_any_order_and_twice_and_are_read_back_by_index(spool):
     for index in (1, 0, 1):
         growing.take(index, codec.crc32c(payloads[index]), payloads[index])
     assert growing.whole()
-    assert growing.finish(np.zeros(1), 1.0) == spool.path(1, KEY)
+    assert growing.finish(np.zeros(1), 1.0).path == spool.path(1, KEY)
     stored = spool.open(1, KEY, Codec.INT4, np.zeros(1), 1.0)
     assert [stored.payload(index) for index in range(2)] == payloads
     stored.close()
@@ -103,7 +103,7 @@ def test_damage_to_an_acknowledged_payload_is_found_and_named(spool, damage):
     growing = upload(spool, payloads)
     for index, payload in enumerate(payloads):
         growing.take(index, codec.crc32c(payload), payload)
-    path = growing.finish(np.zeros(1), 1.0)
+    path = growing.finish(np.zeros(1), 1.0).path
     content = bytearray(path.read_bytes())
     if damage == "gone":
         path.unlink()
@@ -223,7 +223,7 @@ def snapshot(tmp_path):
     writer = SnapshotWriter(snapshot_path(tmp_path, 1), LAYOUT)
     writer.begin()
     writer.add(state)
-    writer.finish(np.zeros(1), 1.0)
+    writer.finish()
     return state, ledger.SnapshotRow(1, tuple(writer.versions), tuple(writer.checksums), 0.0, writer.size_bytes)
 
 
