@@ -17,7 +17,7 @@ from atoll import Learner
 from atoll.reference.model import SIZES, Transformer
 from atoll_wire.logs import configure
 
-BREATH_S = 0.001  # an inner step, nearly
+BREATH_S = 0.004  # an inner step, nearly
 
 
 def peak_bytes() -> int:

@@ -117,7 +117,7 @@ class Fetcher:
         )
         expected = pb.CODEC_FLOAT32 if whole else self._standing.settings.codec
         link, setbacks = self._standing.link, line.setbacks
-        call = link.data.Fetch(request)
+        call = link.lanes.first.Fetch(request)
         with link.transfers.of(call) as moved:  # what goes on after it was whole, or unsound, is not listened to
             header, payloads = await _received(call, len(fragment.frames), moved)
         if header is None or header.codec != expected or (header.version != request.version and not whole):

@@ -204,14 +204,14 @@ class Presence:
     async def _watch(self) -> None:
         """Ends when the core is silent for longer than is likely: its connections are dead, and nobody said so."""
         self._arrivals.again(time.monotonic())
-        while not self._arrivals.overdue(time.monotonic()):  # noqa: ASYNC110 - time alone makes it so
+        while not self._arrivals.overdue(time.monotonic()):
             await asyncio.sleep(WATCH_S)
+            self.standing.link.lanes.rest()
         old, patience_s = self.standing.link, round(self._arrivals.patience_s(), 1)
         log.warning("the core is silent: dialling again", learner=self._identity.name, patience_s=patience_s)
         self.standing.connected.clear()  # before the old one hangs up: nobody may call there again
         self.standing.link = self._links[self._links.index(old)] = self._dial(old.address)
-        retired = asyncio.create_task(retire(old))
-        self._retired.add(retired)
+        self._retired.add(retired := asyncio.create_task(retire(old)))
         retired.add_done_callback(self._retired.discard)
 
     # ------------------------------------------------------------------------------ following

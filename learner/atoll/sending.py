@@ -21,6 +21,7 @@ from atoll.handover import Handover, Taken
 from atoll.places import Coded
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
+from atoll.streams import upload
 from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
 
 log = structlog.get_logger()
@@ -103,27 +104,17 @@ class Sender:
             codec=self._standing.settings.codec, frames=len(flight.table),
             size_bytes=sum(length for length, _ in flight.table), digest=codec.frames_digest(flight.table),
         )  # fmt: skip
-        link = self._standing.link
-        call = link.data.Push()
-        with link.transfers.of(call) as moved:
-            try:
-                await call.write(pb.PushRequest(header=header))
-                reply = await call.read()
-                if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "have":
-                    have = set(reply.have.frames)
-                    for index, message in enumerate(flight.messages):
-                        if index not in have:
-                            await call.write(message)
-                            self._counters.bytes_up += flight.table[index][0]
-                            moved()
-                    reply = await call.read()
-                if isinstance(reply, pb.PushReply) and reply.WhichOneof("what") == "receipt":
-                    self._acknowledged(flight)
-                    self.decided(reply.receipt)
-                    return True
-            except asyncio.InvalidStateError:
-                await _raise_status(call)
-        return False
+
+        def sent(index: int) -> None:
+            self._counters.bytes_up += flight.table[index][0]
+
+        fresh, flight.offered = not flight.offered, True
+        receipt = await upload(self._standing.link, header, flight.messages, sent, fresh=fresh)
+        if receipt is None:
+            return False
+        self._acknowledged(flight)
+        self.decided(receipt)
+        return True
 
     async def _failed(self, line: Line, flight: Flight, error: grpc.aio.AioRpcError, attempt: int) -> None:
         self._counters.last_error = one_line(error)
@@ -200,10 +191,3 @@ def _messages(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], .
     payloads = list(map(codec.compress, coded.contents))
     table = tuple((len(payload), codec.crc32c(payload)) for payload in payloads)
     return tuple(frames.encode(n, table[n][1], payload) for n, payload in enumerate(payloads)), table
-
-
-async def _raise_status(call: grpc.aio.StreamStreamCall[pb.PushRequest, pb.PushReply]) -> None:
-    """A write found the call ended: raises the status that it ended with."""
-    raise grpc.aio.AioRpcError(
-        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-    )

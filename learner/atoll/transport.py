@@ -15,6 +15,8 @@ import grpc.aio
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.frames import FrameStub
 
+from atoll.lanes import Lanes
+
 MESSAGE_BYTES = 16 << 20
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
 DEAD_S = 20.0  # without a frame on a connection that was given up: a frame is 2 MiB at most
@@ -119,19 +121,26 @@ class Transfers:
 
 
 class Link:
-    """Two connections to one address: one for what must be quick, one for frames."""
+    """The connections to one address: one for what must be quick, and lanes for frames."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(2)]
-        self.control = rpc.OuterStub(self._channels[0])
-        self.data = FrameStub(self._channels[1])
+        self._channel = self._dial()
+        self.control = rpc.OuterStub(self._channel)
+        self.lanes = Lanes(self._lane)
         self.transfers = Transfers()
+
+    def _dial(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.address, options=OPTIONS)
+
+    def _lane(self) -> tuple[FrameStub, grpc.aio.Channel]:
+        channel = self._dial()
+        return FrameStub(channel), channel
 
     async def close(self) -> None:
         """Hangs up."""
-        for channel in self._channels:
-            await channel.close()
+        await self._channel.close()
+        await self.lanes.close()
 
 
 async def retire(link: Link) -> None:

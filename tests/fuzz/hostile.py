@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from atoll.lanes import Lanes
 from atoll.transport import Transfers
 
 from tests.fuzz.mutate import TEXT
@@ -53,7 +54,8 @@ class Hostile:
     address = "hostile"
 
     def __init__(self) -> None:
-        self.control = self.data = self
+        self.control = self
+        self.lanes = Lanes(lambda: (self, self))
         self.transfers = Transfers()
         self.says: list[Any] = []
         self.forever = False
@@ -79,6 +81,9 @@ class Hostile:
         return self
 
     async def write(self, _: Any) -> None:
+        return
+
+    async def done_writing(self) -> None:
         return
 
     async def read(self) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from atoll.lanes import Lanes
 from atoll.transport import Transfers
 from atoll_wire import frames
 from atoll_wire.frames import WireFrame
@@ -180,6 +181,10 @@ class Call:
         if self._status.done():
             raise asyncio.InvalidStateError("RPC already finished.")
         self.send(message)
+
+    async def done_writing(self) -> None:
+        if not self._status.done():
+            self.end_of_requests()
 
     async def read(self) -> Any:
         message = await self._inbox.get()
@@ -406,7 +411,8 @@ class SimulatedLink:
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self.address, self.transfers = address, Transfers()
-        self.control = self.data = Stub(network, learner)
+        self.control = Stub(network, learner)
+        self.lanes = Lanes(lambda: (Stub(network, learner), self))
 
     async def close(self) -> None:
         pass
