@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import weakref
 from collections import defaultdict
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_BYTES = 1 << 20  # below it the allocator does the same
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 MOST_KEPT, MOST_KEPT_BYTES = 4, 256 << 20  # of one size that wait to be used again; one block at least
 
 _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
@@ -31,6 +33,17 @@ def empty(length: int) -> NDArray[np.float32]:
     vector = np.frombuffer(block, np.float32, length)
     weakref.finalize(vector, _give_back, size, block).atexit = False  # each view on it keeps the vector itself
     return vector
+
+
+def lean() -> None:
+    """Has this process's allocator, if it is glibc's, keep little of what was freed: for a process that is all Atoll's.
+
+    Threads get no arenas of their own, each of which would keep what it once needed.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for setting, value in ((M_ARENA_MAX, 2), (M_TRIM_THRESHOLD, 16 << 20), (M_MMAP_THRESHOLD, 4 << 20)):
+            mallopt(setting, value)
 
 
 def _give_back(size: int, block: mmap.mmap) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import structlog
-from atoll_wire import frames
+from atoll_wire import frames, memory
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.errors import UserError
@@ -51,6 +51,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
     """
     settings.check()
+    memory.lean()
     _open_files()
     core = Core(settings, given)
     told = _told(core)

@@ -30,6 +30,7 @@ log = structlog.get_logger()
 
 KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
 MOST_DIMENSIONS = 8
+WINDOW_BYTES = 2 << 20  # on its way to a stream: 25 MB/s at 80 ms; who needs more has more connections
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -263,6 +264,8 @@ def message_options(most_bytes: int) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),
+        ("grpc.http2.bdp_probe", 0),  # a window that grows with the link would be memory that grows with learners
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ]
 
 
