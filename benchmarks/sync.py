@@ -71,11 +71,11 @@ def measure(learners: int, size: str, syncs: int) -> Measured:
         ]
         found, told = [], list[dict[str, float]]()
         for number in range(syncs + 1):
-            _wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
+            wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
             before, core_before, began = sum(map(cpu_s, (core, *islands))), cpu_s(core), time.monotonic()
             (place / f"go.{number}").touch()
             done = [place / f"{n}.{number}" for n in range(learners)]
-            _wait(islands, done)
+            wait(islands, done)
             used, core_used = sum(map(cpu_s, (core, *islands))) - before, cpu_s(core) - core_before
             told = [json.loads(path.read_text()) for path in done]
             merged = sum(one["merged"] for one in told)
@@ -92,7 +92,7 @@ def measure(learners: int, size: str, syncs: int) -> Measured:
     return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added)
 
 
-def _wait(islands: list[Child], marks: list[Path]) -> None:
+def wait(islands: list[Child], marks: list[Path]) -> None:
     """Until every learner has set its mark."""
     deadline = time.monotonic() + PATIENCE_S
     while not all(path.exists() for path in marks):

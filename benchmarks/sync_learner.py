@@ -13,11 +13,19 @@ import time
 from pathlib import Path
 
 import torch
-from atoll import Learner
+from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
 from atoll_wire.logs import configure
 
 BREATH_S = 0.004  # an inner step, nearly
+
+
+class Watched(Learner):
+    """Says whether contributions wait for their acknowledgement."""
+
+    def unacknowledged(self) -> bool:
+        """Whether there are any."""
+        return not self._handover.wait_settled(0.0)
 
 
 def peak_bytes() -> int:
@@ -38,19 +46,24 @@ def main() -> None:
     torch.manual_seed(int(name) + 1)
     noise = [torch.randn(p.shape) * 1e-3 for p in model.parameters()]
     parameters, before = list(model.parameters()), peak_bytes()
-    with Learner(model, optimizer, address, name) as learner:
+    with Watched(model, optimizer, address, name) as learner:
         for number in range(int(syncs) + 1):
             with torch.no_grad():
                 for parameter, change in zip(parameters, noise, strict=True):
                     parameter.add_(change)
             old = learner.stats()
             (place / f"{name}.ready.{number}").touch()
+            uploaded = 0.0
             while any(a == b for a, b in zip(learner.stats().versions, old.versions, strict=True)):
                 learner.step(tokens=1)
                 time.sleep(BREATH_S)
+                if learner.stats().bytes_up == old.bytes_up or learner.unacknowledged():
+                    uploaded = 0.0
+                uploaded = uploaded or time.monotonic()
             ended, new = time.monotonic(), learner.stats()
+            up, down = new.bytes_up - old.bytes_up, new.bytes_down - old.bytes_down
             found = {
-                "ended": ended, "bytes": new.bytes_up + new.bytes_down - old.bytes_up - old.bytes_down,
+                "ended": ended, "uploaded": uploaded, "bytes_up": up, "bytes": up + down,
                 "merged": new.merged - old.merged, "parameters": sum(p.numel() for p in parameters),
                 "added_bytes": peak_bytes() - before,
             }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterable, Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
@@ -17,7 +17,6 @@ from atoll_wire import codec, memory
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.blocks import F32
 from atoll_wire.codec import Codec, FrameError, Payload
-from atoll_wire.frames import Fetched, WireFrame
 from atoll_wire.layout import Fragment
 
 from atoll.adoption import Fate
@@ -26,6 +25,7 @@ from atoll.handover import Handover, Prepared
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
+from atoll.streams import download
 from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
 
 log = structlog.get_logger()
@@ -117,9 +117,7 @@ class Fetcher:
         )
         expected = pb.CODEC_FLOAT32 if whole else self._standing.settings.codec
         link, setbacks = self._standing.link, line.setbacks
-        call = link.lanes.first.Fetch(request)
-        with link.transfers.of(call) as moved:  # what goes on after it was whole, or unsound, is not listened to
-            header, payloads = await _received(call, len(fragment.frames), moved)
+        header, payloads = await download(link, request, len(fragment.frames))
         if header is None or header.codec != expected or (header.version != request.version and not whole):
             return False
         return await self._take_in(line, fragment, header, payloads, setbacks, whole=whole)
@@ -129,7 +127,7 @@ class Fetcher:
         line: Line,
         fragment: Fragment,
         header: pb.FetchHeader,
-        payloads: list[Payload],
+        payloads: Sequence[Payload],
         setbacks: int,
         *,
         whole: bool,
@@ -175,25 +173,9 @@ class Fetcher:
         return Fate(drop=whole and line.drop)
 
 
-async def _received(
-    call: AsyncIterable[Fetched], frames: int, moved: Callable[[], None]
-) -> tuple[pb.FetchHeader | None, list[Payload]]:
-    """A header and all its frames; no header as soon as something is missing, too much, or changed on its way."""
-    header, payloads = None, list[Payload]()
-    async for reply in call:
-        moved()
-        if isinstance(reply, pb.FetchReply) and reply.WhichOneof("what") == "header" and header is None:
-            header = reply.header
-            continue
-        frame, index = reply if isinstance(reply, WireFrame) else reply.frame, len(payloads)
-        payload = frame.payload
-        if index == frames or frame.index != index or codec.crc32c(payload) != frame.crc32c:
-            return None, []
-        payloads.append(payload)
-    return (header, payloads) if len(payloads) == frames else (None, [])
-
-
-def _anchor(base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: list[Payload]) -> tuple[F32 | None, int]:
+def _anchor(
+    base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: Sequence[Payload]
+) -> tuple[F32 | None, int]:
     """base + update, or the fragment itself, and its checksum; a new array, since the old one is still trained from."""
     anchor, checksum = memory.empty(fragment.length), 0
     try:

@@ -108,7 +108,7 @@ class Joiner:
                     while chunk := file.read(CHUNK_BYTES):
                         yield pb.InitialiseRequest(chunk=chunk)
 
-            await self._standing.link.lanes.first.Initialise(requests())
+            await self._standing.link.up.first.Initialise(requests())
             self._counters.bytes_whole += header.size_bytes
 
 

@@ -206,7 +206,7 @@ class Presence:
         self._arrivals.again(time.monotonic())
         while not self._arrivals.overdue(time.monotonic()):
             await asyncio.sleep(WATCH_S)
-            self.standing.link.lanes.rest()
+            self.standing.link.rest()
         old, patience_s = self.standing.link, round(self._arrivals.patience_s(), 1)
         log.warning("the core is silent: dialling again", learner=self._identity.name, patience_s=patience_s)
         self.standing.connected.clear()  # before the old one hangs up: nobody may call there again

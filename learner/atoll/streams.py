@@ -1,4 +1,7 @@
-"""One contribution over as many connections as there are: each takes the next frame from one queue when it can."""
+"""Frames over as many connections as there are.
+
+Up, each takes the next frame of a contribution from one queue when it can; down, each is asked for its share.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc.aio
+from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Payload
+from atoll_wire.frames import WireFrame
 
 from atoll.transport import Link
 
@@ -21,7 +27,7 @@ async def upload(
     messages: of all frames; sent: told the index of each that was handed over. fresh: it was never offered, so the core
     has none of them, and nobody waits a round trip to hear that. Raises AioRpcError.
     """
-    lane = await link.lanes.take()
+    lane = await link.up.take()
     call, helpers = lane.stub.Push(), list[asyncio.Task[None]]()
     with link.transfers.of(call) as moved:
         try:
@@ -33,12 +39,12 @@ async def upload(
                     return reply.receipt
                 left = deque(index for index in range(len(messages)) if index not in have)
                 stream = _Stream(link, header, messages, left, sent)
-                for _ in range(min(link.lanes.count, len(left)) - 1):
+                for _ in range(min(link.up.count, len(left)) - 1):
                     helpers.append(asyncio.create_task(stream.help()))
                     helpers[-1].add_done_callback(lambda helper: _give_up(helper, call))
                 await stream.send(call, moved)
             finally:
-                link.lanes.give(lane)
+                link.up.give(lane)
             return await _receipt(call)
         except asyncio.InvalidStateError:
             await _raise_status(call)
@@ -63,17 +69,17 @@ class _Stream:
 
     async def help(self) -> None:
         """Another stream, when it is its turn and frames are left."""
-        lane = await self._link.lanes.take()
+        lane = await self._link.up.take()
         call = lane.stub.Push() if self._left else None
         if call is None:
-            self._link.lanes.give(lane)
+            self._link.up.give(lane)
             return
         with self._link.transfers.of(call) as moved:
             try:
                 await call.write(pb.PushRequest(header=self._header))
                 await self.send(call, moved)
             finally:
-                self._link.lanes.give(lane)
+                self._link.up.give(lane)
             await _receipt(call)  # what it sent is there; the first stream hears the same
 
     async def send(self, call: Any, moved: Callable[[], None]) -> None:  # noqa: ANN401 - gRPC's call
@@ -82,9 +88,59 @@ class _Stream:
             index = self._left.popleft()
             await call.write(self._messages[index])
             self._sent(index)
-            self._link.lanes.moved(len(self._messages[index]))
+            self._link.up.moved(len(self._messages[index]))
             moved()
         await call.done_writing()
+
+
+async def download(
+    link: Link, request: pb.FetchRequest, frames: int
+) -> tuple[pb.FetchHeader | None, Sequence[Payload]]:
+    """A header and all frames of what is asked for. Raises AioRpcError.
+
+    No header when something is missing, too much, or changed on its way.
+    """
+    stripes = min(link.down.count, frames)
+    tasks = [asyncio.create_task(_stripe(link, request, number, stripes, frames)) for number in range(stripes)]
+    try:
+        parts = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    header, payloads = parts[0][0], list[Payload](b"" for _ in range(frames))
+    for number, (told, share) in enumerate(parts):
+        if header is None or told is None or (told.version, told.crc32c) != (header.version, header.crc32c):
+            return None, []  # of a whole fragment, another version may have come between
+        payloads[number::stripes] = share
+    return header, payloads
+
+
+async def _stripe(
+    link: Link, request: pb.FetchRequest, number: int, stripes: int, frames: int
+) -> tuple[pb.FetchHeader | None, list[Payload]]:
+    """The frames of one call, and no header as soon as something is wrong."""
+    mine, header, payloads = range(number, frames, stripes), None, list[Payload]()
+    asked = pb.FetchRequest(stripe=number, stripes=stripes)
+    asked.MergeFrom(request)
+    lane = await link.down.take()
+    try:
+        call = lane.stub.Fetch(asked)
+        with link.transfers.of(call) as moved:  # what goes on after it was whole, or unsound, is not listened to
+            async for reply in call:
+                moved()
+                if isinstance(reply, pb.FetchReply) and reply.HasField("header") and header is None:
+                    header = reply.header
+                    continue
+                frame = reply if isinstance(reply, WireFrame) else reply.frame
+                payload, next_one = frame.payload, len(payloads)
+                if next_one == len(mine) or frame.index != mine[next_one] or codec.crc32c(payload) != frame.crc32c:
+                    return None, []
+                payloads.append(payload)
+                link.down.moved(len(payload))
+    finally:
+        link.down.give(lane)
+    return (header, payloads) if len(payloads) == len(mine) else (None, [])
 
 
 async def _receipt(call: Any) -> pb.Receipt | None:  # noqa: ANN401 - gRPC's call

@@ -121,13 +121,13 @@ class Transfers:
 
 
 class Link:
-    """The connections to one address: one for what must be quick, and lanes for frames."""
+    """The connections to one address: one for what must be quick, and lanes for frames, up and down."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._channel = self._dial()
         self.control = rpc.OuterStub(self._channel)
-        self.lanes = Lanes(self._lane)
+        self.up, self.down = Lanes(self._lane), Lanes(self._lane)
         self.transfers = Transfers()
 
     def _dial(self) -> grpc.aio.Channel:
@@ -137,10 +137,16 @@ class Link:
         channel = self._dial()
         return FrameStub(channel), channel
 
+    def rest(self) -> None:
+        """Called now and then: hangs up what was not needed for a while."""
+        self.up.rest()
+        self.down.rest()
+
     async def close(self) -> None:
         """Hangs up."""
         await self._channel.close()
-        await self.lanes.close()
+        await self.up.close()
+        await self.down.close()
 
 
 async def retire(link: Link) -> None:

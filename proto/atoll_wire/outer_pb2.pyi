@@ -309,16 +309,20 @@ class Have(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("session", "fragment", "version", "whole")
+    __slots__ = ("session", "fragment", "version", "whole", "stripe", "stripes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    STRIPE_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
     session: Session
     fragment: int
     version: int
     whole: bool
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ...) -> None: ...
+    stripe: int
+    stripes: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ...) -> None: ...
 
 class FetchReply(_message.Message):
     __slots__ = ("header", "frame")

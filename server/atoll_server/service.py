@@ -154,9 +154,10 @@ class OuterService(rpc.OuterServicer):
                 receipts=publication.receipts,
             )
         )  # fmt: skip
-        for message in publication.messages:
+        for message in publication.messages[request.stripe :: request.stripes or 1]:
             yield message
-        engine.sent(entry, publication.size_bytes, engine.layout.fragments[request.fragment].length, whole=False)
+        if request.stripe == 0:
+            engine.sent(entry, publication.size_bytes, engine.layout.fragments[request.fragment].length, whole=False)
 
     async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[Sent]:
         fragment = engine.layout.fragments[request.fragment]
@@ -170,7 +171,7 @@ class OuterService(rpc.OuterServicer):
                     frames=len(fragment.frames), size_bytes=4 * fragment.length, crc32c=crc, receipts=receipts,
                 )
             )  # fmt: skip
-            for span in fragment.frames:
+            for span in fragment.frames[request.stripe :: request.stripes or 1]:
                 payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
                 engine.sent(entry, len(payload), span.length, whole=True)
                 yield frames.encode(span.index, codec.crc32c(payload), payload)

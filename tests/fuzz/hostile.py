@@ -55,7 +55,7 @@ class Hostile:
 
     def __init__(self) -> None:
         self.control = self
-        self.lanes = Lanes(lambda: (self, self))
+        self.up, self.down = Lanes(lambda: (self, self)), Lanes(lambda: (self, self))
         self.transfers = Transfers()
         self.says: list[Any] = []
         self.forever = False

@@ -217,7 +217,8 @@ class FakeCore(rpc.OuterServicer):
                 size_bytes=sum(map(len, payloads)), crc32c=crc, receipts=receipts,
             )
         )  # fmt: skip
-        for index, payload in enumerate(payloads):
+        for index in range(request.stripe, len(payloads), max(1, request.stripes)):
+            payload = payloads[index]
             yield pb.FetchReply(frame=pb.Frame(index=index, crc32c=codec.crc32c(payload), payload=payload))
 
     def Report(self, requests, context):

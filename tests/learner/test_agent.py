@@ -59,7 +59,7 @@ def test_a_cut_upload_goes_on_with_the_missing_frames_under_the_same_key():
         with loop.learner:
             core.cut_after = 2
             key = flown(loop, core)
-            assert [index for k, index in core.frames if k == key] == [0, 1, 2]
+            assert sorted(index for k, index in core.frames if k == key) == [0, 1, 2]
             assert core.headers[key].tokens % 10 == 0
             core.merge(0)
             loop.until(lambda: loop.learner.stats().merged == 1)

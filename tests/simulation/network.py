@@ -412,7 +412,10 @@ class SimulatedLink:
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self.address, self.transfers = address, Transfers()
         self.control = Stub(network, learner)
-        self.lanes = Lanes(lambda: (Stub(network, learner), self))
+        self.up, self.down = (Lanes(lambda: (Stub(network, learner), self)) for _ in range(2))
+
+    def rest(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass

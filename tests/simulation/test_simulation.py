@@ -67,4 +67,4 @@ def test_seeds_go_everywhere_in_the_syncer():
 
 @pytest.mark.parametrize("name", sorted(set(DEFECTS) - RARE))
 def test_a_deliberate_defect_is_found(name):
-    assert find(name, 0, 150) is not None
+    assert find(name, 0, 250) is not None
