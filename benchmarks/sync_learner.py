@@ -46,7 +46,8 @@ def main() -> None:
     torch.manual_seed(int(name) + 1)
     noise = [torch.randn(p.shape) * 1e-3 for p in model.parameters()]
     parameters, before = list(model.parameters()), peak_bytes()
-    with Watched(model, optimizer, address, name) as learner:
+    learner = Watched(model, optimizer, address, name)
+    with learner:
         for number in range(int(syncs) + 1):
             with torch.no_grad():
                 for parameter, change in zip(parameters, noise, strict=True):

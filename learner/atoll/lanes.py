@@ -8,16 +8,17 @@ more, there are more. Where one is as fast as the link, or as this machine, noth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 FEWEST, MOST = 2, 32
 SLOTS = 2  # calls that send over one connection at a time: one sends while the other waits for its answer
-WINDOW_S = 1.5  # of sending, over which a rate is taken
+WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # of carrying, and of what arrived: at least, for a rate
 GAIN = 1.1  # that twice the connections must bring to be kept
-REST_S = 60.0  # before more are tried again
+REST_S, FALLEN = 30.0, 0.7  # before more are tried again; or when the rate falls to so much: the link has changed
 ENOUGH = 150e6  # bytes/s: here the processor is what limits
 IDLE_S = 30.0  # without a frame: back to the fewest
 
@@ -27,23 +28,28 @@ class Width:
 
     def __init__(self) -> None:
         self.lanes = FEWEST
-        self._bytes, self._busy_s = 0, 0.0
+        self._bytes, self._busy_s, self._arrivals = 0, 0.0, 0
         self._before: float | None = None  # the rate with half as many
+        self._changed = False  # what is on its way went over the connections of before
+        self._settled = 0.0  # the rate at which more were of no use
         self._rested_at = 0.0
 
-    def sent(self, size_bytes: int, busy_s: float, now: float) -> None:
-        """So much was sent in so many seconds of sending, over all lanes together."""
+    def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
+        """So much arrived in so many seconds of carrying, over all lanes together."""
         self._bytes += size_bytes
         self._busy_s += busy_s
-        if self._busy_s < WINDOW_S:
+        self._arrivals += 1
+        if self._busy_s < WINDOW_S or self._arrivals < WINDOW_ARRIVALS:
             return
-        rate, self._bytes, self._busy_s = self._bytes / self._busy_s, 0, 0.0
-        if self._before is not None and rate < GAIN * self._before:
+        rate, self._bytes, self._busy_s, self._arrivals = self._bytes / self._busy_s, 0, 0.0, 0
+        if self._changed:
+            self._changed = False
+        elif self._before is not None and rate < GAIN * self._before:
             self.lanes //= 2
-            self._before, self._rested_at = None, now + REST_S
-        elif rate < ENOUGH and now >= self._rested_at and self.lanes < MOST:
+            self._settled, self._before, self._rested_at = self._before, None, now + REST_S
+        elif rate < ENOUGH and self.lanes < MOST and (now >= self._rested_at or rate < FALLEN * self._settled):
             self.lanes *= 2
-            self._before = rate
+            self._before, self._changed = rate, True
         else:
             self._before = None
 
@@ -71,7 +77,7 @@ class Lanes:
         self._dial, self._width = dial, Width()
         self._lanes = [Lane(*dial())]
         self._turns, self._capacity = asyncio.Semaphore(SLOTS * FEWEST), SLOTS * FEWEST
-        self._moved_at = 0.0
+        self._arrived_at, self._carrying = 0.0, 0
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -91,8 +97,6 @@ class Lanes:
         if lane.busy and len(self._lanes) < self.count:
             lane = Lane(*self._dial())
             self._lanes.append(lane)
-        if not any(each.busy for each in self._lanes):
-            self._moved_at = time.monotonic()
         lane.busy += 1
         return lane
 
@@ -104,11 +108,24 @@ class Lanes:
         else:
             self._turns.release()
 
-    def moved(self, size_bytes: int) -> None:
-        """A frame was handed to a connection."""
+    @contextlib.contextmanager
+    def carrying(self) -> Iterator[Callable[[int], None]]:
+        """While something is on its way. What is given is told of bytes that have arrived at the other end.
+
+        Not of those that were sent: a connection takes megabytes before the first is through.
+        """
+        if not self._carrying:
+            self._arrived_at = time.monotonic()
+        self._carrying += 1
+        try:
+            yield self._arrived
+        finally:
+            self._carrying -= 1
+
+    def _arrived(self, size_bytes: int) -> None:
         now = time.monotonic()
-        self._width.sent(size_bytes, now - self._moved_at, now)
-        self._moved_at = now
+        self._width.arrived(size_bytes, now - self._arrived_at, now)
+        self._arrived_at = now
         while self._capacity < SLOTS * self.count:
             self._capacity += 1
             self._turns.release()
@@ -116,7 +133,7 @@ class Lanes:
     def rest(self) -> None:
         """Called now and then: hangs up what was not needed for a while."""
         spare = [lane for lane in self._lanes[1:] if not lane.busy]
-        if spare and time.monotonic() - self._moved_at > IDLE_S:
+        if spare and not self._carrying and time.monotonic() - self._arrived_at > IDLE_S:
             self._width = Width()
             self._lanes = [lane for lane in self._lanes if lane not in spare]
             for lane in spare:

@@ -29,7 +29,7 @@ async def upload(
     """
     lane = await link.up.take()
     call, helpers = lane.stub.Push(), list[asyncio.Task[None]]()
-    with link.transfers.of(call) as moved:
+    with link.transfers.of(call) as moved, link.up.carrying() as arrived:
         try:
             try:
                 await call.write(pb.PushRequest(header=header))
@@ -42,11 +42,15 @@ async def upload(
                 for _ in range(min(link.up.count, len(left)) - 1):
                     helpers.append(asyncio.create_task(stream.help()))
                     helpers[-1].add_done_callback(lambda helper: _give_up(helper, call))
+                size_bytes = sum(len(messages[index]) for index in left)
                 await stream.send(call, moved)
             finally:
                 link.up.give(lane)
-            return await _receipt(call)
-        except asyncio.InvalidStateError:
+            receipt = await _receipt(call)
+            if receipt is not None:
+                arrived(size_bytes)
+            return receipt
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await _raise_status(call)
         finally:
             for helper in helpers:
@@ -88,7 +92,6 @@ class _Stream:
             index = self._left.popleft()
             await call.write(self._messages[index])
             self._sent(index)
-            self._link.up.moved(len(self._messages[index]))
             moved()
         await call.done_writing()
 
@@ -125,8 +128,11 @@ async def _stripe(
     asked.MergeFrom(request)
     lane = await link.down.take()
     try:
-        call = lane.stub.Fetch(asked)
-        with link.transfers.of(call) as moved:  # what goes on after it was whole, or unsound, is not listened to
+        call = lane.stub.Fetch(asked)  # what goes on after it was whole, or unsound, is not listened to
+        with (
+            link.transfers.of(call) as moved,
+            link.down.carrying() as arrived,
+        ):  # what goes on after it was whole, or unsound, is not listened to
             async for reply in call:
                 moved()
                 if isinstance(reply, pb.FetchReply) and reply.HasField("header") and header is None:
@@ -137,7 +143,7 @@ async def _stripe(
                 if next_one == len(mine) or frame.index != mine[next_one] or codec.crc32c(payload) != frame.crc32c:
                     return None, []
                 payloads.append(payload)
-                link.down.moved(len(payload))
+                arrived(len(payload))
     finally:
         link.down.give(lane)
     return (header, payloads) if len(payloads) == len(mine) else (None, [])
@@ -157,7 +163,7 @@ def _give_up(helper: asyncio.Task[None], call: Any) -> None:  # noqa: ANN401 - g
 
 
 async def _raise_status(call: grpc.aio.StreamStreamCall[Any, Any]) -> NoReturn:
-    """A write found the call ended: raises the status that it ended with."""
+    """The call has ended: raises the status that it ended with, which a write that failed does not know."""
     raise grpc.aio.AioRpcError(
         await call.code(), await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
     )

@@ -7,15 +7,22 @@ from collections.abc import Callable
 
 import pytest
 from atoll import lanes
-from atoll.lanes import FEWEST, MOST, REST_S, SLOTS, WINDOW_S, Lanes, Width
+from atoll.lanes import FEWEST, MOST, REST_S, SLOTS, WINDOW_ARRIVALS, WINDOW_S, Lanes, Width
 
 
-def settled(rate: Callable[[int], float], windows: int = 12) -> tuple[Width, float]:
+def window(width: Width, rate: float, now: float) -> None:
+    """One, at this rate."""
+    part_s = WINDOW_S / WINDOW_ARRIVALS * (1 + 1e-9)
+    for _ in range(WINDOW_ARRIVALS):
+        width.arrived(int(rate * part_s), part_s, now)
+
+
+def settled(rate: Callable[[int], float], windows: int = 20) -> tuple[Width, float]:
     """After so many windows over a link that carries `rate(lanes)` bytes/s."""
     width, now = Width(), 100.0
     for _ in range(windows):
         now += WINDOW_S
-        width.sent(int(rate(width.lanes) * WINDOW_S), WINDOW_S, now)
+        window(width, rate(width.lanes), now)
     return width, now
 
 
@@ -41,16 +48,28 @@ def test_where_the_processor_limits_nothing_grows():
 def test_more_are_tried_again_after_a_while():
     width, now = settled(lambda _: 5e6)
     assert width.lanes == FEWEST
-    width.sent(int(5e6 * WINDOW_S), WINDOW_S, now + REST_S)
+    window(width, 5e6, now + REST_S)
     assert width.lanes == 2 * FEWEST
+
+
+def test_a_link_that_becomes_slow_is_not_left_as_it_is():
+    width, now = settled(lambda _: 90e6)
+    assert width.lanes == FEWEST
+    for _ in range(10):
+        now += WINDOW_S / 10
+        window(width, width.lanes * 1.5e6, now)
+    assert width.lanes >= 8
 
 
 def test_less_than_a_window_decides_nothing():
     width = Width()
-    for _ in range(7):
-        width.sent(1000, WINDOW_S / 8, 0.0)
+    for _ in range(WINDOW_ARRIVALS - 1):  # long enough, and too few
+        width.arrived(1000, WINDOW_S, 0.0)
     assert width.lanes == FEWEST
-    width.sent(1000, WINDOW_S / 8, 0.0)
+    width.arrived(1000, WINDOW_S, 0.0)
+    assert width.lanes == 2 * FEWEST
+    for _ in range(2 * WINDOW_ARRIVALS):  # many, and too short
+        width.arrived(1, WINDOW_S / 100, 0.0)
     assert width.lanes == 2 * FEWEST
 
 
@@ -101,8 +120,10 @@ def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
         Channel.opened = 0
         group = Lanes(lambda: ("stub", Channel()))
         lane = await group.take()
-        now[0] += WINDOW_S
-        group.moved(1_000_000)
+        with group.carrying() as arrived:
+            for _ in range(WINDOW_ARRIVALS):
+                now[0] += WINDOW_S
+                arrived(1_000_000)
         assert group.count == 2 * FEWEST
         more = [await group.take() for _ in range(SLOTS * group.count - 1)]
         assert Channel.opened == group.count
