@@ -1,6 +1,7 @@
 """A core that opens the rounds of all fragments at once, when it is told to: python -m benchmarks.sync_core FOLDER ...
 
-Sync K begins with the file `go.K` in FOLDER; the arguments after it are those of `atoll core`. All else is the core's.
+Sync K begins with the file `go.K` in FOLDER, and no round closes while there is a file `hold`. The arguments after it
+are those of `atoll core`. All else is the core's.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class AtOnce(Syncer):
         now = zip(self.fragments, self._wanted, strict=False)
         behind = [n for n, (r, wanted) in enumerate(now) if r.phase is Phase.IDLE and r.version < wanted]
         return [self._open(index, present.now) for index in behind]
+
+    def _close_what_can(self, present: Present) -> list[Effect]:
+        return [] if (folder / "hold").exists() else super()._close_what_can(present)
 
     def _in_flight(self) -> int:
         return 0

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+from atoll.handover import Due
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
 from atoll_wire.logs import configure
@@ -21,11 +22,18 @@ BREATH_S = 0.004  # an inner step, nearly
 
 
 class Watched(Learner):
-    """Says whether contributions wait for their acknowledgement."""
+    """Counts contributions that the core has acknowledged."""
 
-    def unacknowledged(self) -> bool:
-        """Whether there are any."""
-        return not self._handover.wait_settled(0.0)
+    taken = 0
+
+    def _take(self, due: Due) -> None:
+        super()._take(due)
+        self.taken += 1
+
+    @property
+    def acknowledged(self) -> int:
+        """So far."""
+        return self.taken - self._handover._unsettled
 
 
 def peak_bytes() -> int:
@@ -58,9 +66,9 @@ def main() -> None:
             while any(a == b for a, b in zip(learner.stats().versions, old.versions, strict=True)):
                 learner.step(tokens=1)
                 time.sleep(BREATH_S)
-                if learner.stats().bytes_up == old.bytes_up or learner.unacknowledged():
-                    uploaded = 0.0
-                uploaded = uploaded or time.monotonic()
+                if not uploaded and learner.acknowledged == len(old.versions) * (number + 1):
+                    uploaded = time.monotonic()
+                    (place / f"{name}.uploaded.{number}").touch()
             ended, new = time.monotonic(), learner.stats()
             up, down = new.bytes_up - old.bytes_up, new.bytes_down - old.bytes_down
             found = {

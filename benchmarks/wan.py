@@ -2,7 +2,7 @@
 
 200 Mbit/s, 40 ms each way, 0.05 % loss; as root, in network namespaces of its own. A learner joins over the quick
 link; then every sync goes over the slow one. A rate is that of payload bytes, from the sync's beginning to the last
-acknowledgement; the first syncs, in which connections are tried, are left out.
+acknowledgement; merges wait until then. The first syncs, in which connections are tried, are left out.
 """
 
 from __future__ import annotations
@@ -135,8 +135,11 @@ def _uploads(group: Children, place: Path, inside: Inside, link: Child) -> list[
         wait([learner], [place / f"0.ready.{number}"])
         if number == 0:
             link.process.send_signal(signal.SIGUSR1)
+        (place / "hold").touch()
         began = time.monotonic()
         (place / f"go.{number}").touch()
+        wait([learner], [place / f"0.uploaded.{number}"])
+        (place / "hold").unlink()
         wait([learner], [place / f"0.{number}"])
         told = json.loads((place / f"0.{number}").read_text())
         rates.append(told["bytes_up"] * 8 / 1e6 / (told["uploaded"] - began))
