@@ -1,27 +1,115 @@
-"""`python -m benchmarks [--json PATH]`: measures, prints a table, and writes the rows."""
+"""`make bench`: every row of the data plane's table in one run, beside its peers: ARGS="--json PATH --only kernels"."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from atoll.island import Alone
+from atoll.learner import Learner
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import codec
+from benchmarks import kernels, sync, wan
+from benchmarks.peers import torchft_sync
+from benchmarks.rows import Report, Row
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--json", type=Path, help="write the rows there")
-options = parser.parse_args()
+SYNCS = {2: 7, 4: 5}
+WALL = {2: 0.5, 4: 0.65}
+CPU = 0.8
+STEPS = 5000
 
-console, found = Console(), []
-for row in codec.rows():
-    found.append(row)
-    console.print(f"{row['name']}: {row['value']:.2f} {row['unit']}", highlight=False)
-table = Table("what", "value", "unit", "beside a copy", title="one core")
-for row in found:
-    table.add_row(str(row["name"]), f"{row['value']:.2f}", str(row["unit"]), f"{row['beside']:.2f}")
-console.print(table)
-if options.json is not None:
-    options.json.write_text(json.dumps({"rows": found}, indent=2) + "\n")
+
+def of_kernels(report: Report) -> None:
+    """Codec and merge, one core."""
+    report.rows += kernels.rows()
+
+
+def of_syncs(report: Report) -> None:
+    """One outer sync, beside torchft's."""
+    python = torchft_sync.install()
+    for learners, syncs in SYNCS.items():
+        peer = torchft_sync.measure(python, learners, "124m", syncs)
+        mine = sync.measure(learners, "124m", syncs)
+        wall, cpu = mine.median(lambda s: s.wall_s), mine.median(lambda s: s.cpu_s)
+        name = f"outer sync of 124M, {learners} learners"
+        spread = f"{min(s.wall_s for s in mine.syncs):.2f} to {max(s.wall_s for s in mine.syncs):.2f} s"
+        beside = f"{wall:.2f} s ({spread}) beside {peer.median_wall_s:.2f} s"
+        report.rows.append(Row(f"{name}: wall-clock", wall / peer.median_wall_s, WALL[learners], "x torchft", beside))
+        beside = f"{cpu:.2f} s beside {peer.median_cpu_s:.2f} s"
+        report.rows.append(Row(f"{name}: processor time", cpu / peer.median_cpu_s, CPU, "x torchft", beside))
+    model = 4 * mine.parameters
+    wire = mine.bytes_per_parameter
+    report.rows.append(Row("on the wire, both ways", wire, 0.85, "bytes/parameter and learner", "torchft 4 to 6"))
+    most = 3.3 + 150e6 / model
+    beside = f"{mine.core_bytes / 1e6:.0f} MB; the limit is 3.3 x and 150 MB"
+    report.rows.append(Row("core's peak memory, 4 learners", mine.core_bytes / model, most, "x float32 model", beside))
+    report.rows.append(Row("learner's extra memory", mine.learner_bytes / model, 2.5, "x float32 model"))
+
+
+def of_step(report: Report) -> None:
+    """`Learner.step()` with nothing due."""
+    model = torch.nn.Linear(2, 2)
+    learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
+    learner._island = Alone()  # entered, with an agent that has nothing to say
+    times = []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        learner.step(tokens=1)
+        times.append(time.perf_counter() - began)
+    beside = f"99 % below {statistics.quantiles(times, n=100)[98] * 1e6:.1f}"
+    report.rows.append(Row("step() with nothing due", statistics.median(times) * 1e6, 20.0, "microseconds", beside))
+
+
+def of_wan(report: Report) -> None:
+    """Uploads over a long link that loses packets."""
+    name = "upload over 200 Mbit/s, 40 ms, 0.05 % loss"
+    if os.geteuid() != 0:
+        report.not_measured.append({"name": name, "reason": "network namespaces need root"})
+        return
+    for congestion in ("cubic", "bbr"):
+        rates = wan.measure(congestion)
+        raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
+        rate = statistics.median(rates.uploads) / wan.MBIT
+        report.rows.append(Row(f"{name}, {congestion}", rate, 0.8, "of the link", f"raw TCP {raw} Mbit/s", most=False))
+
+
+PARTS: dict[str, Callable[[Report], None]] = {
+    "kernels": of_kernels, "step": of_step, "syncs": of_syncs, "wan": of_wan
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measures, prints a table, and writes the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, dest="json_path")
+    parser.add_argument("--only", choices=tuple(PARTS))
+    arguments = parser.parse_args()
+    console, report = Console(), Report()
+    for name, part in PARTS.items():
+        if arguments.only in {None, name}:
+            console.print(f"measuring: {part.__doc__}")
+            try:
+                part(report)
+            except subprocess.CalledProcessError as error:
+                report.not_measured.append({"name": name, "reason": f"{error.cmd[0]} ended with {error.returncode}"})
+    table = Table("what", "value", "limit", "unit", "beside", "")
+    for row in report.rows:
+        limit = f"{'<=' if row.most else '>='} {row.limit:.3g}"
+        table.add_row(row.name, f"{row.value:.3g}", limit, row.unit, row.beside, "holds" if row.holds else "MISSED")
+    console.print(table)
+    for missing in report.not_measured:
+        console.print(f"not measured: {missing['name']}: {missing['reason']}")
+    if arguments.json_path is not None:
+        arguments.json_path.write_text(json.dumps(report.data(), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

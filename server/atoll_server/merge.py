@@ -183,7 +183,7 @@ def _factors(fragment: Fragment, contribution: Contribution, normalised: float) 
 def _combined_squares(given: _Given, span: FrameSpan, factors: F32) -> F64:
     """First pass over a frame: sums of squares of the combination, per segment. factors: (contributions, pieces)."""
     contents, squares = given.contents(span), np.empty(len(span.segments), np.float64)
-    coded = (_addresses(contents), codec.code_bytes(span, given.codec), LEVELS[given.codec])
+    coded = (addresses(contents), codec.code_bytes(span, given.codec), LEVELS[given.codec])
     frame_squares(*coded, codec.lengths(span), _by_segment(factors, span), squares)
     return squares
 
@@ -222,8 +222,8 @@ def _step_frame(
 ) -> Content:
     """The content of a frame's update, in the memory that is given for it."""
     contents, update = given.contents(span), memory[: codec.content_bytes(span, rule.codec)]
-    coded = (_addresses(contents), codec.code_bytes(span, given.codec), LEVELS[given.codec])
-    result = (_addresses([update]), codec.code_bytes(span, rule.codec), LEVELS[rule.codec])
+    coded = (addresses(contents), codec.code_bytes(span, given.codec), LEVELS[given.codec])
+    result = (addresses([update]), codec.code_bytes(span, rule.codec), LEVELS[rule.codec])
     lr, mu, place = np.float32(rule.lr), np.float32(rule.momentum), span.place
     sound = frame_step(
         *coded, codec.lengths(span), _by_segment(factors, span), _by_segment(scales[None], span)[0], lr, mu,
@@ -238,7 +238,8 @@ def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
     return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
 
 
-def _addresses(contents: Sequence[Content]) -> I64:
+def addresses(contents: Sequence[Content]) -> I64:
+    """Of contents, as kernels take them: whoever calls one keeps the contents."""
     return np.array([content.ctypes.data for content in contents], np.int64)
 
 

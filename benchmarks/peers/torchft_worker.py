@@ -1,0 +1,74 @@
+"""One replica of torchft's DiLoCo over gloo: torchft_worker.py NUMBER REPLICAS SIZE SYNCS LIGHTHOUSE RESULT.json.
+
+LIGHTHOUSE is a file: the first replica runs the lighthouse and writes its address there. Between two syncs noise of the
+size of some inner steps is added; that is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from atoll.reference.model import SIZES, Transformer
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torchft import Manager, ProcessGroupGloo
+from torchft.coordination import LighthouseServer
+from torchft.local_sgd import DiLoCo
+
+PATIENCE = timedelta(seconds=120)
+
+
+def lighthouse_at(path: Path, number: int, replicas: int) -> tuple[LighthouseServer | None, str]:
+    """Starts it, or waits until the first replica has."""
+    if number == 0:
+        server = LighthouseServer(bind="[::]:0", min_replicas=replicas)
+        part = path.with_suffix(".part")
+        part.write_text(server.address())
+        part.rename(path)
+        return server, server.address()
+    while not path.exists():
+        time.sleep(0.05)
+    return None, path.read_text()
+
+
+def main() -> None:
+    """Writes the seconds, and the processor seconds, of each sync but the first."""
+    number, replicas, size, syncs, place, result = sys.argv[1:7]
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Transformer(SIZES[size])
+    torch.manual_seed(int(number) + 1)
+    noise = [torch.randn(p.shape) * 1e-3 for p in model.parameters()]
+    server, address = lighthouse_at(Path(place), int(number), int(replicas))
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=PATIENCE), min_replica_size=int(replicas), use_async_quorum=False,
+        load_state_dict=lambda state: model.load_state_dict(state["model"]),
+        state_dict=lambda: {"model": model.state_dict()}, replica_id=f"replica{number}", store_addr="localhost",
+        store_port=store.port, rank=0, world_size=1, lighthouse_addr=address, timeout=PATIENCE,
+        quorum_timeout=PATIENCE,
+    )  # fmt: skip
+    times = []
+    with DiLoCo(manager, [model], inner, outer, sync_every=1):
+        for _ in range(1 + int(syncs)):
+            with torch.no_grad():
+                for parameter, values in zip(model.parameters(), noise, strict=True):
+                    parameter.add_(values)
+            began, began_cpu = time.monotonic(), time.process_time()
+            inner.step()  # its hook makes the sync
+            times.append((time.monotonic() - began, time.process_time() - began_cpu))
+    assert manager.current_step() >= 1 + int(syncs), "every sync was committed"
+    Path(result).write_text(json.dumps({"wall_s": [t[0] for t in times[1:]], "cpu_s": [t[1] for t in times[1:]]}))
+    manager.shutdown(wait=False)
+    if server is not None:
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    main()
