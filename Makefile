@@ -66,7 +66,7 @@ bench-kills: $(READY) ## the core killed 20 times under learners, beside undistu
 fuzz: $(READY) ## unsound bytes for everything that decodes from a network: INPUTS=1000000 ARGS="--json PATH"
 	@$(BIN)/python -m tests.fuzz.run --inputs $(or $(INPUTS),1000000) $(ARGS)
 
-bench: $(READY) ## codec and merge beside this machine's memory bandwidth
+bench: $(READY) ## the data plane beside this machine's memory and its peers: ARGS="--json PATH --only kernels"
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 wheel: $(READY) ## build dist/*.whl

@@ -21,7 +21,7 @@ FLOORS = {
         ["frames"],
     ],
     "atoll_server": [
-        ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock"],
+        ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget"],
         ["settings", "tensorfile", "rows", "guard", "database"],
         ["members", "combining", "roster", "rounds"],  # pure, with the syncer
         ["merge"],

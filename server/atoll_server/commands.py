@@ -37,6 +37,7 @@ def core(
     insecure_listen: Annotated[bool, typer.Option("--insecure-listen", help="Allow an address beyond loopback, in plain text.")] = False,
     snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots at most; much to merge again at a start brings one earlier.")] = 120.0,
     keep_snapshots: Annotated[int, typer.Option(help="Snapshots kept, at least 2.")] = 3,
+    memory_gib: Annotated[float | None, typer.Option(help="Memory that the core may take; a model that needs more is refused [what the machine has].")] = None,
     standby: Annotated[bool, typer.Option("--standby", help="While another core has the directory wait, warm, and take over when it dies.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Keep every payload, so that the run can be replayed.")] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
@@ -73,7 +74,7 @@ def core(
     settings = CoreSettings.of(
         listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen, insecure_listen=insecure_listen,
         snapshot_every_s=snapshot_every_s, keep_snapshots=keep_snapshots, record=record,
-        standby=standby,
+        standby=standby, memory_gib=memory_gib,
     )  # fmt: skip
     asyncio.run(serve(settings, given, announce=lambda address: print(f"atoll core serves {address}", flush=True)))
 

@@ -19,6 +19,7 @@ from atoll_wire.layout import Layout
 
 from atoll_server import crash, database, ledger, merge
 from atoll_server import events as ev
+from atoll_server.budget import parameters_of, too_much
 from atoll_server.clock import RunClock
 from atoll_server.disk import DISK, Disk
 from atoll_server.engine import Engine
@@ -142,6 +143,8 @@ class Core:
             raise SettingsError(
                 f"--codec {self.run.codec.name.lower()}: the run uses {stored.codec.name.lower()}; begin a new run"
             )
+        if reason := too_much(parameters_of(meta.get("tensors", ())), self.settings.memory_bytes):
+            raise SettingsError(reason)
         self.run_id = meta.setdefault("run", uuid.uuid4().hex[:16])
         self.generation = meta.setdefault("generation", 1)
         self.epoch = meta["epoch"] = meta.get("epoch", 0) + 1
@@ -283,9 +286,8 @@ class Core:
         self.metrics.contributions.labels("turned_away").inc()
         if self.engine is not None:
             self.engine.contributions.turn_away()
-        log.warning(
-            "contribution turned away", learner=learner[:80], status=refused.status.value, detail=refused.detail
-        )
+        told = {"learner": learner[:80], "status": refused.status.value, "detail": refused.detail}
+        log.warning("contribution turned away", **told)
 
 
 def unwanted(reason: str) -> str:

@@ -12,9 +12,11 @@ from typing import Any
 from atoll_wire.layout import Layout, TensorSpec
 
 from atoll_server import crash
+from atoll_server.budget import too_much
 from atoll_server.disk import DISK, Disk
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import INITIAL
+from atoll_server.settings import CoreSettings
 from atoll_server.tensorfile import FORMAT_NAME, TensorFile, TensorFileError, open_tensors
 
 STAGING = "staging"  # the directory of files on their way in
@@ -110,8 +112,11 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
     return file
 
 
-def check_room(directory: Path, size_bytes: int, layout: Layout, most: int, disk: Disk = DISK) -> None:
-    """Refuses a model that could not be kept: the file, and two snapshots of 12 bytes a parameter."""
+def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Disk = DISK) -> None:
+    """Refuses a model that could not be held, or kept: the file, and two snapshots of 12 bytes a parameter."""
+    directory, most = settings.directory, settings.limits.model_bytes
+    if reason := too_much(layout.parameters, settings.memory_bytes):
+        raise Refused(Status.FAILED_PRECONDITION, reason)
     if not 0 < size_bytes <= most:
         raise Refused(Status.INVALID_ARGUMENT, f"first parameters of {size_bytes} bytes: at most {most} are taken")
     needed = size_bytes + 24 * layout.parameters

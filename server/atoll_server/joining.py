@@ -123,8 +123,8 @@ class Joining:
         if self._lease is None or self._lease.nonce != entry.nonce:
             raise Refused(Status.UNAVAILABLE, "another learner sends the first parameters: join again and wait")
         assert self._core.layout is not None, "a lease comes with a layout"
-        directory, limits = self._core.settings.directory, self._core.settings.limits
-        initial.check_room(directory, header.size_bytes, self._core.layout, limits.model_bytes, self._core.disk)
+        directory = self._core.settings.directory
+        initial.check_room(self._core.settings, header.size_bytes, self._core.layout, self._core.disk)
         return await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._core.disk)
 
     def renew_lease(self, entry: Entry) -> None:
@@ -156,7 +156,7 @@ class Joining:
         directory = core.settings.directory
         try:
             size = (await asyncio.to_thread(path.stat)).st_size
-            initial.check_room(directory, size, layout, core.settings.limits.model_bytes, core.disk)
+            initial.check_room(core.settings, size, layout, core.disk)
             staging = await asyncio.to_thread(initial.stage_file, path, directory, core.disk)
             try:
                 await self._accept(staging)

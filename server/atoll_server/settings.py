@@ -118,7 +118,13 @@ class CoreSettings(BaseModel):
     keep_snapshots: Annotated[int, Field(ge=2)] = 3  # a payload may go only when two snapshots cover it
     record: bool = False  # keep every payload, so that the whole run can be replayed
     standby: bool = False  # wait, warm, for a directory that another core has
+    memory_gib: Annotated[float | None, Field(gt=0)] = None  # that it may take; None: what the machine has
     limits: Limits = Limits()
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The same in bytes."""
+        return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
     @classmethod
     def of(cls, **values: Any) -> CoreSettings:  # noqa: ANN401

@@ -1,0 +1,42 @@
+"""A model that a core cannot hold is refused before it is taken, with what it needs."""
+
+from __future__ import annotations
+
+import pytest
+from atoll.errors import LearnerError
+from atoll_server import budget
+
+from tests.end_to_end.world import Trainee, core
+
+
+def test_a_model_that_fits_is_no_trouble():
+    assert budget.too_much(1_000_000, None) == ""
+    assert budget.too_much(124_000_000, 3 << 30) == ""
+
+
+def test_one_that_does_not_is_told_what_it_needs():
+    reason = budget.too_much(12_000_000_000, 16 << 30)
+    assert "12000000000 trainable parameters" in reason
+    assert "needs 139.2 GiB" in reason
+    assert "--memory-gib gives 16.0" in reason
+    assert "this machine has" in budget.too_much(1 << 50, None)
+
+
+def test_a_containers_limit_counts(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(budget, "CGROUPS", (tmp_path / "absent", limit))
+    limit.write_text("1073741824\n")
+    assert budget.machine_bytes() == 1 << 30
+    limit.write_text("max\n")
+    assert budget.machine_bytes() > 1 << 30
+
+
+@pytest.mark.xdist_group("end_to_end")
+def test_the_learner_that_brings_it_ends_with_that_line(tmp_path):
+    with core(tmp_path, "--memory-gib", "0.5") as running:
+        trainee = Trainee(running.address, "large", lambda _: True)
+        trainee.start()
+        trainee.join(30)
+        assert isinstance(trainee.error, LearnerError)
+        assert "--memory-gib gives 0.5" in str(trainee.error)
+        assert "trainable parameters" in str(trainee.error)
