@@ -108,8 +108,7 @@ class Sender:
         def sent(index: int) -> None:
             self._counters.bytes_up += flight.table[index][0]
 
-        fresh, flight.offered = not flight.offered, True
-        receipt = await upload(self._standing.link, header, flight.messages, sent, fresh=fresh)
+        receipt = await upload(self._standing.link, header, flight.messages, sent)
         if receipt is None:
             return False
         self._acknowledged(flight)

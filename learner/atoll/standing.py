@@ -26,7 +26,6 @@ class Flight:
     seq: int
     messages: tuple[bytes, ...] = ()
     table: tuple[tuple[int, int], ...] = ()
-    offered: bool = False  # the core may have some of it
     acknowledged: bool = False
     asking: bool = False  # what became of it, after it was acknowledged
 

@@ -20,12 +20,11 @@ from atoll.transport import Link
 
 
 async def upload(
-    link: Link, header: pb.PushHeader, messages: Sequence[bytes], sent: Callable[[int], None], *, fresh: bool
+    link: Link, header: pb.PushHeader, messages: Sequence[bytes], sent: Callable[[int], None]
 ) -> pb.Receipt | None:
     """Offers a contribution, sends the frames that the core lacks, and returns its answer, if it gives one.
 
-    messages: of all frames; sent: told the index of each that was handed over. fresh: it was never offered, so the core
-    has none of them, and nobody waits a round trip to hear that. Raises AioRpcError.
+    messages: of all frames; sent: told the index of each that was handed over. Raises AioRpcError.
     """
     lane = await link.up.take()
     call, helpers = lane.stub.Push(), list[asyncio.Task[None]]()
@@ -33,10 +32,11 @@ async def upload(
         try:
             try:
                 await call.write(pb.PushRequest(header=header))
-                reply = None if fresh else await call.read()
-                have = set(reply.have.frames) if isinstance(reply, pb.PushReply) else set()
-                if isinstance(reply, pb.PushReply) and reply.HasField("receipt"):
-                    return reply.receipt
+                # Before any frame: a write that meets the end of its call makes gRPC forget why that was.
+                reply = await call.read()
+                if not isinstance(reply, pb.PushReply) or not reply.HasField("have"):
+                    return reply.receipt if isinstance(reply, pb.PushReply) and reply.HasField("receipt") else None
+                have = set(reply.have.frames)
                 left = deque(index for index in range(len(messages)) if index not in have)
                 stream = _Stream(link, header, messages, left, sent)
                 for _ in range(min(link.up.count, len(left)) - 1):
@@ -50,7 +50,7 @@ async def upload(
             if receipt is not None:
                 arrived(size_bytes)
             return receipt
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        except asyncio.InvalidStateError:
             await _raise_status(call)
         finally:
             for helper in helpers:
@@ -163,7 +163,7 @@ def _give_up(helper: asyncio.Task[None], call: Any) -> None:  # noqa: ANN401 - g
 
 
 async def _raise_status(call: grpc.aio.StreamStreamCall[Any, Any]) -> NoReturn:
-    """The call has ended: raises the status that it ended with, which a write that failed does not know."""
+    """A write found the call ended: raises the status that it ended with."""
     raise grpc.aio.AioRpcError(
         await call.code(), await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
     )

@@ -16,6 +16,7 @@ from atoll_server.checkpoint import write_checkpoint
 from atoll_server.initial import STAGING, Staging, check_room
 from atoll_server.refusal import Refused
 from atoll_server.restore import initial_states
+from atoll_server.settings import CoreSettings
 from atoll_server.tensorfile import TensorFileError
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import plan
@@ -65,7 +66,8 @@ class FirstParameters:
     def _feed(self, header: pb.InitialiseHeader, chunks: list[bytes]) -> bool:
         staging = None
         try:
-            check_room(self._directory, header.size_bytes, self._layout, LIMITS.model_bytes)
+            settings = CoreSettings(listen=(), directory=self._directory, limits=LIMITS)
+            check_room(settings, header.size_bytes, self._layout)
             staging = Staging(self._directory, header.size_bytes, header.sha256)
             for chunk in chunks:
                 staging.take(chunk)
