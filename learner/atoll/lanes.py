@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-FEWEST, MOST = 2, 32
-SLOTS = 2  # calls that send over one connection at a time: one sends while the other waits for its answer
+FEWEST, MOST = 1, 32
+SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # of carrying, and of what arrived: at least, for a rate
 GAIN = 1.1  # that twice the connections must bring to be kept
 REST_S, FALLEN = 30.0, 0.7  # before more are tried again; or when the rate falls to so much: the link has changed
@@ -63,7 +63,7 @@ class Closing(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One connection. stub: of the calls that go over it; busy: how many send now."""
+    """One connection. stub: of the calls that go over it; busy: how many have a turn now."""
 
     stub: Any
     channel: Closing
@@ -79,6 +79,7 @@ class Lanes:
         self._turns, self._capacity = asyncio.Semaphore(SLOTS * FEWEST), SLOTS * FEWEST
         self._arrived_at, self._carrying = 0.0, 0
         self._closing: set[asyncio.Task[None]] = set()
+        self._given_up = False
 
     @property
     def first(self) -> Any:  # noqa: ANN401 - a stub
@@ -91,8 +92,11 @@ class Lanes:
         return self._width.lanes
 
     async def take(self) -> Lane:
-        """Waits for a turn to send, in the order of asking; `give` it back."""
+        """Waits for a turn, in the order of asking; `give` it back. CancelledError once these were given up."""
         await self._turns.acquire()
+        if self._given_up:
+            self._turns.release()
+            raise asyncio.CancelledError
         lane = min(self._lanes, key=lambda lane: lane.busy)
         if lane.busy and len(self._lanes) < self.count:
             lane = Lane(*self._dial())
@@ -141,7 +145,12 @@ class Lanes:
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
 
+    def give_up(self) -> None:
+        """Nobody else gets a turn: the address is called elsewhere from now on."""
+        self._given_up = True
+
     async def close(self) -> None:
         """Hangs all up."""
+        self.give_up()
         for lane in self._lanes:
             await lane.channel.close()

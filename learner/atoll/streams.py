@@ -16,7 +16,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Payload
 from atoll_wire.frames import WireFrame
 
-from atoll.transport import Link
+from atoll.transport import Link, hung_up
 
 
 async def upload(
@@ -52,6 +52,10 @@ async def upload(
             return receipt
         except asyncio.InvalidStateError:
             await _raise_status(call)
+        except asyncio.CancelledError:
+            if hung_up():
+                _raise_of(helpers)
+            raise
         finally:
             for helper in helpers:
                 helper.cancel()
@@ -82,6 +86,8 @@ class _Stream:
             try:
                 await call.write(pb.PushRequest(header=self._header))
                 await self.send(call, moved)
+            except asyncio.InvalidStateError:
+                await _raise_status(call)
             finally:
                 self._link.up.give(lane)
             await _receipt(call)  # what it sent is there; the first stream hears the same
@@ -132,7 +138,7 @@ async def _stripe(
         with (
             link.transfers.of(call) as moved,
             link.down.carrying() as arrived,
-        ):  # what goes on after it was whole, or unsound, is not listened to
+        ):
             async for reply in call:
                 moved()
                 if isinstance(reply, pb.FetchReply) and reply.HasField("header") and header is None:
@@ -158,8 +164,15 @@ async def _receipt(call: Any) -> pb.Receipt | None:  # noqa: ANN401 - gRPC's cal
 
 def _give_up(helper: asyncio.Task[None], call: Any) -> None:  # noqa: ANN401 - gRPC's call
     """A stream failed, and frames with it: the core is asked again which it has."""
-    if not helper.cancelled() and helper.exception() is not None:
+    if helper.cancelled() or helper.exception() is not None:
         call.cancel()
+
+
+def _raise_of(helpers: Sequence[asyncio.Task[None]]) -> None:
+    """Why the first stream was cancelled, if one of these failed."""
+    for helper in helpers:
+        if helper.done() and not helper.cancelled() and (error := helper.exception()) is not None:
+            raise error
 
 
 async def _raise_status(call: grpc.aio.StreamStreamCall[Any, Any]) -> NoReturn:

@@ -92,7 +92,7 @@ def backoff_s(attempt: int, rng: random.Random) -> float:
 
 
 class Transfers:
-    """Calls that carry frames over one connection, and when each was last seen to."""
+    """Calls of one link that carry frames, and when each was last seen to."""
 
     def __init__(self) -> None:
         self._moved_at: dict[Call, float] = {}
@@ -151,6 +151,8 @@ class Link:
 
 async def retire(link: Link) -> None:
     """Hangs up when nothing moves on it any more."""
+    link.up.give_up()
+    link.down.give_up()
     try:
         await link.transfers.end()
     finally:

@@ -86,7 +86,7 @@ def _tag(message: bytes, at: int, tag: int) -> int:
 
 
 def _length(message: bytes, at: int) -> tuple[int, int]:
-    """A varint of at most 32 bits, and what comes after it."""
+    """A varint of at most 28 bits, and what comes after it."""
     value = 0
     for shift in range(0, 28, 7):
         byte = message[at]

@@ -81,7 +81,7 @@ class Engine:
         )
         self.unsaved_s = restored.replay_s  # of merging, beyond the newest snapshot
         self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
-        self.readers = Readers(self.states, self.locks)
+        self.readers = Readers(self.states, self.locks, lambda: self.failed)
         self.contributions = Contributions(self.layout, roster, metrics)
         self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
         self._tasks: set[asyncio.Task[None]] = set()

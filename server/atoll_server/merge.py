@@ -130,7 +130,8 @@ def merge(
 
     weights: normalised, one per contribution; all contributions have one codec. published: float32 (fragment.length,):
     becomes the new theta_pub; it may be the old one itself. theta and momentum are changed in place. All that is
-    changed only after every contribution was read: what is wrong with one leaves the state untouched. Norms up to
+    changed only after every contribution was read once: what is wrong with one then leaves the state untouched. One
+    that cannot be read again leaves it half changed: the caller gives it up. Norms up to
     LARGEST_NORM cannot make a sum that is not finite.
     """
     assert contributions, "there is nothing to merge"

@@ -93,19 +93,20 @@ class OperatorService(rpc.OperatorServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
             raise AssertionError("abort raises")
         try:
-            async with contextlib.AsyncExitStack() as reading:
-                if request.initial:
-                    states = await asyncio.to_thread(initial_states, engine.layout, engine.initial)
-                else:
-                    numbers = range(len(engine.states))
-                    states = [await reading.enter_async_context(engine.readers.newest(number)) for number in numbers]
-                vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
-                spare = tempfile.TemporaryFile(dir=self._core.settings.directory)  # noqa: SIM115 - one stack for all
-                file = reading.enter_context(spare)
-                await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, vectors, versions)
+            with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
+                async with contextlib.AsyncExitStack() as reading:  # not while it is streamed: merges need the room
+                    if request.initial:
+                        states = await asyncio.to_thread(initial_states, engine.layout, engine.initial)
+                    else:
+                        numbers = range(len(engine.states))
+                        states = [await reading.enter_async_context(engine.readers.newest(n)) for n in numbers]
+                    vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
+                    await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, vectors, versions)
                 file.seek(0)
                 while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     yield pb.ExportCheckpointReply(chunk=chunk)
+        except Refused as refused:
+            await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
         except OSError as error:
             text = f"the export cannot be written ({error.strerror}): make room on the core's disk"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)

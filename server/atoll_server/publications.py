@@ -19,12 +19,12 @@ from atoll_server.merge import Update
 class Publication:
     """A published update as it is sent to everybody, with the fates that its merge decided.
 
-    messages: its frames; size_bytes: of their payloads; crc32c: of the published parameters after it.
+    messages: its frames; sizes: of their payloads; crc32c: of the published parameters after it.
     """
 
     version: int
     messages: tuple[bytes, ...]
-    size_bytes: int
+    sizes: tuple[int, ...]
     crc32c: int
     receipts: tuple[pb.Receipt, ...] = ()
 
@@ -32,7 +32,12 @@ class Publication:
     def of(cls, update: Update) -> Publication:
         """Without fates."""
         messages = tuple(frames.encode(n, crc32c(payload), payload) for n, payload in enumerate(update.frames))
-        return cls(update.version, messages, sum(map(len, update.frames)), update.crc32c)
+        return cls(update.version, messages, tuple(map(len, update.frames)), update.crc32c)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all payloads."""
+        return sum(self.sizes)
 
 
 class UpdateCache:

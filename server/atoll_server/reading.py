@@ -5,24 +5,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from atoll_server.merge import FragmentState
+from atoll_server.refusal import Refused, Status
+
+PATIENCE_S = 10.0  # with a merge that is being made durable, or a snapshot
 
 
 class Readers:
     """Of all fragments. states: the durable ones; locks: held by whoever merges."""
 
-    def __init__(self, states: Sequence[FragmentState], locks: Sequence[asyncio.Lock]) -> None:
-        self._states, self._locks = states, locks
+    def __init__(
+        self, states: Sequence[FragmentState], locks: Sequence[asyncio.Lock], failed: Callable[[], bool]
+    ) -> None:
+        """failed: a merge came to no end; what it left behind is nobody's to read."""
+        self._states, self._locks, self._failed = states, locks, failed
         self._reading: Counter[int] = Counter()  # each theta_pub, by its identity
 
     @contextlib.asynccontextmanager
     async def newest(self, fragment: int) -> AsyncIterator[FragmentState]:
-        """A fragment's newest durable version; while it lasts its theta_pub, and nothing else of it, stays as it is."""
-        async with self._locks[fragment]:
+        """A fragment's newest durable version; while it lasts its theta_pub, and nothing else of it, stays as it is.
+
+        Raises Refused when it cannot be had soon.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._locks[fragment].acquire()
+        except TimeoutError as error:
+            text = f"fragment {fragment} is being merged, and its ledger's disk is slow: try again"
+            raise Refused(Status.UNAVAILABLE, text) from error
+        try:
+            if self._failed():
+                raise Refused(Status.UNAVAILABLE, "the core has failed, and stops: try again later")
             state = self._states[fragment]
             self._reading[id(state.theta_pub)] += 1
+        finally:
+            self._locks[fragment].release()
         try:
             yield state
         finally:

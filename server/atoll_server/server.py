@@ -107,7 +107,7 @@ async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 
 
 def _open_files() -> None:
-    """As many as this process may have: every contribution of a merge is one, and every learner two connections."""
+    """As many as this process may have: each contribution of a merge is one, and a learner up to 65 connections."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -134,12 +135,13 @@ class OuterService(rpc.OuterServicer):
             entry, engine = self._core.session(request.session), self._engine()
             self._fragment(engine, request.fragment)
             replies = self._whole if request.whole else self._update
-            async for reply in replies(engine, entry, request):
-                yield reply
+            async with aclosing(replies(engine, entry, request)) as them:
+                async for reply in them:
+                    yield reply
         except Refused as refused:
             await _abort(context, refused)
 
-    async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[Sent]:
+    async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
         publication = engine.cache.get(request.fragment, request.version)
         if publication is None:
             raise Refused(
@@ -154,21 +156,21 @@ class OuterService(rpc.OuterServicer):
                 receipts=publication.receipts,
             )
         )  # fmt: skip
-        for message in publication.messages[request.stripe :: request.stripes or 1]:
-            yield message
-        if request.stripe == 0:
-            engine.sent(entry, publication.size_bytes, engine.layout.fragments[request.fragment].length, whole=False)
+        spans = engine.layout.fragments[request.fragment].frames
+        for span in spans[request.stripe :: request.stripes or 1]:
+            yield publication.messages[span.index]
+            engine.sent(entry, publication.sizes[span.index], span.length, whole=False)
 
-    async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncIterator[Sent]:
+    async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
         fragment = engine.layout.fragments[request.fragment]
         async with engine.readers.newest(fragment.index) as state:
             newest = engine.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
-            receipts = [] if newest is None else [newest]
             crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
                     fragment=fragment.index, version=state.version, codec=pb.CODEC_FLOAT32,
-                    frames=len(fragment.frames), size_bytes=4 * fragment.length, crc32c=crc, receipts=receipts,
+                    frames=len(fragment.frames), size_bytes=4 * fragment.length, crc32c=crc,
+                    receipts=[newest] if newest is not None else [],
                 )
             )  # fmt: skip
             for span in fragment.frames[request.stripe :: request.stripes or 1]:
@@ -210,13 +212,16 @@ class OuterService(rpc.OuterServicer):
 
     async def _next(self, requests: AsyncIterator[Pushed], upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""
-        patience_s = upload.arrivals.patience_s()
+        patience_s = upload.arrivals.patience_s() * (upload.streams + 1)  # gaps are learnt over all streams together
+        upload.streams += 1
         try:
             async with asyncio.timeout(patience_s):
                 return await anext(requests, None)
         except TimeoutError as error:
             text = f"no frame of {upload.key} came for {patience_s:.1f} s: go on with it"
             raise Refused(Status.UNAVAILABLE, text) from error
+        finally:
+            upload.streams -= 1
 
     def _engine(self) -> Engine:
         if self._core.engine is None:
@@ -277,10 +282,7 @@ async def _first(requests: AsyncIterator[object], what: str):  # type: ignore[no
 
 
 async def _let_go(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Ends a stream that was not read to its end.
-
-    gRPC's reader holds itself: until garbage is collected it would keep its call, one of a connection's few.
-    """
+    """Ends a stream that was not read to its end: gRPC's reader holds itself and its call, one of a connection's few."""
     await aiter(requests).aclose()
 
 
@@ -294,5 +296,5 @@ async def _abort(context: Context, refused: Refused) -> NoReturn:
 
 
 def _forget(error: Exception) -> None:
-    """The call holds the error that it was aborted with; that must not hold the call, by the frames that it came by."""
+    """The call holds the error that it was aborted with: that must not hold the call."""
     error.__traceback__ = error.__context__ = None

@@ -129,6 +129,7 @@ class Upload:
     received_bytes: int = 0
     written_bytes: int = 0
     refusal: str = ""  # why it will not be taken, whatever else comes
+    streams: int = 0  # that bring it now
     _file: Writing | None = None
     _discarded: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)

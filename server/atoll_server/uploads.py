@@ -185,7 +185,7 @@ class Uploads:
         """Makes a whole upload durable and returns its receipt; every stream of the upload may call it."""
         task = self._finishing.get(upload.key)
         if task is None:
-            if upload.key not in self._growing:  # another stream brought the last frame, or a bad one
+            if self._growing.get(upload.key) is not upload:  # another stream brought the last frame, or a bad one
                 receipt = self.newest_receipt(upload.key.learner, upload.key.incarnation, upload.key.fragment)
                 if receipt is None or receipt.seq != upload.key.seq:
                     raise Refused(Status.UNAVAILABLE, f"the upload of {upload.key} was given up: send it again")
