@@ -282,7 +282,7 @@ async def _first(requests: AsyncIterator[object], what: str):  # type: ignore[no
 
 
 async def _let_go(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Ends a stream that was not read to its end: gRPC's reader holds itself and its call, one of a connection's few."""
+    """Ends a stream that was not read to its end: gRPC's reader holds itself and its call, of a connection's few."""
     await aiter(requests).aclose()
 
 
