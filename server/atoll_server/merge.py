@@ -184,8 +184,7 @@ def _factors(fragment: Fragment, contribution: Contribution, normalised: float) 
 def _combined_squares(given: _Given, span: FrameSpan, factors: F32) -> F64:
     """First pass over a frame: sums of squares of the combination, per segment. factors: (contributions, pieces)."""
     contents, squares = given.contents(span), np.empty(len(span.segments), np.float64)
-    coded = (addresses(contents), codec.code_bytes(span, given.codec), LEVELS[given.codec])
-    frame_squares(*coded, codec.lengths(span), _by_segment(factors, span), squares)
+    frame_squares(*_coded(contents, span, given.codec), codec.lengths(span), _by_segment(factors, span), squares)
     return squares
 
 
@@ -223,15 +222,20 @@ def _step_frame(
 ) -> Content:
     """The content of a frame's update, in the memory that is given for it."""
     contents, update = given.contents(span), memory[: codec.content_bytes(span, rule.codec)]
-    coded = (addresses(contents), codec.code_bytes(span, given.codec), LEVELS[given.codec])
-    result = (addresses([update]), codec.code_bytes(span, rule.codec), LEVELS[rule.codec])
     lr, mu, place = np.float32(rule.lr), np.float32(rule.momentum), span.place
     sound = frame_step(
-        *coded, codec.lengths(span), _by_segment(factors, span), _by_segment(scales[None], span)[0], lr, mu,
-        state.theta[place], state.momentum[place], state.theta_pub[place], published[place], *result,
+        *_coded(contents, span, given.codec), codec.lengths(span), _by_segment(factors, span),
+        _by_segment(scales[None], span)[0], lr, mu,
+        state.theta[place], state.momentum[place], state.theta_pub[place], published[place],
+        *_coded([update], span, rule.codec),
     )  # fmt: skip
     assert sound, "norms are bounded, so that sums are finite"
     return update
+
+
+def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I64, int, int]:
+    """Contents of a frame as the kernels take them: their addresses, where scales begin, and the codec's levels."""
+    return addresses(contents), codec.code_bytes(span, kind), LEVELS[kind]
 
 
 def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
