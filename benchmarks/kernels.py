@@ -17,14 +17,17 @@ from atoll_server.combining import frame_step
 from atoll_wire import codec, kernels
 from atoll_wire.codec import LEVELS, Codec
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
+from atoll_wire.spans import BLOCK
 from numpy.typing import NDArray
 
 from benchmarks.rows import Row
 
 PARAMETERS = 1 << 25  # 128 MiB as float32
 PASSES = 9
-DECODED_BYTES = 8.0 + 136 / 256  # of decode-accumulate: a parameter is read and written, its code and scale are read
-STEP_BYTES = 24.0 + 2 * 136 / 256  # theta and momentum read and written, theta_pub too; codes read and written
+DECODED_BYTES = (
+    8.0 + 0.5 + 2 / BLOCK
+)  # of decode-accumulate: a parameter is read and written, its code and scale are read
+STEP_BYTES = 24.0 + 2 * (0.5 + 2 / BLOCK)  # theta and momentum read and written, theta_pub too; codes read and written
 
 
 def rows() -> Iterator[Row]:
@@ -78,8 +81,9 @@ def _decode_beside_torch(fragment: Fragment, contents: list[codec.Content], out:
     parts = []
     for content, span in zip(contents[:size], fragment.frames, strict=False):
         code_bytes = codec.code_bytes(span, Codec.INT4)
+        codes = torch.from_numpy(content[:code_bytes]).view(-1, BLOCK // 2)
         scales = torch.from_numpy(content[code_bytes:].view(np.int16)).view(torch.bfloat16)
-        parts.append((torch.from_numpy(content[:code_bytes]).view(-1, 128), scales, torch.from_numpy(out[span.place])))
+        parts.append((codes, scales, torch.from_numpy(out[span.place])))
 
     def eager() -> object:
         for codes, scales, target in parts:

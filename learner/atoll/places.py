@@ -18,7 +18,6 @@ from atoll_wire.blocks import (
     bits_of,
     bytes_at,
     coded_bytes,
-    encode_block,
     fetch_ahead,
     floats_at,
     kernel,
@@ -28,6 +27,7 @@ from atoll_wire.blocks import (
 )
 from atoll_wire.codec import LEVELS, Codec, CodecError, Content
 from atoll_wire.layout import Fragment
+from atoll_wire.quantising import encode_block
 from atoll_wire.spans import BLOCK
 from numpy.typing import NDArray
 

@@ -30,7 +30,6 @@ U8: TypeAlias = NDArray[np.uint8]
 
 AHEAD, LINE = 2 * BLOCK, 16  # values: of what is asked for ahead, and of a line of the cache
 LANES = 64  # sums side by side: a single one would wait for each of its additions
-MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and taken off again, it leaves the nearest integer, half to even
 INFINITY_BITS = np.uint32(0x7F800000)
 SMALLEST_NORMAL_BITS = np.uint32(0x00800000)
 LARGEST = np.float32(np.finfo(np.float32).max)
@@ -126,66 +125,6 @@ def coded_bytes(length: int, levels: int) -> int:
     if levels == 7:
         return (length + 1) // 2
     return length if levels == 127 else 4 * length
-
-
-# ------------------------------------------------------------------------------------------------- values to codes
-
-
-@kernel
-def encode_block(values: F32, levels: int, codes: U8) -> int:
-    """Codes of a block's values; returns the bits of their scale, -1 when a value is not finite. levels: 7 or 127."""
-    largest = _largest_bits(values.view(np.int32))
-    if largest >= INFINITY_BITS:
-        return -1
-    scale = _scale_bits(np.uint32(largest), np.float32(levels))
-    inverse = np.float32(1.0) / float_of(scale) if scale else np.float32(0.0)
-    if levels == 127:
-        _code_bytes(values, inverse, codes)
-    else:
-        _code_pairs(values[: len(codes)], values[len(codes) :], inverse, codes)
-    return int(scale >> np.uint32(16))
-
-
-@kernel
-def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Of the magnitudes; as integers: a maximum that vectorises, and that sees NaN and infinity."""
-    largest = np.int32(0)
-    for i in range(len(bits)):
-        largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
-    return largest
-
-
-@kernel
-def _scale_bits(largest_bits: np.uint32, levels: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Bits of the scale for a block whose largest magnitude is given: levels x scale >= largest, where it can be."""
-    bits = bits_of(float_of(largest_bits) / levels)
-    if bits < SMALLEST_NORMAL_BITS:
-        return np.uint32(0)
-    above = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
-    if float_of(above) > LARGEST / levels:
-        return bits & np.uint32(0xFFFF0000)
-    return above
-
-
-@kernel
-def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
-    """A scale that was cut, not rounded up, would make 128 of the largest values."""
-    for i in range(len(codes)):
-        nearest = np.int32((values[i] * inverse + MAGIC) - MAGIC)
-        codes[i] = np.uint8(min(max(nearest, np.int32(-127)), np.int32(127)) & np.int32(0xFF))
-
-
-@kernel
-def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
-    """high: as long as low, or one shorter: its last code is then zero.
-
-    With MAGIC added, the last bits of a float32 are those of the nearest integer; 7 is never exceeded by half.
-    """
-    for i in range(len(high)):
-        first, second = bits_of(low[i] * inverse + MAGIC), bits_of(high[i] * inverse + MAGIC)
-        codes[i] = np.uint8((first & np.uint32(0xF)) | ((second & np.uint32(0xF)) << np.uint32(4)))
-    for i in range(len(high), len(low)):
-        codes[i] = np.uint8(bits_of(low[i] * inverse + MAGIC) & np.uint32(0xF))
 
 
 # ------------------------------------------------------------------------------------------------- codes to values

@@ -1,4 +1,4 @@
-"""Float32 vectors to frames and back: quantised by blocks of 256, compressed by zstd, checked by CRC-32C.
+"""Float32 vectors to frames and back: quantised by blocks of 512, compressed by zstd, checked by CRC-32C.
 
 A frame's payload is one zstd frame that declares its content size; its content is the packed codes of all blocks,
 then their scales as bfloat16, little-endian; with FLOAT32 it is the values themselves. All sizes follow from the

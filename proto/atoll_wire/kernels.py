@@ -1,6 +1,6 @@
 """Whole frames in one pass over memory, no temporaries larger than a block.
 
-Every kernel works on the flat data of one frame: `lengths` are its segments, in order; blocks of 256 start anew in
+Every kernel works on the flat data of one frame: `lengths` are its segments, in order; blocks of 512 start anew in
 each segment; codes of all blocks come first on the wire, scales (bfloat16 bits) after them. `levels`: 7 or 127.
 """
 
@@ -23,13 +23,13 @@ from atoll_wire.blocks import (
     add_squares,
     advance_block,
     coded_bytes,
-    encode_block,
     fetch_ahead,
     kernel,
     scale_of,
     square_of_codes,
     total,
 )
+from atoll_wire.quantising import encode_block
 from atoll_wire.spans import BLOCK
 
 I64: TypeAlias = NDArray[np.int64]

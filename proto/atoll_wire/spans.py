@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 from functools import cached_property
 
-BLOCK = 256  # parameters that share a scale
+BLOCK = 512  # parameters that share a scale
 
 
 @dataclass(frozen=True, slots=True)

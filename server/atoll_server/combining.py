@@ -18,7 +18,6 @@ from atoll_wire.blocks import (
     advance_block,
     bytes_at,
     coded_bytes,
-    encode_block,
     fetch_ahead,
     floats_at,
     kernel,
@@ -26,6 +25,7 @@ from atoll_wire.blocks import (
     scales_at,
     total,
 )
+from atoll_wire.quantising import encode_block
 from atoll_wire.spans import BLOCK
 from numpy.typing import NDArray
 

@@ -8,7 +8,7 @@ import numpy as np
 import zstandard
 from atoll_wire import codec
 from atoll_wire.codec import Codec
-from atoll_wire.spans import FrameSpan
+from atoll_wire.spans import BLOCK, FrameSpan
 
 from tests.fuzz.mutate import mutate_bytes
 
@@ -53,7 +53,7 @@ def _scaled(rng: random.Random, content: bytes, span: FrameSpan, kind: Codec) ->
         values = np.frombuffer(content, "<f4").copy()
         values[rng.randrange(len(values))] = rng.choice((np.nan, np.inf, -np.inf, 3e38, 1e-45, -0.0))
         return values.tobytes()
-    changed, scales = bytearray(content), sum((segment.length + 255) // 256 for segment in span.segments)
+    changed, scales = bytearray(content), sum(-(-segment.length // BLOCK) for segment in span.segments)
     at = len(content) - 2 * (1 + rng.randrange(scales))
     changed[at : at + 2] = rng.choice(EVIL_SCALES).to_bytes(2, "little")
     return bytes(changed)

@@ -10,13 +10,21 @@ F32 = np.float32
 
 
 def scale_of(block: np.ndarray, levels: int) -> np.float32:
-    """The block's scale: its largest magnitude over the levels, rounded up to bfloat16; zero when that is subnormal."""
-    scale = F32(np.abs(block).max()) / F32(levels)
-    bits = int(scale.view(np.uint32))
-    if bits < 0x00800000:
-        return F32(0)
-    up = np.uint32((bits + 0xFFFF) & 0xFFFF0000).view(F32)
-    return np.uint32(bits & 0xFFFF0000).view(F32) if up > np.finfo(F32).max / F32(levels) else up
+    """The block's scale, or zero where that is subnormal: see `quantising`."""
+    largest = F32(np.abs(block).max())
+    if levels == 127:
+        exact, rounding, kept = largest / F32(127), 0xFFFF, 0xFFFF0000
+    else:
+        exact, rounding, kept = F32(0), 0x40000, 0xFFF80000
+        if largest >= F32(2.0**-115):
+            fine = (block * (F32(1023) / largest)).astype(np.int32)
+            rms = np.sqrt(F32((fine * fine).sum()) / F32(len(block))) / F32(1023)
+            exact = largest * max(F32(0.48) * rms, F32(0.125))
+    bits = int(F32(exact).view(np.uint32))
+    rounded = np.uint32((bits + rounding) & kept).view(F32)
+    if rounded > np.finfo(F32).max / F32(levels):
+        rounded = np.uint32(bits & kept).view(F32)
+    return rounded if rounded >= np.finfo(F32).tiny else F32(0)
 
 
 def blocks(span: FrameSpan) -> list[slice]:
@@ -36,7 +44,7 @@ def quantise(values: np.ndarray, span: FrameSpan, codec: Codec) -> tuple[list[np
     levels, codes, scales = LEVELS[codec], [], []
     for place in blocks(span):
         scale = scale_of(values[place], levels)
-        inverse = F32(1) / scale if scale else F32(0)
+        inverse = F32(1 if levels == 127 else 0.98) / scale if scale else F32(0)
         rounded = np.rint((values[place] * inverse).astype(F32))
         codes.append(np.clip(rounded, -levels, levels).astype(np.int32))
         scales.append(scale)
