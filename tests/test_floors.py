@@ -16,13 +16,14 @@ FLOORS = {
         ["__init__", "errors", "outer_pb2", "arrivals", "spans", "memory"],
         ["outer_pb2_grpc", "layout", "logs"],
         ["blocks"],
+        ["quantising"],
         ["kernels"],
         ["codec"],
         ["frames"],
     ],
     "atoll_server": [
         ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget"],
-        ["settings", "tensorfile", "rows", "guard", "database"],
+        ["settings", "tensorfile", "rows", "guard", "database", "calls"],
         ["members", "combining", "roster", "rounds"],  # pure, with the syncer
         ["merge"],
         ["reading", "syncer"],

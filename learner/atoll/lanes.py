@@ -1,14 +1,15 @@
 """The connections that carry frames, as many as make a difference.
 
 One TCP connection does not fill a long link that loses packets: its window falls with each loss and grows back by a
-packet a round trip. Loss shows as what another connection adds, so that is what is measured: while more of them bring
-more, there are more. Where one is as fast as the link, or as this machine, nothing is gained and nothing grows.
+packet a round trip, and after a pause it begins small. So where an answer takes long there are more and more of them,
+unless more turn out to bring less; close by, one is as fast as this machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,23 +17,28 @@ from typing import Any, Protocol
 
 FEWEST, MOST = 1, 32
 SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
+FAR_S = 0.01  # a round trip from which on a window matters
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # of carrying, and of what arrived: at least, for a rate
-GAIN = 1.1  # that twice the connections must bring to be kept
-REST_S, FALLEN = 30.0, 0.7  # before more are tried again; or when the rate falls to so much: the link has changed
+HURT = 0.95  # of the rate with half the connections: below it they were too many
+REST_S = 30.0  # before more are tried again
 ENOUGH = 150e6  # bytes/s: here the processor is what limits
 IDLE_S = 30.0  # without a frame: back to the fewest
 
 
 class Width:
-    """PURE: how many connections there should be, by the rates that were seen."""
+    """PURE: how many connections there should be, by the round trip and the rates that were seen."""
 
     def __init__(self) -> None:
         self.lanes = FEWEST
+        self._round_trip_s = math.inf
         self._bytes, self._busy_s, self._arrivals = 0, 0.0, 0
         self._before: float | None = None  # the rate with half as many
         self._changed = False  # what is on its way went over the connections of before
-        self._settled = 0.0  # the rate at which more were of no use
         self._rested_at = 0.0
+
+    def answered(self, after_s: float) -> None:
+        """An answer came, that waited behind nothing but the work of both sides: the shortest tells the round trip."""
+        self._round_trip_s = min(self._round_trip_s, after_s)
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
         """So much arrived in so many seconds of carrying, over all lanes together."""
@@ -42,12 +48,13 @@ class Width:
         if self._busy_s < WINDOW_S or self._arrivals < WINDOW_ARRIVALS:
             return
         rate, self._bytes, self._busy_s, self._arrivals = self._bytes / self._busy_s, 0, 0.0, 0
+        far = FAR_S <= self._round_trip_s < math.inf
         if self._changed:
             self._changed = False
-        elif self._before is not None and rate < GAIN * self._before:
+        elif self._before is not None and rate < HURT * self._before:
             self.lanes //= 2
-            self._settled, self._before, self._rested_at = self._before, None, now + REST_S
-        elif rate < ENOUGH and self.lanes < MOST and (now >= self._rested_at or rate < FALLEN * self._settled):
+            self._before, self._rested_at = None, now + REST_S
+        elif far and rate < ENOUGH and self.lanes < MOST and now >= self._rested_at:
             self.lanes *= 2
             self._before, self._changed = rate, True
         else:
@@ -70,6 +77,22 @@ class Lane:
     busy: int = 0
 
 
+class Carried:
+    """How one contribution or update goes: of what is waiting beside what is under way a rate can be told."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes, self._waiting = lanes, 0
+
+    def waiting(self, frames: int) -> None:
+        """So many have not been given to a connection yet."""
+        self._lanes._waits(frames - self._waiting)
+        self._waiting = frames
+
+    def arrived(self, size_bytes: int) -> None:
+        """At the other end: a connection takes megabytes before the first is through."""
+        self._lanes._arrived(size_bytes)
+
+
 class Lanes:
     """To one address. dial: a stub and its channel, as a connection of their own."""
 
@@ -77,7 +100,7 @@ class Lanes:
         self._dial, self._width = dial, Width()
         self._lanes = [Lane(*dial())]
         self._turns, self._capacity = asyncio.Semaphore(SLOTS * FEWEST), SLOTS * FEWEST
-        self._arrived_at, self._carrying = 0.0, 0
+        self._arrived_at, self._carrying, self._waiting = 0.0, 0, 0
         self._closing: set[asyncio.Task[None]] = set()
         self._given_up = False
 
@@ -90,6 +113,11 @@ class Lanes:
     def count(self) -> int:
         """How many there should be."""
         return self._width.lanes
+
+    @property
+    def spare(self) -> bool:
+        """A connection beside others has nothing to do."""
+        return self.count > 1 and not self._turns.locked()
 
     async def take(self) -> Lane:
         """Waits for a turn, in the order of asking; `give` it back. CancelledError once these were given up."""
@@ -112,23 +140,30 @@ class Lanes:
         else:
             self._turns.release()
 
-    @contextlib.contextmanager
-    def carrying(self) -> Iterator[Callable[[int], None]]:
-        """While something is on its way. What is given is told of bytes that have arrived at the other end.
+    def answered(self, after_s: float) -> None:
+        """How long the other end took to answer a question that waited behind no frame."""
+        self._width.answered(after_s)
 
-        Not of those that were sent: a connection takes megabytes before the first is through.
-        """
-        if not self._carrying:
-            self._arrived_at = time.monotonic()
+    @contextlib.contextmanager
+    def carrying(self) -> Iterator[Carried]:
+        """While a contribution or an update is on its way. What is given is told how that goes."""
+        carried = Carried(self)
         self._carrying += 1
         try:
-            yield self._arrived
+            yield carried
         finally:
             self._carrying -= 1
+            carried.waiting(0)
+
+    def _waits(self, more: int) -> None:
+        if not self._waiting:
+            self._arrived_at = time.monotonic()
+        self._waiting += more
 
     def _arrived(self, size_bytes: int) -> None:
         now = time.monotonic()
-        self._width.arrived(size_bytes, now - self._arrived_at, now)
+        if self._waiting:  # else it is the end of something: lanes have nothing to do
+            self._width.arrived(size_bytes, now - self._arrived_at, now)
         self._arrived_at = now
         while self._capacity < SLOTS * self.count:
             self._capacity += 1

@@ -6,16 +6,17 @@ Up, each takes the next frame of a contribution from one queue when it can; down
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-import grpc.aio
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Payload
 from atoll_wire.frames import WireFrame
 
+from atoll.lanes import Carried
 from atoll.transport import Link, hung_up
 
 
@@ -26,80 +27,132 @@ async def upload(
 
     messages: of all frames; sent: told the index of each that was handed over. Raises AioRpcError.
     """
-    lane = await link.up.take()
-    call, helpers = lane.stub.Push(), list[asyncio.Task[None]]()
-    with link.transfers.of(call) as moved, link.up.carrying() as arrived:
+    call = link.offers.Push()
+    with link.transfers.of(call) as moved, link.up.carrying() as carried:
+        streams = _Streams(link, header, messages, sent, carried, call.cancel)
         try:
-            try:
-                await call.write(pb.PushRequest(header=header))
-                # Before any frame: a write that meets the end of its call makes gRPC forget why that was.
-                reply = await call.read()
-                if not isinstance(reply, pb.PushReply) or not reply.HasField("have"):
-                    return reply.receipt if isinstance(reply, pb.PushReply) and reply.HasField("receipt") else None
-                have = set(reply.have.frames)
-                left = deque(index for index in range(len(messages)) if index not in have)
-                stream = _Stream(link, header, messages, left, sent)
-                for _ in range(min(link.up.count, len(left)) - 1):
-                    helpers.append(asyncio.create_task(stream.help()))
-                    helpers[-1].add_done_callback(lambda helper: _give_up(helper, call))
-                size_bytes = sum(len(messages[index]) for index in left)
-                await stream.send(call, moved)
-            finally:
-                link.up.give(lane)
-            receipt = await _receipt(call)
-            if receipt is not None:
-                arrived(size_bytes)
-            return receipt
-        except asyncio.InvalidStateError:
-            await _raise_status(call)
+            asked_at = time.monotonic()
+            await call.write(pb.PushRequest(header=header))
+            # Not a frame goes this way: what the core says must not wait behind one.
+            reply = await call.read()
+            link.answered(time.monotonic() - asked_at)
+            if isinstance(reply, pb.PushReply) and reply.HasField("have"):
+                streams.begin(reply.have.frames)
+                await call.done_writing()
+                while isinstance(reply, pb.PushReply) and reply.HasField("have"):
+                    reply = await call.read()
+                    moved()
+            return reply.receipt if isinstance(reply, pb.PushReply) else None
         except asyncio.CancelledError:
             if hung_up():
-                _raise_of(helpers)
+                streams.raise_why()
             raise
         finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            await streams.end()
 
 
-class _Stream:
-    """What the streams of one upload share. left: indices of frames that nobody has sent yet."""
+class _Streams:
+    """What carries the frames of one upload. give_up: called when a stream failed, and frames with it."""
 
     def __init__(
         self,
         link: Link,
         header: pb.PushHeader,
         messages: Sequence[bytes],
-        left: deque[int],
         sent: Callable[[int], None],
+        carried: Carried,
+        give_up: Callable[[], object],
     ) -> None:
-        self._link, self._header, self._messages, self._left, self._sent = link, header, messages, left, sent
+        self._link, self._header, self._messages = link, header, messages
+        self._sent, self._carried, self._give_up = sent, carried, give_up
+        self._left: deque[int] = deque()  # frames that nobody has sent
+        self._out: deque[int] = deque()  # that one stream has sent, in this order
+        self._have: set[int] = set()  # that the core told of
+        self._heard = asyncio.Event()
+        self._tasks = list[asyncio.Task[None]]()
 
-    async def help(self) -> None:
-        """Another stream, when it is its turn and frames are left."""
+    def begin(self, have: Iterable[int]) -> None:
+        """Sends what the core lacks."""
+        self._have.update(have)
+        self._left.extend(index for index in range(len(self._messages)) if index not in self._have)
+        self._carried.waiting(len(self._left))
+        for _ in range(min(self._link.up.count, len(self._left))):
+            self._start(self._left)
+
+    async def end(self) -> None:
+        """Whatever still moves is of no use any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def raise_why(self) -> None:
+        """Why the upload was given up, if a stream was the reason."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    def _start(self, frames: deque[int]) -> None:
+        task = asyncio.create_task(self._carry(frames))
+        self._tasks.append(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._give_up()  # the core is asked again what it has
+
+    async def _carry(self, frames: deque[int]) -> None:
+        """One stream, when it is its turn: takes from these frames until none is left. Raises AioRpcError."""
         lane = await self._link.up.take()
-        call = lane.stub.Push() if self._left else None
-        if call is None:
+        if not frames:
             self._link.up.give(lane)
             return
+        call, mine = lane.stub.Push(), set[int]()
         with self._link.transfers.of(call) as moved:
+            hearing = asyncio.create_task(self._hear(call, moved))
             try:
-                await call.write(pb.PushRequest(header=self._header))
-                await self.send(call, moved)
+                try:
+                    await call.write(pb.PushRequest(header=self._header))
+                    while frames:
+                        mine.add(index := frames.popleft())
+                        self._carried.waiting(len(self._left))
+                        await call.write(self._messages[index])
+                        self._out.append(index)
+                        self._sent(index)
+                        moved()
+                    await call.done_writing()
+                finally:
+                    self._link.up.give(lane)
+                while not mine <= self._have and not hearing.done():
+                    self._heard.clear()
+                    await self._heard.wait()
+                self._help_the_slowest()
+                await hearing
             except asyncio.InvalidStateError:
-                await _raise_status(call)
+                await hearing  # the call has ended: who listens to it knows why
             finally:
-                self._link.up.give(lane)
-            await _receipt(call)  # what it sent is there; the first stream hears the same
+                hearing.cancel()
+                await asyncio.gather(hearing, return_exceptions=True)
 
-    async def send(self, call: Any, moved: Callable[[], None]) -> None:  # noqa: ANN401 - gRPC's call
-        """Frames, until none is left."""
-        while self._left:
-            index = self._left.popleft()
-            await call.write(self._messages[index])
-            self._sent(index)
-            moved()
-        await call.done_writing()
+    def _help_the_slowest(self) -> None:
+        """A lane that is through sends once more what another is still sending, unless somebody else needs it."""
+        while self._out and self._out[0] in self._have:
+            self._out.popleft()
+        if self._out and self._link.up.spare:
+            self._start(deque([self._out.popleft()]))
+
+    async def _hear(self, call: Any, moved: Callable[[], None]) -> None:  # noqa: ANN401 - gRPC's call
+        """What the core says that it has, until it has everything."""
+        try:
+            while isinstance(reply := await call.read(), pb.PushReply):
+                moved()
+                told = range(len(self._messages)) if reply.HasField("receipt") else reply.have.frames
+                new = {index for index in told if index < len(self._messages)} - self._have
+                self._have |= new
+                if new:
+                    self._carried.arrived(sum(len(self._messages[index]) for index in new))
+                self._heard.set()
+        finally:
+            self._heard.set()
 
 
 async def download(
@@ -137,8 +190,9 @@ async def _stripe(
         call = lane.stub.Fetch(asked)  # what goes on after it was whole, or unsound, is not listened to
         with (
             link.transfers.of(call) as moved,
-            link.down.carrying() as arrived,
+            link.down.carrying() as carried,
         ):
+            carried.waiting(len(mine))
             async for reply in call:
                 moved()
                 if isinstance(reply, pb.FetchReply) and reply.HasField("header") and header is None:
@@ -149,34 +203,8 @@ async def _stripe(
                 if next_one == len(mine) or frame.index != mine[next_one] or codec.crc32c(payload) != frame.crc32c:
                     return None, []
                 payloads.append(payload)
-                arrived(len(payload))
+                carried.arrived(len(payload))
+                carried.waiting(len(mine) - len(payloads))
     finally:
         link.down.give(lane)
     return (header, payloads) if len(payloads) == len(mine) else (None, [])
-
-
-async def _receipt(call: Any) -> pb.Receipt | None:  # noqa: ANN401 - gRPC's call
-    while isinstance(reply := await call.read(), pb.PushReply):
-        if reply.HasField("receipt"):
-            return reply.receipt
-    return None
-
-
-def _give_up(helper: asyncio.Task[None], call: Any) -> None:  # noqa: ANN401 - gRPC's call
-    """A stream failed, and frames with it: the core is asked again which it has."""
-    if helper.cancelled() or helper.exception() is not None:
-        call.cancel()
-
-
-def _raise_of(helpers: Sequence[asyncio.Task[None]]) -> None:
-    """Why the first stream was cancelled, if one of these failed."""
-    for helper in helpers:
-        if helper.done() and not helper.cancelled() and (error := helper.exception()) is not None:
-            raise error
-
-
-async def _raise_status(call: grpc.aio.StreamStreamCall[Any, Any]) -> NoReturn:
-    """A write found the call ended: raises the status that it ended with."""
-    raise grpc.aio.AioRpcError(
-        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-    )

@@ -34,6 +34,7 @@ OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 10_000),  # in truth how long a connection may take to come about: round trips
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
 ]
+WINDOWS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 << 20)]  # a frame does not wait for an answer
 
 
 class Call(Protocol):
@@ -121,21 +122,27 @@ class Transfers:
 
 
 class Link:
-    """The connections to one address: one for what must be quick, and lanes for frames, up and down."""
+    """The connections to one address: for what must be quick, for what is said of uploads, and lanes for frames."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._channel = self._dial()
         self.control = rpc.OuterStub(self._channel)
+        self.offers, self._offering = self._lane()
         self.up, self.down = Lanes(self._lane), Lanes(self._lane)
         self.transfers = Transfers()
 
-    def _dial(self) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(self.address, options=OPTIONS)
+    def _dial(self, *options: tuple[str, int]) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.address, options=[*OPTIONS, *options])
 
     def _lane(self) -> tuple[FrameStub, grpc.aio.Channel]:
-        channel = self._dial()
+        channel = self._dial(*WINDOWS)
         return FrameStub(channel), channel
+
+    def answered(self, after_s: float) -> None:
+        """How long an answer took that waited behind no frame."""
+        self.up.answered(after_s)
+        self.down.answered(after_s)
 
     def rest(self) -> None:
         """Called now and then: hangs up what was not needed for a while."""
@@ -145,6 +152,7 @@ class Link:
     async def close(self) -> None:
         """Hangs up."""
         await self._channel.close()
+        await self._offering.close()
         await self.up.close()
         await self.down.close()
 

@@ -24,10 +24,11 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from atoll_server.audit import Audit
+from atoll_server.calls import message_options
 from atoll_server.core import STANDBY_S, Core
 from atoll_server.gauges import keep_gauges
 from atoll_server.operators import OperatorService
-from atoll_server.service import OuterService, message_options
+from atoll_server.service import OuterService
 from atoll_server.settings import LOOPBACK, CoreSettings, SettingsError
 
 log = structlog.get_logger()

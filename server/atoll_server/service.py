@@ -7,19 +7,17 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, NoReturn, TypeAlias
 
-import grpc
-import grpc.aio
 import structlog
 from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec import Codec
 from atoll_wire.frames import Pushed, Sent, WireFrame
-from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec
+from atoll_wire.layout import MergeKind, TensorSpec
 
 from atoll_server.attendance import leave, progress
+from atoll_server.calls import Context, abort, first, let_go
 from atoll_server.core import Core
 from atoll_server.engine import Engine
 from atoll_server.joining import Joining
@@ -31,9 +29,7 @@ log = structlog.get_logger()
 
 KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
 MOST_DIMENSIONS = 8
-WINDOW_BYTES = 2 << 20  # on its way to a stream: 25 MB/s at 80 ms; who needs more has more connections
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+HEARD_S = 0.05  # between two messages that tell what came over a stream: how quick a link is shows in them
 
 
 class OuterService(rpc.OuterServicer):
@@ -50,13 +46,13 @@ class OuterService(rpc.OuterServicer):
             return await self._joining.join(request, self._tensors(request))
         except Refused as refused:
             log.warning("join refused", learner=request.learner[:80], detail=refused.detail)
-            await _abort(context, refused)
+            await abort(context, refused)
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
         """Takes the first parameters from the learner that holds the lease."""
         staging, accepting = None, None
         try:
-            header = (await _first(requests, "an Initialise stream")).header
+            header = (await first(requests, "an Initialise stream")).header
             entry = self._core.session(header.session)
             staging = await self._joining.stage(entry, header)
             async for request in requests:
@@ -67,17 +63,17 @@ class OuterService(rpc.OuterServicer):
             return pb.InitialiseReply()
         except Refused as refused:
             log.warning("first parameters refused", detail=refused.detail)
-            await _abort(context, refused)
+            await abort(context, refused)
         except OSError as error:
             text = f"the first parameters cannot be written ({error.strerror}): make room on the core's disk"
             log.error("first parameters refused", detail=text)
-            await _abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
+            await abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:
             if accepting is not None:
                 await asyncio.wait({accepting, self._core.failed}, return_when=asyncio.FIRST_COMPLETED)
             if staging is not None:
                 await asyncio.to_thread(staging.close)
-            await _let_go(requests)
+            await let_go(requests)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
         """Tells what happens until the learner or this core goes."""
@@ -85,7 +81,7 @@ class OuterService(rpc.OuterServicer):
             entry = self._core.session(request.session)
             self._engine()
         except Refused as refused:
-            await _abort(context, refused)
+            await abort(context, refused)
         entry.streams += 1
         incarnation = entry.incarnation
         try:
@@ -93,7 +89,7 @@ class OuterService(rpc.OuterServicer):
                 self._core.roster.still(entry, incarnation)
                 yield happening
         except Refused as refused:
-            await _abort(context, refused)
+            await abort(context, refused)
         finally:
             entry.streams -= 1
 
@@ -101,33 +97,45 @@ class OuterService(rpc.OuterServicer):
         """Takes one contribution, or what is missing of it."""
         header = pb.PushHeader()
         try:
-            first = await _first(requests, "a Push stream")
-            header = first.header if isinstance(first, pb.PushRequest) else header
+            request = await first(requests, "a Push stream")
+            header = request.header if isinstance(request, pb.PushRequest) else header
             entry, engine = self._core.session(header.session), self._engine()
             self._fragment(engine, header.fragment)
             version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
             answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
-                async with self._slots:  # each holds a frame in memory: the others' senders wait
-                    yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
-                    last = False
-                    while not answer.whole() and not last:
-                        request = await self._next(requests, answer)
-                        last = request is None
-                        if request is not None:
-                            self._core.roster.still(entry, header.session.incarnation)
-                            frame = request if isinstance(request, WireFrame) else request.frame
-                            if await engine.uploads.take(answer, frame, time.monotonic()):
-                                engine.syncer.uploading(entry.name, header.fragment, time.monotonic())
-                if last:  # other streams of this contribution bring the rest
+                # Each holds a frame in memory: the others' senders wait.
+                async with self._slots, aclosing(self._frames(requests, answer, entry, header)) as told:
+                    async for have in told:
+                        yield pb.PushReply(have=pb.Have(frames=have))
+                if not answer.whole():  # other streams of this contribution bring the rest
                     await engine.uploads.ended(answer)
                 answer = await engine.uploads.complete(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
             self._core.turned_away(refused, header.session.learner)
-            await _abort(context, refused)
+            await abort(context, refused)
         finally:
-            await _let_go(requests)
+            await let_go(requests)
+
+    async def _frames(
+        self, requests: AsyncIterator[Pushed], upload: Upload, entry: Entry, header: pb.PushHeader
+    ) -> AsyncGenerator[list[int], None]:
+        """Takes what a stream brings, until the upload is whole; tells what is here: all, then what has come."""
+        uploads, syncer = self._engine().uploads, self._engine().syncer
+        yield sorted(upload.have)
+        came, told_at = list[int](), time.monotonic()
+        while not upload.whole() and (request := await self._next(requests, upload)) is not None:
+            self._core.roster.still(entry, header.session.incarnation)
+            frame, now = request if isinstance(request, WireFrame) else request.frame, time.monotonic()
+            if await uploads.take(upload, frame, now):
+                syncer.uploading(entry.name, header.fragment, now)
+            came.append(frame.index)
+            if now > told_at + HEARD_S:
+                yield came
+                came, told_at = [], now
+        if came and not upload.whole():
+            yield came
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
         """Sends a published update, or a whole fragment at its current version."""
@@ -139,7 +147,7 @@ class OuterService(rpc.OuterServicer):
                 async for reply in them:
                     yield reply
         except Refused as refused:
-            await _abort(context, refused)
+            await abort(context, refused)
 
     async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
         publication = engine.cache.get(request.fragment, request.version)
@@ -193,11 +201,11 @@ class OuterService(rpc.OuterServicer):
                     progress(self._core, entry, told)
             return pb.ReportReply()
         except Refused as refused:
-            await _abort(context, refused)
+            await abort(context, refused)
         finally:
             if entry is not None:
                 entry.streams -= 1
-            await _let_go(requests)
+            await let_go(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Says good-bye to a learner."""
@@ -206,7 +214,7 @@ class OuterService(rpc.OuterServicer):
             await asyncio.shield(asyncio.create_task(leave(self._core, entry, last)))
             return pb.LeaveReply()
         except Refused as refused:
-            await _abort(context, refused)
+            await abort(context, refused)
 
     # ------------------------------------------------------------------------------ checks
 
@@ -256,45 +264,3 @@ class OuterService(rpc.OuterServicer):
         return tuple(
             TensorSpec(t.name, tuple(t.shape), t.dtype, KINDS[t.kind], tuple(t.tied_names)) for t in request.tensors
         )
-
-
-def message_options(most_bytes: int) -> list[tuple[str, int]]:
-    """Of the server's channel: limits on what it takes, and how it finds out that a peer is gone."""
-    assert most_bytes > 8 * FRAME_PARAMETERS, "a frame must fit into a message"
-    return [
-        ("grpc.max_receive_message_length", most_bytes),
-        ("grpc.max_send_message_length", most_bytes),
-        ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
-        ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: arrivals tell much earlier
-        ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.max_concurrent_streams", 64),
-        ("grpc.http2.bdp_probe", 0),  # a window that grows with the link would be memory that grows with learners
-        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-    ]
-
-
-async def _first(requests: AsyncIterator[object], what: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    async for request in requests:
-        return request
-    raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
-
-
-async def _let_go(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
-    """Ends a stream that was not read to its end: gRPC's reader holds itself and its call, of a connection's few."""
-    await aiter(requests).aclose()
-
-
-async def _abort(context: Context, refused: Refused) -> NoReturn:
-    try:
-        await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
-    except Exception as error:
-        asyncio.get_running_loop().call_soon(_forget, error)
-        raise
-    raise AssertionError("abort raises")
-
-
-def _forget(error: Exception) -> None:
-    """The call holds the error that it was aborted with: that must not hold the call."""
-    error.__traceback__ = error.__context__ = None

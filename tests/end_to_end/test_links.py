@@ -61,7 +61,7 @@ def test_an_upload_that_was_cut_goes_on_through_another_listener(tmp_path):
                 rest = Push(other, header)
                 assert list(next(rest.call).have.frames) == [0, 2]
                 rest.send(frames[1])
-                assert next(rest.call).receipt.fate == pb.FATE_PENDING
+                assert rest.receipt().fate == pb.FATE_PENDING
             running.address = one
 
 

@@ -174,22 +174,27 @@ class FakeCore(rpc.OuterServicer):
         self._may("Push", context, header.session)
         key = (header.session.learner, header.session.incarnation, header.fragment, header.seq)
         if key not in self.receipts:
+            lose = self.lose_acknowledgement  # of all streams that bring it
             self.headers[key] = header
             have = self.parts[key]
             yield pb.PushReply(have=pb.Have(frames=sorted(have)))
-            while len(have) < header.frames:
+            for request in requests:
                 if self.cut_after == 0:
                     self.cut_after = None
                     context.abort(grpc.StatusCode.UNAVAILABLE, "cut, as the test says")
-                frame = next(requests).frame
+                frame = request.frame
                 assert codec.crc32c(frame.payload) == frame.crc32c
                 have[frame.index] = frame.payload
                 self.frames.append((key, frame.index))
                 self.cut_after = None if self.cut_after is None else self.cut_after - 1
             with self._news:
-                self.rounds.pop(header.fragment, None)
-                self._receipt(key, pb.FATE_PENDING)
-            if self.lose_acknowledgement:
+                while len(have) < header.frames and context.is_active():
+                    self._news.wait(0.1)  # other streams bring the rest
+                if key not in self.receipts and len(have) == header.frames:
+                    self.rounds.pop(header.fragment, None)
+                    self._receipt(key, pb.FATE_PENDING)
+                self._news.notify_all()
+            if lose:
                 self.lose_acknowledgement = False
                 context.abort(grpc.StatusCode.UNAVAILABLE, "lost, as the test says")
         yield pb.PushReply(receipt=self.receipts[key])

@@ -59,7 +59,7 @@ def test_what_was_trained_is_the_work_of_its_fragment_alone(dtype):
         model[1].weight += 2
     taken = [work(mine, fragment, 8, 1) for fragment in (0, 1)]
     small = int(np.argmin([len(vector) for vector in taken]))
-    np.testing.assert_allclose(taken[small], -2, atol=0.05)
+    np.testing.assert_allclose(taken[small], -2, atol=0.07)
     assert not taken[1 - small].any()
 
 

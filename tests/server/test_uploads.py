@@ -196,7 +196,7 @@ def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_r
         assert (receipt.fate, receipt.drop_outstanding) == (pb.FATE_REFUSED, True)
         assert world.offer() == receipt, "offered again it is answered again"
         ((row, reason),) = world.refused
-        assert row.norms_sq[0] == pytest.approx(64 * 64, rel=0.02)
+        assert row.norms_sq[0] == pytest.approx(64 * 64, rel=0.1)
         assert "times what 1 steps usually give" in reason
         assert (world.spool.used_bytes, world.committed, world.failures) == (0, [], [])
         assert world.uploads.unwritten_bytes() == 0
@@ -215,7 +215,7 @@ def test_what_is_clipped_is_kept_with_its_scale(tmp_path):
         await world.take(upload)
         await world.uploads.complete(upload)
         ((row, stored),) = kept
-        assert (row.scale, stored.scale) == (pytest.approx(0.5, rel=0.02), row.scale)
+        assert (row.scale, stored.scale) == (pytest.approx(0.5, rel=0.05), row.scale)
 
     asyncio.run(run())
 

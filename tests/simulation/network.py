@@ -411,8 +411,11 @@ class SimulatedLink:
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self.address, self.transfers = address, Transfers()
-        self.control = Stub(network, learner)
+        self.control = self.offers = Stub(network, learner)
         self.up, self.down = (Lanes(lambda: (Stub(network, learner), self)) for _ in range(2))
+
+    def answered(self, after_s: float) -> None:
+        pass
 
     def rest(self) -> None:
         pass

@@ -1,0 +1,62 @@
+"""What every gRPC call needs: the channel's limits, the first message of a stream, and a good end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from atoll_wire.layout import FRAME_PARAMETERS
+
+from atoll_server.refusal import Refused, Status
+
+WINDOW_BYTES = 2 << 20  # on its way to a stream: 25 MB/s at 80 ms; who needs more has more connections
+
+T = TypeVar("T")
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+def message_options(most_bytes: int) -> list[tuple[str, int]]:
+    """Of the server's channel: limits on what it takes, and how it finds out that a peer is gone."""
+    assert most_bytes > 8 * FRAME_PARAMETERS, "a frame must fit into a message"
+    return [
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", most_bytes),
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
+        ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: arrivals tell much earlier
+        ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_concurrent_streams", 64),
+        ("grpc.http2.bdp_probe", 0),  # a window that grows with the link would be memory that grows with learners
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+    ]
+
+
+async def first(requests: AsyncIterator[T], what: str) -> T:
+    """A stream's first message. Raises Refused when there is none."""
+    async for request in requests:
+        return request
+    raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
+
+
+async def let_go(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
+    """Ends a stream that was not read to its end: gRPC's reader holds itself and its call, of a connection's few."""
+    await aiter(requests).aclose()
+
+
+async def abort(context: Context, refused: Refused) -> NoReturn:
+    """Ends a call with what was refused."""
+    try:
+        await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
+    except Exception as error:
+        asyncio.get_running_loop().call_soon(_forget, error)
+        raise
+    raise AssertionError("abort raises")
+
+
+def _forget(error: Exception) -> None:
+    """The call holds the error that it was aborted with: that must not hold the call."""
+    error.__traceback__ = error.__context__ = None
