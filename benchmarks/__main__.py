@@ -17,7 +17,7 @@ from atoll.learner import Learner
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import kernels, sync, wan
+from benchmarks import crowd, kernels, plots, sync, throughput, wan
 from benchmarks.peers import torchft_sync
 from benchmarks.rows import Report, Row
 
@@ -68,6 +68,24 @@ def of_step(report: Report) -> None:
     report.rows.append(Row("step() with nothing due", statistics.median(times) * 1e6, 20.0, "microseconds", beside))
 
 
+def of_throughput(report: Report) -> None:
+    """A learner that trains while it syncs."""
+    found = throughput.measure()
+    spread = f"{min(found.ratios):.3f} to {max(found.ratios):.3f} at {1 / found.step_s:.2f} steps/s"
+    told = f"{spread}, {found.merged:.0f} of {throughput.FRAGMENTS} fragments merged in {throughput.INNER_STEPS} steps"
+    ratio = statistics.median(found.ratios)
+    report.rows.append(Row("learner's throughput with syncs on", ratio, 0.98, "x without", told, most=False))
+
+
+def of_crowd(report: Report) -> None:
+    """A core with 1,000 learners that have nothing to send."""
+    found = crowd.measure()
+    name = f"{found.learners} idle learners"
+    spread = f"{min(found.cpus):.2f} to {max(found.cpus):.2f}"
+    report.rows.append(Row(f"{name}: processor", found.cpu, 0.5, "of one", spread))
+    report.rows.append(Row(f"{name}: memory", found.bytes_each / 1e3, 100.0, "kB each"))
+
+
 def of_wan(report: Report) -> None:
     """Uploads over a long link that loses packets."""
     name = "upload over 200 Mbit/s, 40 ms, 0.05 % loss"
@@ -81,8 +99,15 @@ def of_wan(report: Report) -> None:
         report.rows.append(Row(f"{name}, {congestion}", rate, 0.8, "of the link", f"raw TCP {raw} Mbit/s", most=False))
 
 
+PEERS_LEFT_OUT = {
+    "hivemind": "no script drives it yet",
+    "flwr": "no script drives it yet; the 8 bytes a parameter and 23 times the model are from an earlier trial",
+}
+
+
 PARTS: dict[str, Callable[[Report], None]] = {
-    "kernels": of_kernels, "step": of_step, "syncs": of_syncs, "wan": of_wan
+    "kernels": of_kernels, "step": of_step, "syncs": of_syncs, "throughput": of_throughput, "crowd": of_crowd,
+    "wan": of_wan,
 }  # fmt: skip
 
 
@@ -90,6 +115,7 @@ def main() -> None:
     """Measures, prints a table, and writes the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, dest="json_path")
+    parser.add_argument("--plot", type=Path, default=Path("build/bench.svg"), help="a picture of the rows")
     parser.add_argument("--only", choices=tuple(PARTS))
     arguments = parser.parse_args()
     console, report = Console(), Report()
@@ -100,6 +126,8 @@ def main() -> None:
                 part(report)
             except subprocess.CalledProcessError as error:
                 report.not_measured.append({"name": name, "reason": f"{error.cmd[0]} ended with {error.returncode}"})
+    for peer, reason in PEERS_LEFT_OUT.items():
+        report.not_measured.append({"name": f"beside {peer}", "reason": reason})
     table = Table("what", "value", "limit", "unit", "beside", "")
     for row in report.rows:
         limit = f"{'<=' if row.most else '>='} {row.limit:.3g}"
@@ -107,6 +135,9 @@ def main() -> None:
     console.print(table)
     for missing in report.not_measured:
         console.print(f"not measured: {missing['name']}: {missing['reason']}")
+    arguments.plot.parent.mkdir(parents=True, exist_ok=True)
+    plots.margins(report.rows, arguments.plot)
+    console.print(f"picture: {arguments.plot}")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(report.data(), indent=2) + "\n")
 

@@ -27,7 +27,7 @@ from atoll.demo.processes import Child, Children, children
 from benchmarks.sync import OPTIONS, wait
 
 MBIT, DELAY_MS, LOSS = 200.0, 40.0, 0.0005
-SYNCS, COUNTED = 8, 3
+SYNCS, COUNTED = 12, 5
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"
 RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8), "cubic": (1, 8, 32)}

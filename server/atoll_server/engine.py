@@ -124,7 +124,8 @@ class Engine:
                     self.spawn(self._refuse_pending(effect))
                 case _:
                     assert_never(effect)
-        self._arm()
+        if self.syncer.looked_at == now:
+            self._arm()
 
     def _arm(self) -> None:
         if self._wake is not None:

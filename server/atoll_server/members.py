@@ -12,6 +12,7 @@ LIVE_STEPS = 4.0  # a learner is live while its last inner step is at most so ma
 LIVE_REPORTS = 5.0  # ... or so many of its own report intervals
 EXPECTED_S = 10.0  # a learner that fell silent is still expected back for so long
 UNSEEN_ANSWER_S = 10.0  # patience with a learner whose first answer is still to come
+FEW, LOOK_S = 64, 50e-6  # beyond so many learners, what follows from a report is looked at so much later for each
 ANSWER_PATIENCE = 4.0  # a round waits for so many times a learner's usual time to answer
 
 
@@ -94,6 +95,11 @@ class Member:
         if self.paused and self.live(now):
             return "paused"
         return "live" if self.live(now) else "silent"
+
+
+def look_after_s(members: int) -> float:
+    """How soon a report needs to be looked at: one of many changes little, and each look goes over all of them."""
+    return LOOK_S * max(0, members - FEW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import assert_never
 
 from atoll_server import events as ev
 from atoll_server.events import Key
-from atoll_server.members import Member, Present, smoothed
+from atoll_server.members import Member, Present, look_after_s, smoothed
 from atoll_server.rounds import Closing, FragmentRounds, Pending, Phase, Waiting
 from atoll_server.settings import RunSettings
 
@@ -43,8 +43,7 @@ class Syncer:
         self.opened_at = 0.0  # the newest round
         self.quorum_s: float | None = None  # smoothed: opened -> K answered
         self.sync_s: float | None = None  # smoothed: closed -> adopted
-
-    # ------------------------------------------------------------------------------ restoring
+        self.looked_at = -math.inf  # when it was last decided what closes and opens
 
     def restore(
         self,
@@ -76,6 +75,8 @@ class Syncer:
                 self._joined(event, now)
             case ev.Heard():
                 self.members[event.learner].hear(event.steps, event.paused, now)
+                if now < self.looked_at + look_after_s(len(self.members)):
+                    return effects
             case ev.Declined():
                 rounds = self.fragments[event.fragment]
                 if rounds.phase is Phase.OPEN and rounds.cycle == event.cycle:
@@ -99,7 +100,7 @@ class Syncer:
                 pass
             case _:
                 assert_never(event)
-        present = self.present(now)
+        present, self.looked_at = self.present(now), now
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:

@@ -422,3 +422,22 @@ def test_a_remembered_step_time_counts_until_enough_is_seen_and_then_follows_wha
     member = Member(1, 50.0, 50.0, step_time_s=0.3, remembered=True)
     member.hear(1000, False, 50.3)
     assert member.live(50.4), "one report of a step is enough for one that is known"
+
+
+def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_the_same():
+    world = World({f"l{number:03}": 1 for number in range(500)})
+    looks = set[float]()
+    for _ in range(8):
+        for name in world.speeds:
+            world.now += STEP_S / len(world.speeds)
+            world.steps[name] += 1
+            world.tell(ev.Heard(name, world.steps[name], False))
+            looks.add(world.syncer.looked_at)
+            world.finish()
+    assert 4 * len(looks) < 8 * len(world.speeds)
+    opened = [effect for effect in world.effects if isinstance(effect, ev.OpenRound)]
+    assert opened, "a round of 4 steps came due"
+    for _ in range(3):
+        world.contribute("l000", opened[0].fragment, opened[0].cycle)
+        assert world.syncer.looked_at == world.now, "what is not a report is looked at at once"
+        world.now += 1e-6
