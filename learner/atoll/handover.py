@@ -43,6 +43,7 @@ class Handover:
         self._prepared: OrderedDict[int, Prepared] = OrderedDict()
         self._due: OrderedDict[int, Due] = OrderedDict()
         self._released: list[int] = []
+        self._boundary_at = 0.0  # the newest with something to do
         self._unsettled = 0
         self._ended = False
         self._news = threading.Condition(self._lock)
@@ -71,10 +72,10 @@ class Handover:
             self.something = True
 
     def withdraw(self, longer_than_s: float) -> list[Due]:
-        """Takes back rounds that found no step boundary for so long."""
+        """Takes back rounds, when there was no step boundary for so long: each takes one round, in turn."""
         with self._lock:
-            now = time.monotonic()
-            late = [due for due in self._due.values() if now - due.since > longer_than_s]
+            before = time.monotonic() - longer_than_s
+            late = [due for due in self._due.values() if max(due.since, self._boundary_at) < before]
             for due in late:
                 del self._due[due.fragment]
             return late
@@ -124,6 +125,7 @@ class Handover:
     def next(self) -> tuple[list[int], Prepared | None, Due | None]:
         """Fragments set free, then at most one adoption and one round, of different fragments."""
         with self._lock:
+            self._boundary_at = time.monotonic()
             released, self._released = self._released, []
             prepared = self._prepared.popitem(last=False)[1] if self._prepared else None
             due = None

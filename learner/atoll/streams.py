@@ -66,7 +66,7 @@ class _Streams:
         self._link, self._header, self._messages = link, header, messages
         self._sent, self._carried, self._give_up = sent, carried, give_up
         self._left: deque[int] = deque()  # frames that nobody has sent
-        self._out: deque[int] = deque()  # that one stream has sent, in this order
+        self._out: deque[int] = deque()  # that one stream sends or has sent, in this order
         self._have: set[int] = set()  # that the core told of
         self._heard = asyncio.Event()
         self._tasks = list[asyncio.Task[None]]()
@@ -115,8 +115,8 @@ class _Streams:
                     while frames:
                         mine.add(index := frames.popleft())
                         self._carried.waiting(len(self._left))
-                        await call.write(self._messages[index])
                         self._out.append(index)
+                        await call.write(self._messages[index])
                         self._sent(index)
                         moved()
                     await call.done_writing()

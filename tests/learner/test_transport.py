@@ -7,6 +7,7 @@ import random
 import grpc
 import numpy as np
 import pytest
+from atoll import handover as handover_module
 from atoll.adoption import Fate
 from atoll.handover import Handover, Prepared
 from atoll.transport import CURES, LONGEST_BACKOFF_S, Cure, backoff_s
@@ -69,6 +70,21 @@ def test_rounds_that_found_no_step_boundary_are_taken_back():
     (late,) = handover.withdraw(-1.0)
     assert late.cycle == 4
     assert handover.next()[2] is None
+
+
+def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(handover_module.time, "monotonic", lambda: now[0])
+    handover = Handover()
+    for fragment in range(4):
+        handover.ask(fragment, 1)
+    for _ in range(3):  # each takes long, and one round
+        now[0] += 0.8
+        handover.next()
+        assert handover.withdraw(1.0) == []
+    now[0] += 1.1
+    (late,) = handover.withdraw(1.0)
+    assert late.fragment == 3
 
 
 def test_waiting_for_acknowledgements_ends_with_the_last_one():

@@ -1,0 +1,113 @@
+"""Frames over several connections: one that is slow, or fails, does not hold the others up."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import grpc
+import grpc.aio
+import pytest
+from atoll import streams
+from atoll.lanes import SLOTS, Lanes
+from atoll.transport import Transfers
+from atoll_wire import frames
+from atoll_wire import outer_pb2 as pb
+
+FRAMES = 5
+MESSAGES = [frames.encode(n, 0, bytes([n])) for n in range(FRAMES)]
+HEADER = pb.PushHeader(fragment=0, seq=1, frames=FRAMES)
+WAIT_S = 10.0
+
+
+class Core:
+    """Takes frames over any number of calls. Of the lanes that it is said to be stuck, nothing gets through."""
+
+    def __init__(self, *stuck: int, fails: int | None = None) -> None:
+        self.stuck, self.fails = stuck, fails
+        self.have: set[int] = set()
+        self.calls: list[Call] = []
+        self.lanes = 0
+        up = Lanes(self._dial)
+        up._width.lanes, up._capacity, up._turns = 2, 2 * SLOTS, asyncio.Semaphore(2 * SLOTS)
+        offers = SimpleNamespace(Push=lambda: Call(self, None))
+        self.link = SimpleNamespace(up=up, offers=offers, transfers=Transfers(), answered=lambda _seconds: None)
+
+    def _dial(self):
+        lane = self.lanes
+        self.lanes += 1
+        return SimpleNamespace(Push=lambda: Call(self, lane)), SimpleNamespace()
+
+    def take(self, index: int) -> None:
+        self.have.add(index)
+        if len(self.have) == FRAMES:
+            for call in self.calls:
+                call.replies.put_nowait(pb.PushReply(receipt=pb.Receipt(seq=1, fate=pb.FATE_PENDING)))
+
+
+class Call:
+    """One Push."""
+
+    def __init__(self, core: Core, lane: int | None) -> None:
+        self.core, self.lane = core, lane
+        self.replies: asyncio.Queue[pb.PushReply | None] = asyncio.Queue()
+        self.failed = False
+        core.calls.append(self)
+
+    async def write(self, message) -> None:
+        if isinstance(message, pb.PushRequest):
+            self.replies.put_nowait(pb.PushReply(have=pb.Have(frames=sorted(self.core.have))))
+            return
+        assert self.lane is not None, "no frame goes where offers are made"
+        if self.lane in self.core.stuck:
+            await asyncio.Event().wait()
+        index = frames.push_request(message).index
+        if index == self.core.fails:
+            self.failed = True
+            self.replies.put_nowait(None)
+            raise asyncio.InvalidStateError
+        await asyncio.sleep(0)
+        self.replies.put_nowait(pb.PushReply(have=pb.Have(frames=[index])))
+        self.core.take(index)
+
+    async def read(self):
+        reply = await self.replies.get()
+        if self.failed and reply is None:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata())
+        if reply is None and asyncio.current_task() is not None:
+            raise asyncio.CancelledError  # as gRPC tells of a call that was cancelled
+        return grpc.aio.EOF if reply is None else reply
+
+    async def done_writing(self) -> None:
+        pass
+
+    def cancel(self) -> bool:
+        self.replies.put_nowait(None)
+        return True
+
+
+def uploaded(core: Core) -> tuple[pb.Receipt | None, list[int]]:
+    """The answer, and which frames were handed over."""
+    sent: list[int] = []
+
+    async def main() -> pb.Receipt | None:
+        return await asyncio.wait_for(streams.upload(core.link, HEADER, MESSAGES, sent.append), WAIT_S)
+
+    return asyncio.get_event_loop_policy().new_event_loop().run_until_complete(main()), sent
+
+
+def test_all_frames_arrive_once_over_connections_that_work():
+    receipt, sent = uploaded(core := Core())
+    assert (receipt.fate, sorted(sent), core.lanes) == (pb.FATE_PENDING, list(range(FRAMES)), 2)
+
+
+def test_what_a_stuck_connection_holds_is_sent_once_more_over_another():
+    receipt, sent = uploaded(core := Core(0))
+    assert receipt.fate == pb.FATE_PENDING
+    assert (core.have, sorted(sent)) == (set(range(FRAMES)), list(range(FRAMES)))
+
+
+def test_a_stream_that_fails_ends_the_upload_with_its_reason():
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        uploaded(Core(fails=3))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
