@@ -137,11 +137,10 @@ def main() -> None:
     console.print(table)
     for missing in report.not_measured:
         console.print(f"not measured: {missing['name']}: {missing['reason']}")
-    arguments.plot.parent.mkdir(parents=True, exist_ok=True)
-    plots.margins(report.rows, arguments.plot)
-    console.print(f"picture: {arguments.plot}")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(report.data(), indent=2) + "\n")
+    arguments.plot.parent.mkdir(parents=True, exist_ok=True)
+    plots.margins(report.rows, arguments.plot)
 
 
 if __name__ == "__main__":

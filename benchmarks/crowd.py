@@ -8,7 +8,6 @@ is its processor time over half a minute, and what its resident memory grew by s
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 import signal
 import statistics
@@ -69,12 +68,14 @@ def measure(count: int = COUNT) -> Crowd:
             used, began = cpu_s(core), time.monotonic()
             time.sleep(WINDOW_S)
             cpus.append((cpu_s(core) - used) / (time.monotonic() - began))
-        lost = json.loads((place / "all").read_text())["lost"]
         added = resident_bytes(core) - before
+        crowd.process.send_signal(signal.SIGTERM)
+        wait([crowd], [place / "lost"])
+        lost = int((place / "lost").read_text())
         group.stop(crowd)
         group.stop(core)
     if lost:
-        raise SystemExit(f"{lost} of {count} learners lost their connection while the others came")
+        raise SystemExit(f"{lost} of {count} learners lost their connection")
     return Crowd(count, cpus, added / (count - 1))
 
 
@@ -126,10 +127,10 @@ async def crowd(count: int, address: str, place: Path) -> None:
         members += [Member(number, address, model) for number in range(begin, min(begin + AT_ONCE, count))]
         await asyncio.gather(*(member.here.wait() for member in members[begin:]))
     training = [asyncio.create_task(member.train()) for member in members]
-    await asyncio.sleep(0)
-    (place / "all.part").write_text(json.dumps({"lost": sum(m.counters.reconnects for m in members)}))
-    (place / "all.part").rename(place / "all")
+    (place / "all").touch()
     await ended.wait()
+    (place / "part").write_text(str(sum(member.counters.reconnects for member in members)))
+    (place / "part").rename(place / "lost")
     for task in (*training, *(member.living for member in members)):
         task.cancel()
     await asyncio.wait([member.living for member in members], timeout=GOODBYE_S)

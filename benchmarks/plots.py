@@ -14,6 +14,9 @@ HOLDS, MISSED = "#2a9d8f", "#e76f51"
 
 def margins(rows: Sequence[Row], path: Path) -> None:
     """Bars to the right of 1 keep their limit by so many times, those to the left miss it. Writes SVG or PNG."""
+    rows = [row for row in rows if row.value > 0]
+    if not rows:
+        return
     factors = [row.limit / row.value if row.most else row.value / row.limit for row in rows]
     figure, axes = plt.subplots(figsize=(9, 0.4 * len(rows) + 1.2), layout="constrained")
     places = range(len(rows), 0, -1)

@@ -72,20 +72,30 @@ def learn(address: str) -> Throughput:
 
     ratios, alone, merged = [], [], []
     with Learner(model, optimizer, server=address, name="a", drain_s=0.0) as learner:
-        for _ in range(PAIRS + 1):
-            times, before = [], learner.stats().merged
-            for synced in (True, False):
+        for number in range(PAIRS + 1):
+            before, times = learner.stats().merged, dict[bool, float]()
+            for synced in (True, False) if number % 2 else (False, True):
                 began = time.perf_counter()
                 with nullcontext() if synced else learner.pause():
                     for _ in range(INNER_STEPS):
                         inner_step()
                         if synced:
                             learner.step(tokens=window.numel())
-                times.append((time.perf_counter() - began) / INNER_STEPS)
-            ratios.append(times[1] / times[0])
-            alone.append(times[1])
+                times[synced] = (time.perf_counter() - began + (rest_s(learner) if synced else 0.0)) / INNER_STEPS
+            ratios.append(times[False] / times[True])
+            alone.append(times[False])
             merged.append(learner.stats().merged - before)
     return Throughput(ratios[1:], statistics.median(alone[1:]), statistics.mean(merged[1:]))
+
+
+def rest_s(learner: Learner) -> float:
+    """Processor seconds of what a phase left to be sent and fetched: the next phase must not pay for it."""
+    began = time.process_time()
+    with learner.pause():
+        while learner.stats().pending:
+            time.sleep(0.01)
+        time.sleep(0.5)
+    return time.process_time() - began
 
 
 if __name__ == "__main__":

@@ -28,9 +28,8 @@ IDLE_S = 30.0  # without a frame: back to the fewest
 class Width:
     """PURE: how many connections there should be, by the round trip and the rates that were seen."""
 
-    def __init__(self) -> None:
-        self.lanes = FEWEST
-        self._round_trip_s = math.inf
+    def __init__(self, round_trip_s: float = math.inf) -> None:
+        self.lanes, self.round_trip_s = FEWEST, round_trip_s
         self._bytes, self._busy_s, self._arrivals = 0, 0.0, 0
         self._before: float | None = None  # the rate with half as many
         self._changed = False  # what is on its way went over the connections of before
@@ -38,7 +37,7 @@ class Width:
 
     def answered(self, after_s: float) -> None:
         """An answer came, that waited behind nothing but the work of both sides: the shortest tells the round trip."""
-        self._round_trip_s = min(self._round_trip_s, after_s)
+        self.round_trip_s = min(self.round_trip_s, after_s)
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
         """So much arrived in so many seconds of carrying, over all lanes together."""
@@ -48,7 +47,7 @@ class Width:
         if self._busy_s < WINDOW_S or self._arrivals < WINDOW_ARRIVALS:
             return
         rate, self._bytes, self._busy_s, self._arrivals = self._bytes / self._busy_s, 0, 0.0, 0
-        far = FAR_S <= self._round_trip_s < math.inf
+        far = FAR_S <= self.round_trip_s < math.inf
         if self._changed:
             self._changed = False
         elif self._before is not None and rate < HURT * self._before:
@@ -116,8 +115,10 @@ class Lanes:
 
     @property
     def spare(self) -> bool:
-        """A connection beside others has nothing to do."""
-        return self.count > 1 and not self._turns.locked()
+        """A connection beside others has nothing to do, and nobody waits for one."""
+        if self._given_up or self.count == FEWEST or self._turns.locked():
+            return False
+        return len(self._lanes) < self.count or not all(lane.busy for lane in self._lanes)
 
     async def take(self) -> Lane:
         """Waits for a turn, in the order of asking; `give` it back. CancelledError once these were given up."""
@@ -173,7 +174,7 @@ class Lanes:
         """Called now and then: hangs up what was not needed for a while."""
         spare = [lane for lane in self._lanes[1:] if not lane.busy]
         if spare and not self._carrying and time.monotonic() - self._arrived_at > IDLE_S:
-            self._width = Width()
+            self._width = Width(self._width.round_trip_s)
             self._lanes = [lane for lane in self._lanes if lane not in spare]
             for lane in spare:
                 task = asyncio.get_running_loop().create_task(lane.channel.close())
