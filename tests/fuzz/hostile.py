@@ -54,9 +54,10 @@ class Hostile:
     address = "hostile"
 
     def __init__(self) -> None:
-        self.control = self
+        self.control = self.offers = self
         self.up, self.down = Lanes(lambda: (self, self)), Lanes(lambda: (self, self))
         self.transfers = Transfers()
+        self.answered = self.up.answered
         self.says: list[Any] = []
         self.forever = False
         self.joins = self.uploads = 0
