@@ -13,12 +13,21 @@ import time
 from pathlib import Path
 
 import torch
+from atoll import sending
 from atoll.handover import Due
 from atoll.learner import Learner
+from atoll.places import Coded
 from atoll.reference.model import SIZES, Transformer
 from atoll_wire.logs import configure
 
 BREATH_S = 0.004  # an inner step, nearly
+_messages, coded_bytes = sending._messages, [0]  # of all payloads, each once, however often it is sent
+
+
+def _counted(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:
+    messages, table = _messages(coded)
+    coded_bytes[0] += sum(length for length, _ in table)
+    return messages, table
 
 
 class Watched(Learner):
@@ -47,6 +56,7 @@ def main() -> None:
     name, address, size, syncs, folder = sys.argv[1:6]
     place = Path(folder)
     configure("warning", json=False)
+    sending._messages = _counted
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Transformer(SIZES[size])
@@ -60,7 +70,7 @@ def main() -> None:
             with torch.no_grad():
                 for parameter, change in zip(parameters, noise, strict=True):
                     parameter.add_(change)
-            old = learner.stats()
+            old, old_bytes = learner.stats(), coded_bytes[0]
             (place / f"{name}.ready.{number}").touch()
             uploaded = 0.0
             while any(a == b for a, b in zip(learner.stats().versions, old.versions, strict=True)):
@@ -72,7 +82,7 @@ def main() -> None:
             ended, new = time.monotonic(), learner.stats()
             up, down = new.bytes_up - old.bytes_up, new.bytes_down - old.bytes_down
             found = {
-                "ended": ended, "uploaded": uploaded, "bytes_up": up, "bytes": up + down,
+                "ended": ended, "uploaded": uploaded, "payload_bytes": coded_bytes[0] - old_bytes, "bytes": up + down,
                 "merged": new.merged - old.merged, "parameters": sum(p.numel() for p in parameters),
                 "added_bytes": peak_bytes() - before,
             }  # fmt: skip

@@ -1,8 +1,9 @@
 """Uploads over an emulated wide-area link, beside raw TCP over the same one: python -m benchmarks.wan [--json PATH].
 
 200 Mbit/s, 40 ms each way, 0.05 % loss; as root, in network namespaces of its own. A learner joins over the quick
-link; then every sync goes over the slow one. A rate is that of payload bytes, from the sync's beginning to the last
-acknowledgement; merges wait until then. The first syncs, in which connections are tried, are left out.
+link; then every sync goes over the slow one. A rate is that of payload bytes, each counted once, from the sync's
+beginning to the last acknowledgement; merges wait until then. The first syncs, in which connections are tried, are
+left out.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _uploads(group: Children, place: Path, inside: Inside, link: Child) -> list[
         (place / "hold").unlink()
         wait([learner], [place / f"0.{number}"])
         told = json.loads((place / f"0.{number}").read_text())
-        rates.append(told["bytes_up"] * 8 / 1e6 / (told["uploaded"] - began))
+        rates.append(told["payload_bytes"] * 8 / 1e6 / (told["uploaded"] - began))
     (place / "leave").touch()
     learner.process.wait(60.0)
     group.stop(core)
