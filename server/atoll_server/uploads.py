@@ -151,7 +151,7 @@ class Uploads:
         Values that are not finite make it whole at once: `complete` then gives it its receipt.
         """
         if not upload.whole() and self._growing.get(upload.key) is not upload:
-            raise upload.given_up()
+            raise Refused(Status.UNAVAILABLE, f"the upload of {upload.key} was given up: send it again")
         if frame.index >= upload.frames:
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: there are {upload.frames}")
         loop = asyncio.get_running_loop()
@@ -168,9 +168,8 @@ class Uploads:
             upload.refusal = f"frame {frame.index}: {error}: this island's training has diverged"
             return True
         except FrameError as error:
-            upload.dropped = Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}")
             self._drop(upload.key)
-            raise upload.given_up() from error
+            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
@@ -189,7 +188,7 @@ class Uploads:
             if self._growing.get(upload.key) is not upload:  # another stream brought the last frame, or a bad one
                 receipt = self.newest_receipt(upload.key.learner, upload.key.incarnation, upload.key.fragment)
                 if receipt is None or receipt.seq != upload.key.seq:
-                    raise upload.given_up()
+                    raise Refused(Status.UNAVAILABLE, f"the upload of {upload.key} was given up: send it again")
                 return receipt
             task = asyncio.create_task(self._finish(upload), name=f"finish {upload.key}")
             self._finishing[upload.key] = task
@@ -206,10 +205,9 @@ class Uploads:
             self._books.fail(error)
             raise Refused(Status.UNAVAILABLE, "the core's disk failed: it stops; try again later") from error
         except FrameError as error:
-            upload.dropped = Refused(Status.INVALID_ARGUMENT, str(error))
             del self._finishing[key]
             self._drop(key)
-            raise upload.given_up() from error
+            raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
         self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it since
         if receipt.fate == pb.FATE_REFUSED:
             del self._finishing[key]
