@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 FEWEST, MOST = 1, 32
 SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
-FAR_S = 0.01  # a round trip from which on a window matters
+FAR_S, ANSWERS = 0.01, 8  # a round trip from which on a window matters; answers of which one waited for nothing
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # of carrying, and of what arrived: at least, for a rate
 HURT = 0.95  # of the rate with half the connections: below it they were too many
 REST_S = 30.0  # before more are tried again
@@ -29,8 +29,12 @@ class Width:
     """PURE: how many connections there should be, by the round trip and the rates that were seen."""
 
     def __init__(self) -> None:
+        self._round_trip_s, self._answers = math.inf, 0
+        self.idle()
+
+    def idle(self) -> None:
+        """Nothing was carried for a while: the fewest, and what was seen of rates is forgotten."""
         self.lanes = FEWEST
-        self._round_trip_s = math.inf
         self._bytes, self._busy_s, self._arrivals = 0, 0.0, 0
         self._before: float | None = None  # the rate with half as many
         self._changed = False  # what is on its way went over the connections of before
@@ -39,6 +43,9 @@ class Width:
     def answered(self, after_s: float) -> None:
         """An answer came, that waited behind nothing but the work of both sides: the shortest tells the round trip."""
         self._round_trip_s = min(self._round_trip_s, after_s)
+        self._answers += 1
+        if self._round_trip_s < FAR_S and self.lanes > FEWEST:
+            self.idle()  # it only seemed far, while both sides were busy
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
         """So much arrived in so many seconds of carrying, over all lanes together."""
@@ -48,7 +55,7 @@ class Width:
         if self._busy_s < WINDOW_S or self._arrivals < WINDOW_ARRIVALS:
             return
         rate, self._bytes, self._busy_s, self._arrivals = self._bytes / self._busy_s, 0, 0.0, 0
-        far = FAR_S <= self._round_trip_s < math.inf
+        far = self._answers >= ANSWERS and self._round_trip_s >= FAR_S
         if self._changed:
             self._changed = False
         elif self._before is not None and rate < HURT * self._before:
@@ -116,8 +123,10 @@ class Lanes:
 
     @property
     def spare(self) -> bool:
-        """A connection beside others has nothing to do."""
-        return self.count > 1 and not self._turns.locked()
+        """A connection beside others has nothing to do, and nobody waits for one."""
+        if self._given_up or self.count == FEWEST or self._turns.locked():
+            return False
+        return len(self._lanes) < self.count or not all(lane.busy for lane in self._lanes)
 
     async def take(self) -> Lane:
         """Waits for a turn, in the order of asking; `give` it back. CancelledError once these were given up."""
@@ -173,7 +182,7 @@ class Lanes:
         """Called now and then: hangs up what was not needed for a while."""
         spare = [lane for lane in self._lanes[1:] if not lane.busy]
         if spare and not self._carrying and time.monotonic() - self._arrived_at > IDLE_S:
-            self._width = Width()
+            self._width.idle()
             self._lanes = [lane for lane in self._lanes if lane not in spare]
             for lane in spare:
                 task = asyncio.get_running_loop().create_task(lane.channel.close())

@@ -6,18 +6,22 @@ Up, each takes the next frame of a contribution from one queue when it can; down
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+import grpc.aio
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Payload
 from atoll_wire.frames import WireFrame
 
-from atoll.lanes import Carried
+from atoll.lanes import Carried, Lane
 from atoll.transport import Link, hung_up
+
+LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
 
 
 async def upload(
@@ -27,9 +31,10 @@ async def upload(
 
     messages: of all frames; sent: told the index of each that was handed over. Raises AioRpcError.
     """
+    lane = await link.up.take()  # before the core makes room for it: waiting may be long
     call = link.offers.Push()
     with link.transfers.of(call) as moved, link.up.carrying() as carried:
-        streams = _Streams(link, header, messages, sent, carried, call.cancel)
+        streams = _Streams(link, header, messages, lane, sent, moved, carried, call.cancel)
         try:
             asked_at = time.monotonic()
             await call.write(pb.PushRequest(header=header))
@@ -38,10 +43,10 @@ async def upload(
             link.answered(time.monotonic() - asked_at)
             if isinstance(reply, pb.PushReply) and reply.HasField("have"):
                 streams.begin(reply.have.frames)
-                await call.done_writing()
+                with contextlib.suppress(grpc.aio.InternalError):  # the call has ended: reading tells why
+                    await call.done_writing()
                 while isinstance(reply, pb.PushReply) and reply.HasField("have"):
                     reply = await call.read()
-                    moved()
             return reply.receipt if isinstance(reply, pb.PushReply) else None
         except asyncio.CancelledError:
             if hung_up():
@@ -52,35 +57,41 @@ async def upload(
 
 
 class _Streams:
-    """What carries the frames of one upload. give_up: called when a stream failed, and frames with it."""
+    """What carries the frames of one upload. lane: the first one's; give_up: called when frames were lost."""
 
     def __init__(
         self,
         link: Link,
         header: pb.PushHeader,
         messages: Sequence[bytes],
+        lane: Lane,
         sent: Callable[[int], None],
+        moved: Callable[[], None],
         carried: Carried,
         give_up: Callable[[], object],
     ) -> None:
-        self._link, self._header, self._messages = link, header, messages
-        self._sent, self._carried, self._give_up = sent, carried, give_up
+        self._link, self._header, self._messages, self._lane = link, header, messages, lane
+        self._sent, self._moved, self._carried, self._give_up = sent, moved, carried, give_up
         self._left: deque[int] = deque()  # frames that nobody has sent
         self._out: deque[int] = deque()  # that one stream sends or has sent, in this order
         self._have: set[int] = set()  # that the core told of
         self._heard = asyncio.Event()
         self._tasks = list[asyncio.Task[None]]()
+        self._begun = False  # the first stream has its lane, and gives it back
 
     def begin(self, have: Iterable[int]) -> None:
         """Sends what the core lacks."""
         self._have.update(have)
         self._left.extend(index for index in range(len(self._messages)) if index not in self._have)
         self._carried.waiting(len(self._left))
-        for _ in range(min(self._link.up.count, len(self._left))):
-            self._start(self._left)
+        for number in range(min(self._link.up.count, len(self._left))):
+            task = self._start(self._first() if number == 0 else self._another())
+            task.add_done_callback(self._ended)
 
     async def end(self) -> None:
         """Whatever still moves is of no use any more."""
+        if not self._begun:
+            self._link.up.give(self._lane)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -91,44 +102,61 @@ class _Streams:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
-    def _start(self, frames: deque[int]) -> None:
-        task = asyncio.create_task(self._carry(frames))
-        self._tasks.append(task)
-        task.add_done_callback(self._ended)
+    def _start(self, stream: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self._tasks.append(task := asyncio.create_task(stream))
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._give_up()  # the core is asked again what it has
+        """The core is asked again what it has; but first it may say on the other call what was wrong."""
+        if not task.cancelled() and task.exception() is not None:
+            asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
-    async def _carry(self, frames: deque[int]) -> None:
-        """One stream, when it is its turn: takes from these frames until none is left. Raises AioRpcError."""
+    async def _first(self) -> None:
+        self._begun = True
+        await self._carry(self._lane, self._left)
+
+    async def _another(self) -> None:
+        """When it is its turn, if frames are left then."""
+        await self._carry(await self._link.up.take(), self._left)
+
+    async def _once_more(self, index: int) -> None:
+        """A frame that another stream is sending. Whether it gets through or not, nothing is lost."""
         lane = await self._link.up.take()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._carry(lane, deque([] if index in self._have else [index]))
+
+    async def _carry(self, lane: Lane, frames: deque[int]) -> None:
+        """One stream: takes from these frames until none is left, and hears of them. Raises AioRpcError."""
         if not frames:
             self._link.up.give(lane)
             return
         call, mine = lane.stub.Push(), set[int]()
         with self._link.transfers.of(call) as moved:
-            hearing = asyncio.create_task(self._hear(call, moved))
+            hearing = asyncio.create_task(self._hear(call))
             try:
                 try:
                     await call.write(pb.PushRequest(header=self._header))
                     while frames:
                         mine.add(index := frames.popleft())
-                        self._carried.waiting(len(self._left))
-                        self._out.append(index)
+                        if frames is self._left:
+                            self._out.append(index)
+                            self._carried.waiting(len(self._left))
                         await call.write(self._messages[index])
                         self._sent(index)
+                        self._moved()
                         moved()
                     await call.done_writing()
+                except (asyncio.InvalidStateError, grpc.aio.InternalError):
+                    await hearing  # the call has ended: who listens to it knows why
                 finally:
                     self._link.up.give(lane)
                 while not mine <= self._have and not hearing.done():
                     self._heard.clear()
                     await self._heard.wait()
+                    moved()
+                if not mine <= self._have:
+                    await hearing
                 self._help_the_slowest()
-                await hearing
-            except asyncio.InvalidStateError:
-                await hearing  # the call has ended: who listens to it knows why
             finally:
                 hearing.cancel()
                 await asyncio.gather(hearing, return_exceptions=True)
@@ -137,14 +165,14 @@ class _Streams:
         """A lane that is through sends once more what another is still sending, unless somebody else needs it."""
         while self._out and self._out[0] in self._have:
             self._out.popleft()
-        if self._out and self._link.up.spare:
-            self._start(deque([self._out.popleft()]))
+        if self._out and not self._left and self._link.up.spare:
+            self._start(self._once_more(self._out.popleft()))
 
-    async def _hear(self, call: Any, moved: Callable[[], None]) -> None:  # noqa: ANN401 - gRPC's call
+    async def _hear(self, call: Any) -> None:  # noqa: ANN401 - gRPC's call
         """What the core says that it has, until it has everything."""
         try:
             while isinstance(reply := await call.read(), pb.PushReply):
-                moved()
+                self._moved()
                 told = range(len(self._messages)) if reply.HasField("receipt") else reply.have.frames
                 new = {index for index in told if index < len(self._messages)} - self._have
                 self._have |= new

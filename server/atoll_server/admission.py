@@ -51,6 +51,14 @@ def check_age(header: pb.PushHeader, version: int, max_staleness: int) -> None:
         )
 
 
+def declared(header: pb.PushHeader) -> pb.PushHeader:
+    """What a header says of the contribution; the session and the round may have changed when it is sent again."""
+    said = pb.PushHeader.FromString(header.SerializeToString())
+    said.ClearField("session")
+    said.ClearField("cycle")
+    return said
+
+
 def _malformed(header: pb.PushHeader, text: str) -> Refused:
     return Refused(Status.INVALID_ARGUMENT, f"contribution {_name(header)} {text}")
 

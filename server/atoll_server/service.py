@@ -29,6 +29,7 @@ log = structlog.get_logger()
 
 KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
 MOST_DIMENSIONS = 8
+MOST_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
 HEARD_S = 0.05  # between two messages that tell what came over a stream: how quick a link is shows in them
 
 
@@ -104,6 +105,7 @@ class OuterService(rpc.OuterServicer):
             version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
             answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
+                yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
                 # Each holds a frame in memory: the others' senders wait.
                 async with self._slots, aclosing(self._frames(requests, answer, entry, header)) as told:
                     async for have in told:
@@ -121,9 +123,8 @@ class OuterService(rpc.OuterServicer):
     async def _frames(
         self, requests: AsyncIterator[Pushed], upload: Upload, entry: Entry, header: pb.PushHeader
     ) -> AsyncGenerator[list[int], None]:
-        """Takes what a stream brings, until the upload is whole; tells what is here: all, then what has come."""
+        """Takes what a stream brings, until the upload is whole; tells what has come."""
         uploads, syncer = self._engine().uploads, self._engine().syncer
-        yield sorted(upload.have)
         came, told_at = list[int](), time.monotonic()
         while not upload.whole() and (request := await self._next(requests, upload)) is not None:
             self._core.roster.still(entry, header.session.incarnation)
@@ -220,7 +221,8 @@ class OuterService(rpc.OuterServicer):
 
     async def _next(self, requests: AsyncIterator[Pushed], upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""
-        patience_s = upload.arrivals.patience_s() * (upload.streams + 1)  # gaps are learnt over all streams together
+        usual_s = upload.arrivals.patience_s() * (upload.streams + 1)  # gaps are learnt over all streams together
+        patience_s = min(usual_s, MOST_PATIENCE * self._core.settings.limits.upload_idle_s)
         upload.streams += 1
         try:
             async with asyncio.timeout(patience_s):

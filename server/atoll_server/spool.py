@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from atoll_server import crash
 from atoll_server.disk import DISK, Disk, Reading, Writing
 from atoll_server.events import Key
+from atoll_server.refusal import Refused, Status
 
 RECORD = struct.Struct("<IIIxxxx")
 
@@ -130,6 +131,7 @@ class Upload:
     written_bytes: int = 0
     refusal: str = ""  # why it will not be taken, whatever else comes
     streams: int = 0  # that bring it now
+    dropped: Refused | None = None  # why, for its other streams
     _file: Writing | None = None
     _discarded: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -162,6 +164,12 @@ class Upload:
             self.kept.keep(content, self.contents, index)
             self.received_bytes += len(payload)
             return True
+
+    def given_up(self) -> Refused:
+        """What each stream of it hears, whichever brought what was wrong."""
+        text = f"the upload of {self.key} was given up: send it again"
+        known = self.dropped
+        return Refused(Status.UNAVAILABLE, text) if known is None else Refused(known.status, known.detail)
 
     def whole(self) -> bool:
         """Whether nothing more needs to come."""

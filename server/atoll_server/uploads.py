@@ -21,7 +21,7 @@ from atoll_wire.codec import Codec, FrameError, NotFiniteError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Layout
 
-from atoll_server.admission import check_age, check_header
+from atoll_server.admission import check_age, check_header, declared
 from atoll_server.events import Key
 from atoll_server.guard import Guard
 from atoll_server.merge import LARGEST_NORM, norms_sq
@@ -91,7 +91,7 @@ class Uploads:
         key = Key(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         growing = self._growing.get(key)
         if growing is not None:
-            if _declared(self._headers[key]) != _declared(header):
+            if declared(self._headers[key]) != declared(header):
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
             growing.arrivals.again(now)
             growing.touched_at = now
@@ -101,13 +101,12 @@ class Uploads:
             newest = None  # a dead incarnation's: what it had acknowledged is merged all the same
         if newest is not None and newest.receipt.seq >= key.seq:
             if newest.receipt.seq > key.seq:
-                raise Refused(
-                    Status.INVALID_ARGUMENT, f"contribution {key} is older than {newest.receipt.seq}, the newest"
-                )
+                text = f"contribution {key} is older than {newest.receipt.seq}, the newest"
+                raise Refused(Status.INVALID_ARGUMENT, text)
             if newest.digest != header.digest:
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
             return newest.receipt
-        waits_for = [k.seq for k in self._finishing if (k.learner, k.incarnation, k.fragment) == _line(key)]
+        waits_for = [k.seq for k in self._finishing if _line(k) == _line(key)]
         if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
             waits_for.append(newest.receipt.seq)
         if waits_for:
@@ -148,28 +147,31 @@ class Uploads:
     async def take(self, upload: Upload, frame: pb.Frame | WireFrame, now: float) -> bool:
         """Checks and writes one frame; whether it was a new one. Raises Refused; garbage ends the upload.
 
-        Values that are not finite make it whole at once: `complete` then gives it its receipt.
+        The last one makes it whole, and so do values that are not finite: `complete` then gives it its receipt.
         """
         if not upload.whole() and self._growing.get(upload.key) is not upload:
-            raise Refused(Status.UNAVAILABLE, f"the upload of {upload.key} was given up: send it again")
+            raise upload.given_up()
         if frame.index >= upload.frames:
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: there are {upload.frames}")
-        loop = asyncio.get_running_loop()
+        run = asyncio.get_running_loop().run_in_executor
         try:
-            new = await loop.run_in_executor(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
+            taking = run(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
+            taking.add_done_callback(lambda _: self._finish_if_whole(upload))
+            new = await asyncio.shield(taking)
         except ChecksumError as error:
             raise Refused(Status.DATA_LOSS, str(error)) from error
         except OSError as error:
             self._drop(upload.key)
-            raise Refused(
-                Status.RESOURCE_EXHAUSTED, f"the spool cannot be written ({error.strerror}): make room"
-            ) from error
+            text = f"the spool cannot be written ({error.strerror}): make room"
+            raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
         except NotFiniteError as error:
             upload.refusal = f"frame {frame.index}: {error}: this island's training has diverged"
+            self._finish_if_whole(upload)
             return True
         except FrameError as error:
+            upload.dropped = Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}")
             self._drop(upload.key)
-            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}") from error
+            raise upload.given_up() from error
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
@@ -182,20 +184,25 @@ class Uploads:
             await ended.wait()
 
     async def complete(self, upload: Upload) -> pb.Receipt:
-        """Makes a whole upload durable and returns its receipt; every stream of the upload may call it."""
+        """The receipt of a whole upload, once it is durable; every stream of the upload may call it."""
+        self._finish_if_whole(upload)  # the last frame may be here a moment before this loop is told
         task = self._finishing.get(upload.key)
         if task is None:
-            if self._growing.get(upload.key) is not upload:  # another stream brought the last frame, or a bad one
-                receipt = self.newest_receipt(upload.key.learner, upload.key.incarnation, upload.key.fragment)
-                if receipt is None or receipt.seq != upload.key.seq:
-                    raise Refused(Status.UNAVAILABLE, f"the upload of {upload.key} was given up: send it again")
-                return receipt
-            task = asyncio.create_task(self._finish(upload), name=f"finish {upload.key}")
-            self._finishing[upload.key] = task
+            receipt = self.newest_receipt(upload.key.learner, upload.key.incarnation, upload.key.fragment)
+            if receipt is None or receipt.seq != upload.key.seq:
+                raise upload.given_up()
+            return receipt
         # A stream that is cut must not take the others' acknowledgement with it.
         receipt = await asyncio.shield(task)
         decided = self.newest_receipt(receipt.learner, receipt.incarnation, receipt.fragment)
         return decided or receipt
+
+    def _finish_if_whole(self, upload: Upload) -> None:
+        """At once, and once: the stream that brought the last frame may be cut before it asks for the receipt."""
+        if upload.whole() and self._growing.get(upload.key) is upload and upload.key not in self._finishing:
+            task = asyncio.create_task(self._finish(upload), name=f"finish {upload.key}")
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # for whoever still listens
+            self._finishing[upload.key] = task
 
     async def _finish(self, upload: Upload) -> pb.Receipt:
         key = upload.key
@@ -205,21 +212,21 @@ class Uploads:
             self._books.fail(error)
             raise Refused(Status.UNAVAILABLE, "the core's disk failed: it stops; try again later") from error
         except FrameError as error:
+            upload.dropped = Refused(Status.INVALID_ARGUMENT, str(error))
             del self._finishing[key]
             self._drop(key)
-            raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
+            raise upload.given_up() from error
         self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it since
+        del self._finishing[key]
         if receipt.fate == pb.FATE_REFUSED:
-            del self._finishing[key]
             self._drop(key)
         else:
             self._forget(key)
-            del self._finishing[key]
         return receipt
 
     async def _enter(self, upload: Upload) -> pb.Receipt:
         """Judges a whole upload; makes it, or its refusal, durable. Raises FrameError for what was never declared."""
-        loop, header, key = asyncio.get_running_loop(), self._headers[upload.key], upload.key
+        header, key = self._headers[upload.key], upload.key
         row = ContributionRow(
             key, header.cycle, header.base_version, header.tokens, header.steps, int(self._codec),
             upload.frames, upload.size_bytes, upload.digest, (), 1.0, time.time(),
@@ -236,7 +243,8 @@ class Uploads:
         row = replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale)
         if verdict.refusal:
             return await self._books.refuse(row, verdict.refusal)
-        await self._books.keep(row, await loop.run_in_executor(self._workers, upload.finish, norms, row.scale))
+        stored = await asyncio.get_running_loop().run_in_executor(self._workers, upload.finish, norms, row.scale)
+        await self._books.keep(row, stored)
         return pb.Receipt(
             learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
         )
@@ -255,9 +263,10 @@ class Uploads:
     def decide(self, receipt: pb.Receipt) -> None:
         """Notes the fate of a contribution, for its learner to ask again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
-        if newest is not None and (newest.receipt.incarnation, newest.receipt.seq) == (
-            receipt.incarnation,
-            receipt.seq,
+        if (
+            newest is not None
+            and newest.receipt.incarnation == receipt.incarnation
+            and newest.receipt.seq == receipt.seq
         ):
             self.note(newest.digest, receipt)
 
@@ -283,15 +292,6 @@ class Uploads:
     def unwritten_bytes(self) -> int:
         """Reserved by uploads that are still to arrive."""
         return sum(upload.size_bytes - upload.received_bytes for upload in self._growing.values())
-
-
-def _declared(header: pb.PushHeader) -> pb.PushHeader:
-    """What a header says of the contribution; the session and the round may have changed when it is sent again."""
-    declared = pb.PushHeader()
-    declared.CopyFrom(header)
-    declared.ClearField("session")
-    declared.ClearField("cycle")
-    return declared
 
 
 def _line(key: Key) -> tuple[str, int, int]:

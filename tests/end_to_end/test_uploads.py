@@ -127,6 +127,21 @@ def test_frames_over_two_streams_make_one_contribution_and_both_have_its_receipt
     assert accepted(running) == before + 1
 
 
+def test_what_is_wrong_with_a_frame_is_told_to_every_stream_of_its_upload(running):
+    with running.outer() as stub:
+        header, _ = prepared(stub, "wrong")
+        offer = Push(stub, header)
+        next(offer.call)
+        offer.end()
+        garbage = b"no frame"
+        frame = pb.Frame(index=0, crc32c=codec.crc32c(garbage), payload=garbage)
+        one = Push(stub, header, pb.PushRequest(frame=frame))
+        for stream in (one, offer):
+            with pytest.raises(grpc.RpcError) as caught:
+                stream.receipt()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_a_stream_is_told_what_has_come_while_more_is_to_come(running):
     with running.outer() as stub:
         header, frames = prepared(stub, "told")

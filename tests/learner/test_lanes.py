@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from atoll import lanes
-from atoll.lanes import FAR_S, FEWEST, MOST, REST_S, SLOTS, WINDOW_ARRIVALS, WINDOW_S, Lanes, Width
+from atoll.lanes import ANSWERS, FAR_S, FEWEST, MOST, REST_S, SLOTS, WINDOW_ARRIVALS, WINDOW_S, Lanes, Width
 
 NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips
 
@@ -19,11 +19,16 @@ def window(width: Width, rate: float, now: float) -> None:
         width.arrived(int(rate * part_s), part_s, now)
 
 
+def answered(width: Width | Lanes, round_trip_s: float) -> None:
+    """Some answers waited for something."""
+    for number in range(ANSWERS):
+        width.answered(5.0 if number % 2 else round_trip_s)
+
+
 def settled(rate: Callable[[int], float], round_trip_s: float = LONG_S, windows: int = 20) -> tuple[Width, float]:
     """After so many windows over a link that carries `rate(lanes)` bytes/s."""
     width, now = Width(), 100.0
-    width.answered(5.0)  # the first answer may wait for anything
-    width.answered(round_trip_s)
+    answered(width, round_trip_s)
     for _ in range(windows):
         now += WINDOW_S
         window(width, rate(width.lanes), now)
@@ -48,9 +53,17 @@ def test_close_by_one_is_enough():
     assert width.lanes == FEWEST
 
 
-def test_before_any_answer_nothing_grows():
+def test_before_enough_answers_nothing_grows():
     width = Width()
+    width.answered(LONG_S)
     window(width, 1e6, 100.0)
+    assert width.lanes == FEWEST
+
+
+def test_what_turns_out_to_be_close_by_is_given_the_fewest_again():
+    width, _ = settled(lambda count: count * 1e6)
+    assert width.lanes == MOST
+    width.answered(NEAR_S)
     assert width.lanes == FEWEST
 
 
@@ -68,7 +81,7 @@ def test_more_are_tried_again_after_a_while():
 
 def test_less_than_a_window_decides_nothing():
     width = Width()
-    width.answered(LONG_S)
+    answered(width, LONG_S)
     for _ in range(WINDOW_ARRIVALS - 1):  # long enough, and too few
         width.arrived(1000, WINDOW_S, 0.0)
     assert width.lanes == FEWEST
@@ -126,7 +139,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
         Channel.opened = 0
         group = Lanes(lambda: ("stub", Channel()))
         lane = await group.take()
-        group.answered(LONG_S)
+        answered(group, LONG_S)
         with group.carrying() as carried:
             for _ in range(WINDOW_ARRIVALS):  # with nothing left to send, lanes stand still: that tells no rate
                 now[0] += WINDOW_S

@@ -95,6 +95,22 @@ def test_garbage_on_another_stream_does_not_touch_an_upload_that_is_whole(tmp_pa
     asyncio.run(run())
 
 
+def test_a_stream_that_is_cut_with_the_last_frame_leaves_a_whole_upload(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload = world.offer()
+        other = asyncio.create_task(world.uploads.ended(upload))  # a stream that has sent its part
+        cut = asyncio.create_task(world.take(upload))
+        await asyncio.sleep(0)
+        cut.cancel()  # while a worker writes the frame
+        world.may_commit.set()
+        await other
+        assert (await world.uploads.complete(upload)).fate == pb.FATE_PENDING
+        assert cut.cancelled(), "else nothing was cut"
+
+    asyncio.run(run())
+
+
 def test_nothing_is_acknowledged_before_its_row_is_committed(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
@@ -161,9 +177,9 @@ def test_a_contribution_answers_the_round_that_it_names(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer(cycle=3)
-        await world.take(upload)
         rows = []
         world.keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
+        await world.take(upload)
         await world.uploads.complete(upload)
         assert rows[0].cycle == 3
 
@@ -175,10 +191,9 @@ def test_a_round_of_the_future_is_no_rounds_answer_and_may_be_offered_again(tmp_
         world = World(tmp_path)
         upload = world.offer(cycle=1 << 62)
         assert world.offer(cycle=2) is upload
-        await world.take(upload)
-        world.may_commit.set()
         rows = []
         world.keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
+        await world.take(upload)
         await world.uploads.complete(upload)
         assert rows[0].cycle == 0
 
