@@ -108,7 +108,7 @@ class _Streams:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The core is asked again what it has; but first it may say on the other call what was wrong."""
-        if not task.cancelled() and task.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
     async def _first(self) -> None:
@@ -134,32 +134,40 @@ class _Streams:
         with self._link.transfers.of(call) as moved:
             hearing = asyncio.create_task(self._hear(call))
             try:
-                try:
-                    await call.write(pb.PushRequest(header=self._header))
-                    while frames:
-                        mine.add(index := frames.popleft())
-                        if frames is self._left:
-                            self._out.append(index)
-                            self._carried.waiting(len(self._left))
-                        await call.write(self._messages[index])
-                        self._sent(index)
-                        self._moved()
-                        moved()
-                    await call.done_writing()
-                except (asyncio.InvalidStateError, grpc.aio.InternalError):
-                    await hearing  # the call has ended: who listens to it knows why
-                finally:
-                    self._link.up.give(lane)
+                await self._send(call, frames, mine, moved)
                 while not mine <= self._have and not hearing.done():
                     self._heard.clear()
                     await self._heard.wait()
                     moved()
-                if not mine <= self._have:
-                    await hearing
-                self._help_the_slowest()
             finally:
-                hearing.cancel()
-                await asyncio.gather(hearing, return_exceptions=True)
+                self._link.up.give(lane)  # not before: what the core has not taken in waits in its memory
+                if not hearing.done():
+                    hearing.cancel()
+                [error] = await asyncio.gather(hearing, return_exceptions=True)
+            if not mine <= self._have:
+                raise error or asyncio.CancelledError  # it hung up
+            self._help_the_slowest()
+
+    async def _send(
+        self,
+        call: Any,  # noqa: ANN401 - gRPC's
+        frames: deque[int],
+        mine: set[int],
+        moved: Callable[[], None],
+    ) -> None:
+        """Until none is left, or the call has ended: who listens to it knows why."""
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
+            await call.write(pb.PushRequest(header=self._header))
+            while frames:
+                mine.add(index := frames.popleft())
+                if frames is self._left:
+                    self._out.append(index)
+                    self._carried.waiting(len(self._left))
+                await call.write(self._messages[index])
+                self._sent(index)
+                self._moved()
+                moved()
+            await call.done_writing()
 
     def _help_the_slowest(self) -> None:
         """A lane that is through sends once more what another is still sending, unless somebody else needs it."""

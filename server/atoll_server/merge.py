@@ -265,7 +265,8 @@ class _Zeros:
 
 
 def warm_up() -> None:
-    """Compiles the merge's own kernels, or loads them from disk."""
+    """Compiles every kernel of a core, or loads it from disk."""
+    codec.warm_up()
     span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
     fragment = Fragment(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))
     zero = np.zeros(1, np.float32)

@@ -135,7 +135,7 @@ class OuterService(rpc.OuterServicer):
             if now > told_at + HEARD_S:
                 yield came
                 came, told_at = [], now
-        if came and not upload.whole():
+        if came:
             yield came
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:

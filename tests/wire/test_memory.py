@@ -5,17 +5,34 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from atoll_wire import memory
 
+LLVM = "libllvmlite"
 LENGTH = memory.LEAST_BYTES  # in parameters: four times that in bytes
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
     memory._free.clear()
+
+
+def test_a_library_whose_code_was_let_go_of_works_on():
+    def resident_bytes() -> int:
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        rows = [next(line for line in lines if line.startswith("Rss:")) for at in lines if "r-xp" in at and LLVM in at]
+        return sum(int(row.split()[1]) << 10 for row in rows)
+
+    double = numba.njit(lambda x: 2 * x)
+    assert double(2) == 4
+    before = resident_bytes()
+    memory.let_go_of_code(LLVM)
+    assert resident_bytes() < before // 2
+    assert double(2.5) == 5.0, "compiled once more"
 
 
 def test_a_vector_takes_over_the_memory_of_one_that_is_gone():
