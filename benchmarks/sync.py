@@ -101,7 +101,7 @@ def wait(islands: list[Child], marks: list[Path]) -> None:
                 raise SystemExit(f"{child.name} ended: {child.tail()}")
         if time.monotonic() > deadline:
             raise SystemExit(f"{marks[0].name} did not come within {PATIENCE_S:.0f} s")
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def cpu_s(child: Child) -> float:

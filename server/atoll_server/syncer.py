@@ -94,6 +94,7 @@ class Syncer:
                 if newest and event.learner in rounds.adopters:
                     rounds.adopters.discard(event.learner)
                     self.sync_s = smoothed(self.sync_s, now - (rounds.closed_at or now))
+                return effects  # no round waits for it, and there may be many
             case ev.Gone():
                 effects = self._gone(event)
             case ev.Ticked():
