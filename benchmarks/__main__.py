@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import crowd, kernels, plots, sync, throughput, wan
+from benchmarks.peers import beside as peers
 from benchmarks.peers import torchft_sync
 from benchmarks.rows import Report, Row
 
 SYNCS = {2: 7, 4: 5}
+WITH_ALL_PEERS = 2
 WALL = {2: 0.5, 4: 0.65}
 CPU = 0.8
 STEPS = 5000
@@ -33,7 +35,7 @@ def of_kernels(report: Report) -> None:
 
 
 def of_syncs(report: Report) -> None:
-    """One outer sync, beside torchft's."""
+    """One outer sync, beside torchft's, Flower's and hivemind's."""
     python = torchft_sync.install()
     for learners, syncs in SYNCS.items():
         peer = torchft_sync.measure(python, learners, "124m", syncs)
@@ -45,6 +47,8 @@ def of_syncs(report: Report) -> None:
         report.rows.append(Row(f"{name}: wall-clock", wall / peer.median_wall_s, WALL[learners], "x torchft", beside))
         beside = f"{cpu:.2f} s beside {peer.median_cpu_s:.2f} s"
         report.rows.append(Row(f"{name}: processor time", cpu / peer.median_cpu_s, CPU, "x torchft", beside))
+        if learners == WITH_ALL_PEERS:
+            peers.add(report, mine, "124m")
     model = 4 * mine.parameters
     wire = mine.bytes_per_parameter
     report.rows.append(Row("on the wire, both ways", wire, 0.85, "bytes/parameter and learner", "torchft 4 to 6"))
@@ -99,12 +103,6 @@ def of_wan(report: Report) -> None:
         report.rows.append(Row(f"{name}, {congestion}", rate, 0.8, "of the link", f"raw TCP {raw} Mbit/s", most=False))
 
 
-PEERS_LEFT_OUT = {
-    "hivemind": "no script drives it yet",
-    "flwr": "no script drives it yet; the 8 bytes a parameter and 23 times the model are from an earlier trial",
-}
-
-
 PARTS: dict[str, Callable[[Report], None]] = {
     "kernels": of_kernels, "step": of_step, "syncs": of_syncs, "throughput": of_throughput, "crowd": of_crowd,
     "wan": of_wan,
@@ -128,8 +126,6 @@ def main() -> None:
                 report.not_measured.append({"name": name, "reason": f"{error.cmd[0]} ended with {error.returncode}"})
             except SystemExit as error:  # a part that found that it did not measure what it says
                 report.not_measured.append({"name": name, "reason": str(error)})
-    for peer, reason in PEERS_LEFT_OUT.items():
-        report.not_measured.append({"name": f"beside {peer}", "reason": reason})
     table = Table("what", "value", "limit", "unit", "beside", "")
     for row in report.rows:
         limit = f"{'<=' if row.most else '>='} {row.limit:.3g}"

@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.demo.processes import children
 
+from benchmarks.peers.accounts import PeerSync
+from benchmarks.peers.environment import install as make
+
 WORKER = Path(__file__).with_name("torchft_worker.py")
-ENVIRONMENT = Path("build/peers")
-WANTED = ("torchft-nightly", "numpy")
 PATIENCE_S = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class PeerSync:
-    """Of each sync: seconds until the last worker had it, and processor seconds of all workers."""
-
-    wall_s: list[float]
-    cpu_s: list[float]
-
-    @property
-    def median_wall_s(self) -> float:
-        """Of the syncs."""
-        return statistics.median(self.wall_s)
-
-    @property
-    def median_cpu_s(self) -> float:
-        """Of the syncs."""
-        return statistics.median(self.cpu_s)
-
-
 def install() -> Path:
-    """An environment of its own for the peer, made once; returns its Python. Raises CalledProcessError."""
-    python = ENVIRONMENT / "bin" / "python"
-    if not (ENVIRONMENT / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        subprocess.run([*pip, "torch==2.13.0"], check=True)
-        subprocess.run([*pip, *WANTED], check=True)
-        (ENVIRONMENT / "ready").touch()
-    return python
+    """Its Python."""
+    return make(Path("build/peers"), ("torch==2.13.0",), ("torchft-nightly", "numpy"))
 
 
 def measure(python: Path, replicas: int, size: str, syncs: int) -> PeerSync:

@@ -1,0 +1,37 @@
+"""An environment for each peer, made once under build/ with whatever index pip is configured for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PATIENCE_S = 900.0
+
+
+def install(directory: Path, *stages: tuple[str, ...]) -> Path:
+    """stages: installed one after the other. Returns its Python; SystemExit says in a line why there is none."""
+    python, ready = directory / "bin" / "python", directory / "ready"
+    if not ready.exists():
+        _run([sys.executable, "-m", "venv", str(directory)])
+        for wanted in stages:
+            _run([str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *wanted])
+        ready.touch()
+    return python
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+    except subprocess.CalledProcessError as error:
+        said = f"{error.stdout}\n{error.stderr}"
+        raise SystemExit(f"{' '.join(command[1:])} failed: {last_error(said)}") from error
+    except subprocess.TimeoutExpired as error:
+        raise SystemExit(f"{' '.join(command[1:])} took more than {PATIENCE_S:.0f} s") from error
+
+
+def last_error(said: str) -> str:
+    """The last line in which pip calls something an error, else the last line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it said nothing"])[-1]

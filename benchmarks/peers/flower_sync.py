@@ -1,0 +1,63 @@
+"""Flower's FedAvg over gRPC beside Atoll: rounds of as many parameters with as many clients.
+
+`start_server` and `start_client` are deprecated, but spare Flower the polling and the processes of its SuperLink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from atoll.demo.processes import Child, children, free_port
+
+from benchmarks.peers.accounts import Account, PeerSync, between
+from benchmarks.peers.environment import install as make
+
+PATIENCE_S = 900.0
+
+
+def install() -> Path:
+    """Its Python."""
+    return make(Path("build/peers-flwr"), ("flwr", "numpy"))
+
+
+def await_listening(server: Child, port: int) -> None:
+    """A client that comes before its server gives up at once."""
+    deadline = time.monotonic() + PATIENCE_S
+    while server.process.poll() is None and time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+        else:
+            return
+    raise SystemExit(f"Flower's server does not serve: {server.tail()}")
+
+
+def measure(python: Path, clients: int, parameters: int, rounds: int) -> PeerSync:
+    """The first round warms up."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        result, address = Path(directory) / "result.json", f"127.0.0.1:{(port := free_port())}"
+        paths = f"PYTHONPATH={Path.cwd()}"
+        words = ["env", paths, "FLWR_TELEMETRY_ENABLED=0", f"FLWR_HOME={directory}"]
+        words += [str(python), "-m", "benchmarks.peers.flower_worker"]
+        counts = [str(clients), str(parameters), str(rounds + 1)]
+        server = group.start("server", [*words, "server", address, *counts, str(result)])
+        await_listening(server, port)
+        for number in range(clients):
+            group.start(f"client {number}", [*words, "client", address, str(number + 1)])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(PATIENCE_S)
+        if server.process.poll() != 0:
+            raise SystemExit(f"Flower's server ended: {server.tail()}")
+        told = json.loads(result.read_text())
+    walls, cpus, sizes = between([Account(**one) for one in told["moments"]])
+    training = told["training"][1:]
+    walls = [wall - spent for wall, (spent, _) in zip(walls[1:], training, strict=True)]
+    cpus = [cpu - spent for cpu, (_, spent) in zip(cpus[1:], training, strict=True)]
+    return PeerSync(walls, cpus, sizes[1:], told["peak_bytes"])

@@ -1,0 +1,65 @@
+"""hivemind's averaging with 8 bits beside Atoll: one outer sync of the same model with as many peers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll.demo.processes import Child, children
+
+from benchmarks.peers.accounts import Account, PeerSync
+from benchmarks.peers.environment import install as make
+from benchmarks.sync import wait
+
+PATIENCE_S = 60.0
+
+
+def install() -> Path:
+    """Its Python. With NumPy 2.4 its 8-bit codec averages nothing, and does not say so."""
+    return make(Path("build/peers-hivemind"), ("torch==2.13.0",), ("hivemind", "numpy<2.4"))
+
+
+@contextlib.contextmanager
+def ended(peers: list[Child]) -> Iterator[None]:
+    """Afterwards nothing runs of what the peers started, in the sessions that they lead."""
+    try:
+        yield
+    finally:
+        for child in peers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+
+
+def measure(python: Path, peers: int, size: str, syncs: int) -> PeerSync:
+    """The first sync warms up."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        place = Path(directory)
+        paths = os.pathsep.join(str(Path(folder).resolve()) for folder in (".", "learner", "proto"))
+        words = ["env", f"PYTHONPATH={paths}", "HIVEMIND_LOGLEVEL=ERROR", str(python)]
+        words += ["-m", "benchmarks.peers.hivemind_worker"]
+        started = [
+            group.start(f"peer {number}", [*words, str(number), str(peers), size, str(syncs), directory])
+            for number in range(peers)
+        ]
+        walls, cpus, sizes = list[float](), list[float](), list[int]()
+        with ended(started):
+            for sync in range(syncs + 1):
+                wait(started, [place / f"{number}.ready.{sync}" for number in range(peers)])
+                before = Account.of(os.getpid())
+                (place / f"go.{sync}").touch()
+                done = [place / f"{number}.{sync}" for number in range(peers)]
+                wait(started, done)
+                after = Account.of(os.getpid())
+                walls.append(max(float(path.read_text()) for path in done) - before.at_s)
+                cpus.append(after.cpu_s - before.cpu_s)
+                sizes.append(after.wire_bytes - before.wire_bytes)
+            (place / "leave").touch()
+            for child in started:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(PATIENCE_S)
+    return PeerSync(walls[1:], cpus[1:], sizes[1:])

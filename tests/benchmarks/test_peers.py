@@ -1,0 +1,77 @@
+"""What is counted of a peer, and the rows that are made of it. No peer runs here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.peers import accounts, beside
+from benchmarks.peers.accounts import TICK, Account, PeerSync, Process, below, between, parsed
+from benchmarks.peers.environment import install, last_error
+from benchmarks.rows import Report
+from benchmarks.sync import Measured, Sync
+
+MINE = Measured(2, 1000, [Sync(1.0, 2.0, 0.5, 1600)], 12_000, 10_000)
+THEIRS = PeerSync([4.0, 2.0, 3.0], [8.0, 8.0, 8.0], [16_000, 16_000, 16_000], 90_000)
+
+
+def test_a_process_whose_name_has_brackets_is_read():
+    stat = "7 (a) b (c)) S 3 7 7 0 -1 4194304 1 2 3 4 100 200 30 4 20 0 1 0 5 6 7"
+    assert parsed(stat) == Process(7, 3, 334 / TICK)
+
+
+def test_descendants_are_counted_and_nobody_else():
+    found = [Process(1, 0, 9.0), Process(2, 1, 1.0), Process(3, 2, 2.0), Process(4, 9, 40.0)]
+    assert below(found, 1) == 3.0
+
+
+def test_a_child_that_ended_is_counted_with_its_parent():
+    burn = "import time\nwhile time.process_time() < 0.05: pass"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        mine = [process for process in accounts.processes() if process.pid == child.pid]
+        assert below(mine, os.getpid()) >= 0.05
+        child.communicate(b"\n")
+
+
+def test_differences_are_of_neighbours():
+    assert between([Account(1.0, 2.0, 3), Account(2.0, 4.0, 6), Account(4.0, 5.0, 6)]) == (
+        [1.0, 2.0], [2.0, 1.0], [3, 0],
+    )  # fmt: skip
+
+
+def test_rows_compare_the_medians():
+    wall, cpu = beside.rows("Flower", "124m", MINE, THEIRS)
+    assert wall.name == "outer sync of 124M, 2 learners: wall-clock beside Flower"
+    assert (wall.value, cpu.value, wall.unit, wall.holds) == (1 / 3, 0.25, "x Flower", True)
+    assert "0.80 beside 8.00 bytes" in wall.beside
+    assert "server's peak" in wall.beside
+    assert "server's" not in beside.rows("hivemind", "124m", MINE, PeerSync([1.0], [1.0], [1]))[0].beside
+
+
+def test_a_peer_that_cannot_run_says_why_and_the_next_is_measured(monkeypatch):
+    def fail(*_):
+        raise SystemExit("pip failed: no such package")
+
+    monkeypatch.setattr(beside, "PEERS", {"Flower": fail, "hivemind": lambda *_: THEIRS})
+    report = Report()
+    beside.add(report, MINE, "124m")
+    assert report.not_measured == [{"name": "beside Flower", "reason": "pip failed: no such package"}]
+    assert len(report.rows) == 2
+
+
+def test_an_environment_that_is_there_is_not_made_again(tmp_path):
+    (tmp_path / "ready").touch()
+    assert install(tmp_path, ("nothing",)) == tmp_path / "bin" / "python"
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [("ERROR: first\nERROR: no such\nnotice\n", "ERROR: no such"), ("a\nb\n", "b"), ("", "it said nothing")],
+)
+def test_the_last_error_is_the_one_told(said, line):
+    assert last_error(said) == line
