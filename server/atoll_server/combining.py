@@ -18,7 +18,6 @@ from atoll_wire.blocks import (
     advance_block,
     bytes_at,
     coded_bytes,
-    fetch_ahead,
     floats_at,
     kernel,
     scale_of,
@@ -95,8 +94,6 @@ def frame_step(
         end = at + lengths[segment]
         for start in range(at, end, BLOCK):
             stop = min(start + BLOCK, end)
-            for values in (theta, momentum, theta_pub, published):
-                fetch_ahead(values, start)
             part, old, new = block[: stop - start], theta_pub[start:stop], published[start:stop]
             _combine(contents, scales_from, levels, code_at, number, factors, segment, part)
             _nesterov(part, scales[segment], lr, mu, theta[start:stop], momentum[start:stop], old)
@@ -111,7 +108,10 @@ def frame_step(
                 if bits < 0:
                     return False
                 scales_at(update[0] + update_scales_from, number + 1)[number] = bits
-                advance_block(old, codes, scale_of(np.uint16(bits)), update_levels, new)
+                if old.ctypes.data == new.ctypes.data:  # two names for one memory would not be vectorised
+                    add_block(codes, scale_of(np.uint16(bits)), update_levels, new)
+                else:
+                    advance_block(old, codes, scale_of(np.uint16(bits)), update_levels, new)
             code_at += coded_bytes(stop - start, levels)
             update_at += size
             number += 1
