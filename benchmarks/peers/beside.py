@@ -9,7 +9,7 @@ from benchmarks.peers.accounts import PeerSync
 from benchmarks.rows import Report, Row
 from benchmarks.sync import Measured
 
-SYNCS = 3
+SYNCS = 2
 PEERS: dict[str, Callable[[Measured, str], PeerSync]] = {
     "Flower": lambda mine, _: flower_sync.measure(flower_sync.install(), mine.learners, mine.parameters, SYNCS),
     "hivemind": lambda mine, size: hivemind_sync.measure(hivemind_sync.install(), mine.learners, size, SYNCS),
