@@ -76,6 +76,7 @@ class Fetcher:
         try:
             while line.behind() and not self._standing.leaving:
                 await self._standing.connected.wait()
+                session = self._standing.session
                 try:
                     async with self._at_once:
                         sound = await self._step(line)
@@ -85,7 +86,7 @@ class Fetcher:
                         await asyncio.sleep(backoff_s(attempt, self._rng))
                     attempt = 0 if sound else attempt + 1
                 except grpc.aio.AioRpcError as error:
-                    await self._failed(line, error, attempt)
+                    await self._failed(line, session, error, attempt)
                     attempt += 1
                 except asyncio.CancelledError:
                     if self._standing.leaving or not hung_up():
@@ -94,15 +95,14 @@ class Fetcher:
         finally:
             line.fetching = None
 
-    async def _failed(self, line: Line, error: grpc.aio.AioRpcError, attempt: int) -> None:
+    async def _failed(self, line: Line, session: pb.Session, error: grpc.aio.AioRpcError, attempt: int) -> None:
         match cure(error):
             case Cure.FETCH_WHOLE | Cure.GIVE_UP | Cure.DROP_WORK if not line.whole:
                 line.whole = True
             case Cure.STOP:
                 raise LearnerError(detail(error))
             case Cure.JOIN_AGAIN:
-                self._standing.connected.clear()
-                self._standing.lost.set()
+                self._standing.lose(session)
             case _:
                 self._counters.last_error = one_line(error)
                 await asyncio.sleep(backoff_s(attempt, self._rng))

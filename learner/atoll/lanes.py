@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ class Width:
     """PURE: how many connections there should be, by the round trip and the rates that were seen."""
 
     def __init__(self) -> None:
-        self._round_trip_s, self._answers = math.inf, 0
+        self._answers_s: deque[float] = deque(maxlen=ANSWERS)  # the newest: a route may change
         self.idle()
 
     def idle(self) -> None:
@@ -42,9 +42,8 @@ class Width:
 
     def answered(self, after_s: float) -> None:
         """An answer came, that waited behind nothing but the work of both sides: the shortest tells the round trip."""
-        self._round_trip_s = min(self._round_trip_s, after_s)
-        self._answers += 1
-        if self._round_trip_s < FAR_S and self.lanes > FEWEST:
+        self._answers_s.append(after_s)
+        if after_s < FAR_S and self.lanes > FEWEST:
             self.idle()  # it only seemed far, while both sides were busy
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
@@ -55,7 +54,7 @@ class Width:
         if self._busy_s < WINDOW_S or self._arrivals < WINDOW_ARRIVALS:
             return
         rate, self._bytes, self._busy_s, self._arrivals = self._bytes / self._busy_s, 0, 0.0, 0
-        far = self._answers >= ANSWERS and self._round_trip_s >= FAR_S
+        far = len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
         if self._changed:
             self._changed = False
         elif self._before is not None and rate < HURT * self._before:

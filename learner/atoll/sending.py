@@ -98,17 +98,20 @@ class Sender:
     async def _push(self, line: Line, flight: Flight) -> bool:
         """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
         outstanding = flight.taken.outstanding
-        header = pb.PushHeader(
-            session=self._standing.session, fragment=line.fragment, seq=flight.seq, cycle=flight.taken.cycle,
-            base_version=outstanding.base_version, tokens=outstanding.tokens, steps=outstanding.steps,
-            codec=self._standing.settings.codec, frames=len(flight.table),
-            size_bytes=sum(length for length, _ in flight.table), digest=codec.frames_digest(flight.table),
-        )  # fmt: skip
+
+        def head() -> pb.PushHeader:
+            flight.session = self._standing.session
+            return pb.PushHeader(
+                session=flight.session, fragment=line.fragment, seq=flight.seq, cycle=flight.taken.cycle,
+                base_version=outstanding.base_version, tokens=outstanding.tokens, steps=outstanding.steps,
+                codec=self._standing.settings.codec, frames=len(flight.table),
+                size_bytes=sum(length for length, _ in flight.table), digest=codec.frames_digest(flight.table),
+            )  # fmt: skip
 
         def sent(index: int) -> None:
             self._counters.bytes_up += flight.table[index][0]
 
-        receipt = await upload(self._standing.link, header, flight.messages, sent)
+        receipt = await upload(self._standing.link, head, flight.messages, sent, known=flight.acknowledged)
         if receipt is None:
             return False
         self._acknowledged(flight)
@@ -129,8 +132,7 @@ class Sender:
             case Cure.STOP:
                 raise LearnerError(detail(error))
             case Cure.JOIN_AGAIN:
-                self._standing.connected.clear()
-                self._standing.lost.set()
+                self._standing.lose(flight.session)
             case _:
                 await asyncio.sleep(backoff_s(attempt, self._rng))
 

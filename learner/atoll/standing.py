@@ -26,6 +26,7 @@ class Flight:
     seq: int
     messages: tuple[bytes, ...] = ()
     table: tuple[tuple[int, int], ...] = ()
+    session: pb.Session | None = None  # as it was last sent
     acknowledged: bool = False
     asking: bool = False  # what became of it, after it was acknowledged
 
@@ -64,6 +65,12 @@ class Standing:
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # some call found the session or the core gone
     leaving: bool = False  # connections end for good
+
+    def lose(self, session: pb.Session | None) -> None:
+        """A call found this session gone: the learner joins again, unless it has a newer one by now."""
+        if session is self.session:
+            self.connected.clear()
+            self.lost.set()
 
     def line(self, fragment: int) -> Line:
         """What is known of a fragment that the core speaks of. LearnerError when there is none of that number."""

@@ -25,13 +25,21 @@ LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
 
 
 async def upload(
-    link: Link, header: pb.PushHeader, messages: Sequence[bytes], sent: Callable[[int], None]
+    link: Link,
+    head: Callable[[], pb.PushHeader],
+    messages: Sequence[bytes],
+    sent: Callable[[int], None],
+    *,
+    known: bool = False,
 ) -> pb.Receipt | None:
     """Offers a contribution, sends the frames that the core lacks, and returns its answer, if it gives one.
 
-    messages: of all frames; sent: told the index of each that was handed over. Raises AioRpcError.
+    head: gives its header, as it is when it is this contribution's turn; messages: of all frames; sent: told the index
+    of each that was handed over; known: the core should have all of it. Raises AioRpcError.
     """
-    lane = await link.up.take()  # before the core makes room for it: waiting may be long
+    # Before the core makes room for it: waiting may be long.
+    lane = None if known else await link.up.take()
+    header = head()
     call = link.offers.Push()
     with link.transfers.of(call) as moved, link.up.carrying() as carried:
         streams = _Streams(link, header, messages, lane, sent, moved, carried, call.cancel)
@@ -57,14 +65,14 @@ async def upload(
 
 
 class _Streams:
-    """What carries the frames of one upload. lane: the first one's; give_up: called when frames were lost."""
+    """What carries the frames of one upload. lane: the first one's, if any; give_up: called when frames were lost."""
 
     def __init__(
         self,
         link: Link,
         header: pb.PushHeader,
         messages: Sequence[bytes],
-        lane: Lane,
+        lane: Lane | None,
         sent: Callable[[int], None],
         moved: Callable[[], None],
         carried: Carried,
@@ -77,7 +85,6 @@ class _Streams:
         self._have: set[int] = set()  # that the core told of
         self._heard = asyncio.Event()
         self._tasks = list[asyncio.Task[None]]()
-        self._begun = False  # the first stream has its lane, and gives it back
 
     def begin(self, have: Iterable[int]) -> None:
         """Sends what the core lacks."""
@@ -85,12 +92,12 @@ class _Streams:
         self._left.extend(index for index in range(len(self._messages)) if index not in self._have)
         self._carried.waiting(len(self._left))
         for number in range(min(self._link.up.count, len(self._left))):
-            task = self._start(self._first() if number == 0 else self._another())
+            task = self._start(self._first(self._lane) if self._lane and number == 0 else self._another())
             task.add_done_callback(self._ended)
 
     async def end(self) -> None:
         """Whatever still moves is of no use any more."""
-        if not self._begun:
+        if self._lane is not None:
             self._link.up.give(self._lane)
         for task in self._tasks:
             task.cancel()
@@ -111,13 +118,19 @@ class _Streams:
         if task.cancelled() or task.exception() is not None:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
-    async def _first(self) -> None:
-        self._begun = True
-        await self._carry(self._lane, self._left)
+    async def _first(self, lane: Lane) -> None:
+        self._lane = None  # from now on the stream gives it back
+        await self._carry(lane, self._left)
 
     async def _another(self) -> None:
-        """When it is its turn, if frames are left then."""
-        await self._carry(await self._link.up.take(), self._left)
+        """When it is its turn, if frames are left then, and the lanes were not given up."""
+        try:
+            lane = await self._link.up.take()
+        except asyncio.CancelledError:
+            if not hung_up():
+                raise
+            return  # those that have begun go on
+        await self._carry(lane, self._left)
 
     async def _once_more(self, index: int) -> None:
         """A frame that another stream is sending. Whether it gets through or not, nothing is lost."""
@@ -156,7 +169,7 @@ class _Streams:
         moved: Callable[[], None],
     ) -> None:
         """Until none is left, or the call has ended: who listens to it knows why."""
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
             await call.write(pb.PushRequest(header=self._header))
             while frames:
                 mine.add(index := frames.popleft())

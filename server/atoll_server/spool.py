@@ -155,14 +155,19 @@ class Upload:
                 raise FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
             if self._file is None:
                 self._file = self.disk.create(self.part)
-            self._file.write(RECORD.pack(index, len(payload), crc))
-            self._file.write(payload)
+            try:
+                self._file.write(RECORD.pack(index, len(payload), crc))
+                self._file.write(payload)
+            except OSError:
+                self._discarded = True  # where the next record would begin is not known
+                raise
             crash.point("spool.frame written")
-            self.have[index] = (self.written_bytes + RECORD.size, len(payload), crc)
+            place = (self.written_bytes + RECORD.size, len(payload), crc)
             self.written_bytes += RECORD.size + len(payload)
             self.squares[index] = squares
             self.kept.keep(content, self.contents, index)
             self.received_bytes += len(payload)
+            self.have[index] = place  # the last: `whole` looks at it without the lock
             return True
 
     def given_up(self) -> Refused:

@@ -90,11 +90,10 @@ class Syncer:
                 rounds.version, rounds.phase = event.version, Phase.IDLE
             case ev.Adopted():
                 rounds = self.fragments[event.fragment]
-                newest = rounds.closed_at is not None and event.version == rounds.version
-                if newest and event.learner in rounds.adopters:
+                if rounds.closed_at and event.version == rounds.version and event.learner in rounds.adopters:
                     rounds.adopters.discard(event.learner)
-                    self.sync_s = smoothed(self.sync_s, now - (rounds.closed_at or now))
-                return effects  # no round waits for it, and there may be many
+                    self.sync_s = smoothed(self.sync_s, now - rounds.closed_at)
+                return []  # no round waits for it, and there may be many
             case ev.Gone():
                 effects = self._gone(event)
             case ev.Ticked():

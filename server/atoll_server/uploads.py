@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from atoll_wire import outer_pb2 as pb
@@ -28,7 +29,7 @@ from atoll_server.merge import LARGEST_NORM, norms_sq
 from atoll_server.refusal import Refused, Status
 from atoll_server.rows import ContributionRow
 from atoll_server.settings import Limits
-from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Stored, Upload
+from atoll_server.spool import ChecksumError, Spool, SpoolFull, Stored, Upload
 
 LEAST_PATIENCE_S = 5.0  # with the next frame of a stream; at most as long as its reservation lasts
 
@@ -106,7 +107,7 @@ class Uploads:
             if newest.digest != header.digest:
                 raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
             return newest.receipt
-        waits_for = [k.seq for k in self._finishing if _line(k) == _line(key)]
+        waits_for = [k.seq for k in self._finishing if k[:3] == key[:3]]
         if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
             waits_for.append(newest.receipt.seq)
         if waits_for:
@@ -154,28 +155,34 @@ class Uploads:
         if frame.index >= upload.frames:
             raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: there are {upload.frames}")
         run = asyncio.get_running_loop().run_in_executor
+        taking = run(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
+        taking.add_done_callback(partial(self._taken, upload, f"frame {frame.index}"))
         try:
-            taking = run(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
-            taking.add_done_callback(lambda _: self._finish_if_whole(upload))
             new = await asyncio.shield(taking)
         except ChecksumError as error:
             raise Refused(Status.DATA_LOSS, str(error)) from error
-        except OSError as error:
-            self._drop(upload.key)
-            text = f"the spool cannot be written ({error.strerror}): make room"
-            raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
-        except NotFiniteError as error:
-            upload.refusal = f"frame {frame.index}: {error}: this island's training has diverged"
-            self._finish_if_whole(upload)
+        except NotFiniteError:
             return True
-        except FrameError as error:
-            upload.dropped = Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: {error}")
-            self._drop(upload.key)
+        except (OSError, FrameError) as error:
             raise upload.given_up() from error
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
         return new
+
+    def _taken(self, upload: Upload, frame: str, taking: asyncio.Future[bool]) -> None:
+        """What follows from a frame, also when the stream that brought it was cut meanwhile."""
+        match error := None if taking.cancelled() else taking.exception():
+            case NotFiniteError():
+                upload.refusal = f"{frame}: {error}: this island's training has diverged"
+            case OSError():
+                text = f"the spool cannot be written ({error.strerror}): make room"
+                upload.dropped = Refused(Status.RESOURCE_EXHAUSTED, text)
+            case FrameError():
+                upload.dropped = Refused(Status.INVALID_ARGUMENT, f"{frame} of {upload.key}: {error}")
+        if upload.dropped is not None:
+            self._drop(upload.key)
+        self._finish_if_whole(upload)
 
     async def ended(self, upload: Upload) -> None:
         """Waits, for a stream that has sent its part, until others have brought the rest or it was given up."""
@@ -192,10 +199,8 @@ class Uploads:
             if receipt is None or receipt.seq != upload.key.seq:
                 raise upload.given_up()
             return receipt
-        # A stream that is cut must not take the others' acknowledgement with it.
-        receipt = await asyncio.shield(task)
-        decided = self.newest_receipt(receipt.learner, receipt.incarnation, receipt.fragment)
-        return decided or receipt
+        receipt = await asyncio.shield(task)  # a stream that is cut must not take the others' with it
+        return self.newest_receipt(receipt.learner, receipt.incarnation, receipt.fragment) or receipt
 
     def _finish_if_whole(self, upload: Upload) -> None:
         """At once, and once: the stream that brought the last frame may be cut before it asks for the receipt."""
@@ -208,14 +213,14 @@ class Uploads:
         key = upload.key
         try:
             receipt = await self._enter(upload)
-        except (OSError, SpoolError) as error:
-            self._books.fail(error)
-            raise Refused(Status.UNAVAILABLE, "the core's disk failed: it stops; try again later") from error
         except FrameError as error:
             upload.dropped = Refused(Status.INVALID_ARGUMENT, str(error))
             del self._finishing[key]
             self._drop(key)
             raise upload.given_up() from error
+        except Exception as error:  # of the disk, or ours: nobody may listen, and it would be in the way for ever
+            self._books.fail(error)
+            raise Refused(Status.UNAVAILABLE, "the core's disk failed: it stops; try again later") from error
         self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it since
         del self._finishing[key]
         if receipt.fate == pb.FATE_REFUSED:
@@ -252,7 +257,7 @@ class Uploads:
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
         """A contribution was made durable: the newest of its learner and fragment, unless a newer one is known."""
         place, old = (receipt.learner, receipt.fragment), self._newest.get((receipt.learner, receipt.fragment))
-        if old is None or (old.receipt.incarnation, old.receipt.seq) <= (receipt.incarnation, receipt.seq):
+        if old is None or _name(old.receipt) <= _name(receipt):
             self._newest[place] = Decided(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
@@ -263,11 +268,7 @@ class Uploads:
     def decide(self, receipt: pb.Receipt) -> None:
         """Notes the fate of a contribution, for its learner to ask again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
-        if (
-            newest is not None
-            and newest.receipt.incarnation == receipt.incarnation
-            and newest.receipt.seq == receipt.seq
-        ):
+        if newest is not None and _name(newest.receipt) == _name(receipt):
             self.note(newest.digest, receipt)
 
     def expire(self, now: float) -> None:
@@ -294,5 +295,5 @@ class Uploads:
         return sum(upload.size_bytes - upload.received_bytes for upload in self._growing.values())
 
 
-def _line(key: Key) -> tuple[str, int, int]:
-    return key.learner, key.incarnation, key.fragment
+def _name(receipt: pb.Receipt) -> tuple[int, int]:
+    return receipt.incarnation, receipt.seq

@@ -67,6 +67,14 @@ def test_what_turns_out_to_be_close_by_is_given_the_fewest_again():
     assert width.lanes == FEWEST
 
 
+def test_a_route_that_has_become_long_is_given_more():
+    width = Width()
+    answered(width, NEAR_S)
+    answered(width, LONG_S)
+    window(width, 1e6, 100.0)
+    assert width.lanes == 2 * FEWEST
+
+
 def test_where_the_processor_limits_nothing_grows():
     width, _ = settled(lambda count: count * 400e6)
     assert width.lanes == FEWEST

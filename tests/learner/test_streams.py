@@ -91,7 +91,7 @@ def uploaded(core: Core) -> tuple[pb.Receipt | None, list[int]]:
     sent: list[int] = []
 
     async def main() -> pb.Receipt | None:
-        return await asyncio.wait_for(streams.upload(core.link, HEADER, MESSAGES, sent.append), WAIT_S)
+        return await asyncio.wait_for(streams.upload(core.link, lambda: HEADER, MESSAGES, sent.append), WAIT_S)
 
     return asyncio.get_event_loop_policy().new_event_loop().run_until_complete(main()), sent
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import zstandard
+from atoll_server.disk import Disk
 from atoll_server.guard import Guard
 from atoll_server.refusal import Refused, Status
 from atoll_server.settings import Limits
@@ -107,6 +109,39 @@ def test_a_stream_that_is_cut_with_the_last_frame_leaves_a_whole_upload(tmp_path
         await other
         assert (await world.uploads.complete(upload)).fate == pb.FATE_PENDING
         assert cut.cancelled(), "else nothing was cut"
+
+    asyncio.run(run())
+
+
+def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut(tmp_path):
+    class Full(Disk):
+        def create(self, path):
+            raise OSError(errno.ENOSPC, "no space left")
+
+    async def run() -> None:
+        world = World(tmp_path)
+        world.spool.disk = Full()
+        upload = world.offer()
+        cut = asyncio.create_task(world.take(upload))
+        await asyncio.sleep(0)
+        cut.cancel()
+        await world.uploads.ended(upload)
+        assert upload.given_up().status is Status.RESOURCE_EXHAUSTED
+        assert world.offer() is not upload
+        assert cut.cancelled(), "else nothing was cut"
+
+    asyncio.run(run())
+
+
+def test_what_nobody_foresaw_ends_the_core_and_is_not_in_the_way_for_ever(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        world.guard.judge = {}.__getitem__
+        upload = world.offer()
+        await world.take(upload)
+        with pytest.raises(Refused):
+            await world.uploads.complete(upload)
+        assert [type(failure) for failure in world.failures] == [TypeError]
 
     asyncio.run(run())
 
