@@ -21,6 +21,8 @@ from pathlib import Path
 
 from atoll.demo.processes import Child, children
 
+from benchmarks.loopback import loopback_bytes
+
 FRAGMENTS = 24
 OPTIONS = ["--fragments", str(FRAGMENTS), "--quorum", "100%", "--snapshot-every-s", "3600"]
 PATIENCE_S = 300.0
@@ -29,7 +31,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One. wall_s: until the last learner was done; cpu_s: of all processes; bytes: both ways, of all learners."""
+    """One. wall_s: until the last learner was done; cpu_s: of all processes; bytes: over loopback, headers included."""
 
     wall_s: float
     cpu_s: float
@@ -53,7 +55,7 @@ class Measured:
 
     @property
     def bytes_per_parameter(self) -> float:
-        """On the wire, both ways, of one learner."""
+        """On the wire, both ways, of one learner; nothing else may use loopback meanwhile."""
         return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
 
 
@@ -72,17 +74,19 @@ def measure(learners: int, size: str, syncs: int) -> Measured:
         found, told = [], list[dict[str, float]]()
         for number in range(syncs + 1):
             wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
-            before, core_before, began = sum(map(cpu_s, (core, *islands))), cpu_s(core), time.monotonic()
+            before, core_before, bytes_before = sum(map(cpu_s, (core, *islands))), cpu_s(core), loopback_bytes()
+            began = time.monotonic()
             (place / f"go.{number}").touch()
             done = [place / f"{n}.{number}" for n in range(learners)]
             wait(islands, done)
             used, core_used = sum(map(cpu_s, (core, *islands))) - before, cpu_s(core) - core_before
+            moved = loopback_bytes() - bytes_before
             told = [json.loads(path.read_text()) for path in done]
             merged = sum(one["merged"] for one in told)
             if number and merged != learners * FRAGMENTS:
                 raise SystemExit(f"{merged:.0f} of {learners * FRAGMENTS} contributions came into their rounds")
             wall = max(one["ended"] for one in told) - began
-            found.append(Sync(wall, used, core_used, int(sum(one["bytes"] for one in told))))
+            found.append(Sync(wall, used, core_used, moved))
         (place / "leave").touch()
         for child in islands:
             child.process.wait(PATIENCE_S)

@@ -2,7 +2,7 @@
 
 It trains nothing: between two syncs noise of the size of some inner steps is added to the parameters. It sets
 `NAME.ready.K` before sync K, and writes `NAME.K` when it has adopted every fragment: a line of JSON with the moment,
-its bytes, and how much was merged of it.
+the bytes of its payloads, and how much was merged of it.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def main() -> None:
                     uploaded = time.monotonic()
                     (place / f"{name}.uploaded.{number}").touch()
             ended, new = time.monotonic(), learner.stats()
-            up, down = new.bytes_up - old.bytes_up, new.bytes_down - old.bytes_down
             found = {
-                "ended": ended, "uploaded": uploaded, "payload_bytes": coded_bytes[0] - old_bytes, "bytes": up + down,
+                "ended": ended, "uploaded": uploaded, "payload_bytes": coded_bytes[0] - old_bytes,
                 "merged": new.merged - old.merged, "parameters": sum(p.numel() for p in parameters),
                 "added_bytes": peak_bytes() - before,
             }  # fmt: skip

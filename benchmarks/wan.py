@@ -1,9 +1,9 @@
 """Uploads over an emulated wide-area link, beside raw TCP over the same one: python -m benchmarks.wan [--json PATH].
 
 200 Mbit/s, 40 ms each way, 0.05 % loss; as root, in network namespaces of its own. A learner joins, warms up and makes
-one sync over the quick link: more than that this machine's processors do not carry, whatever the link. Every further
-sync goes over the slow one. A rate is that of payload bytes, each counted once, from the sync's beginning to the last
-acknowledgement; merges wait until then. The first syncs, in which connections are tried, are left out.
+one sync over the quick link, through the emulator and over one connection: what the processors of the moment carry.
+Every further sync goes over the slow one. A rate is that of payload bytes, each counted once, from the sync's beginning
+to the last acknowledgement; merges wait until then. The first syncs, in which connections are tried, are left out.
 """
 
 from __future__ import annotations

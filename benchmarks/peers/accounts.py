@@ -13,13 +13,14 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.loopback import loopback_bytes
+
 TICK = os.sysconf("SC_CLK_TCK")
-LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSync:
-    """Of each sync: seconds until the last worker had it, processor seconds of all of them, bytes of all of them.
+    """Of each sync: seconds until the workers had it, processor seconds of all of them, bytes of all of them.
 
     wire_bytes: empty where they are not counted; server_bytes: peak resident memory, where there is a server.
     """
@@ -56,7 +57,8 @@ class Account:
     @classmethod
     def of(cls, root: int) -> Account:
         """Now. root: a process that is not counted itself."""
-        return cls(time.monotonic(), below(processes(), root), int(LOOPBACK.read_text()))
+        cpu_s, wire_bytes = below(processes(), root), loopback_bytes()
+        return cls(time.monotonic(), cpu_s, wire_bytes)
 
     def data(self) -> dict[str, float]:
         """As it is written."""

@@ -1,6 +1,7 @@
 """One peer of hivemind's DiLoCo: hivemind_worker.py NUMBER PEERS SIZE SYNCS FOLDER.
 
-The pseudo-gradients are averaged with 8 bits, as its ALBERT example does; every peer then makes the outer step itself.
+The pseudo-gradients are averaged with 8 bits; every peer then makes the outer step itself, with one thread. Finding the
+group is part of a sync.
 It sets `NUMBER.ready.K` before sync K, begins when `go.K` is there, and writes the moment when it has it to `NUMBER.K`.
 """
 
