@@ -180,7 +180,7 @@ class Uploads:
                 upload.dropped = Refused(Status.RESOURCE_EXHAUSTED, text)
             case FrameError():
                 upload.dropped = Refused(Status.INVALID_ARGUMENT, f"{frame} of {upload.key}: {error}")
-        if upload.dropped is not None:
+        if upload.dropped is not None and self._growing.get(upload.key) is upload:
             self._drop(upload.key)
         self._finish_if_whole(upload)
 
