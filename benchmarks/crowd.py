@@ -32,7 +32,7 @@ from atoll_wire.logs import configure
 from benchmarks.sync import cpu_s, wait
 
 COUNT = 1000
-STEP_S, SETTLE_S, WINDOW_S, WINDOWS = 10.0, 20.0, 10.0, 3
+STEP_S, WINDOW_S, WINDOWS, LEFT_OUT = 10.0, 10.0, 5, 2  # the first windows have what follows from joining
 AT_ONCE = 50  # that join at a time
 
 
@@ -62,7 +62,6 @@ def measure(count: int = COUNT) -> Crowd:
         before = resident_bytes(core)
         crowd.process.send_signal(signal.SIGUSR1)
         wait([crowd], [place / "all"])
-        time.sleep(SETTLE_S)
         cpus = []
         for _ in range(WINDOWS):
             used, began = cpu_s(core), time.monotonic()
@@ -76,7 +75,7 @@ def measure(count: int = COUNT) -> Crowd:
         group.stop(core)
     if lost:
         raise SystemExit(f"{lost} of {count} learners lost their connection")
-    return Crowd(count, cpus, added / (count - 1))
+    return Crowd(count, cpus[LEFT_OUT:], added / (count - 1))
 
 
 def resident_bytes(child: Child) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 from atoll.demo.processes import Child, children
 
 from benchmarks.loopback import loopback_bytes
@@ -26,7 +26,6 @@ from benchmarks.loopback import loopback_bytes
 FRAGMENTS = 24
 OPTIONS = ["--fragments", str(FRAGMENTS), "--quorum", "100%", "--snapshot-every-s", "3600"]
 PATIENCE_S = 300.0
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +109,8 @@ def wait(islands: list[Child], marks: list[Path]) -> None:
 
 def cpu_s(child: Child) -> float:
     """Processor seconds of a process so far."""
-    fields = Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
+    times = psutil.Process(child.process.pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def peak_bytes(child: Child) -> int:

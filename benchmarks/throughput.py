@@ -23,6 +23,7 @@ from atoll.demo.processes import children
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
 from atoll.reference.train import optimizer_for
+from atoll.standing import Line
 from atoll_wire.logs import configure
 
 SIZE, BATCH, INNER_STEPS, FRAGMENTS = "25m", 1, 24, 24
@@ -88,13 +89,18 @@ def learn(address: str) -> Throughput:
     return Throughput(ratios[1:], statistics.median(alone[1:]), statistics.mean(merged[1:]))
 
 
+def lines(learner: Learner) -> list[Line]:
+    """What its agent knows of each fragment."""
+    assert learner._agent is not None and learner._agent._presence is not None, "joined"  # noqa: PT018
+    return learner._agent._presence.standing.lines
+
+
 def rest_s(learner: Learner) -> float:
     """Processor seconds of what a phase left to be sent and fetched: the next phase must not pay for it."""
     began = time.process_time()
     with learner.pause():
-        while learner.stats().pending:
+        while learner.stats().pending or any(line.behind() or line.fetching for line in lines(learner)):
             time.sleep(0.01)
-        time.sleep(0.5)
     return time.process_time() - began
 
 

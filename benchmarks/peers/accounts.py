@@ -5,17 +5,15 @@ The bytes are of the interface, headers included, so nothing else may use loopba
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import os
 import statistics
 import time
-from collections import defaultdict
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+
+import psutil
 
 from benchmarks.loopback import loopback_bytes
-
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Account:
     @classmethod
     def of(cls, root: int) -> Account:
         """Now. root: a process that is not counted itself."""
-        cpu_s, wire_bytes = below(processes(), root), loopback_bytes()
+        cpu_s, wire_bytes = below(root), loopback_bytes()
         return cls(time.monotonic(), cpu_s, wire_bytes)
 
     def data(self) -> dict[str, float]:
@@ -65,43 +63,13 @@ class Account:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A line of /proc. cpu_s: its own and of its children that ended."""
-
-    pid: int
-    parent: int
-    cpu_s: float
-
-
-def parsed(stat: str) -> Process:
-    """Of the text of /proc/PID/stat; the name may have spaces and brackets in it."""
-    head, _, rest = stat.rpartition(")")
-    fields = rest.split()
-    return Process(int(head.split()[0]), int(fields[1]), sum(map(int, fields[11:15])) / TICK)
-
-
-def processes() -> list[Process]:
-    """All that can be read."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            found.append(parsed(place.read_text()))
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-    return found
-
-
-def below(found: list[Process], root: int) -> float:
+def below(root: int) -> float:
     """Processor seconds of all descendants of a process."""
-    children = defaultdict(list)
-    for process in found:
-        children[process.parent].append(process)
-    total, left = 0.0, [*children[root]]
-    while left:
-        process = left.pop()
-        total += process.cpu_s
-        left += children[process.pid]
+    total = 0.0
+    for process in psutil.Process(root).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 

@@ -12,11 +12,11 @@ PATIENCE_S = 900.0
 def install(directory: Path, *stages: tuple[str, ...]) -> Path:
     """stages: installed one after the other. Returns its Python; SystemExit says in a line why there is none."""
     python, ready = directory / "bin" / "python", directory / "ready"
-    if not ready.exists():
+    if not ready.exists() or ready.read_text() != repr(stages):
         _run([sys.executable, "-m", "venv", str(directory)])
         for wanted in stages:
             _run([str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *wanted])
-        ready.touch()
+        ready.write_text(repr(stages))
     return python
 
 

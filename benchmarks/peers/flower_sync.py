@@ -23,7 +23,7 @@ PATIENCE_S = 900.0
 
 def install() -> Path:
     """Its Python."""
-    return make(Path("build/peers-flwr"), ("flwr", "numpy"))
+    return make(Path("build/peers-flwr"), ("flwr", "numpy", "psutil"))
 
 
 def await_listening(server: Child, port: int) -> None:

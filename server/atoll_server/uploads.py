@@ -220,7 +220,7 @@ class Uploads:
             raise upload.given_up() from error
         except Exception as error:  # of the disk, or ours: nobody may listen, and it would be in the way for ever
             self._books.fail(error)
-            raise Refused(Status.UNAVAILABLE, "the core's disk failed: it stops; try again later") from error
+            raise Refused(Status.UNAVAILABLE, "the core failed: it stops; try again later") from error
         self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it since
         del self._finishing[key]
         if receipt.fate == pb.FATE_REFUSED:
@@ -257,7 +257,7 @@ class Uploads:
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
         """A contribution was made durable: the newest of its learner and fragment, unless a newer one is known."""
         place, old = (receipt.learner, receipt.fragment), self._newest.get((receipt.learner, receipt.fragment))
-        if old is None or _name(old.receipt) <= _name(receipt):
+        if old is None or _order(old.receipt) <= _order(receipt):
             self._newest[place] = Decided(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
@@ -268,7 +268,7 @@ class Uploads:
     def decide(self, receipt: pb.Receipt) -> None:
         """Notes the fate of a contribution, for its learner to ask again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
-        if newest is not None and _name(newest.receipt) == _name(receipt):
+        if newest is not None and _order(newest.receipt) == _order(receipt):
             self.note(newest.digest, receipt)
 
     def expire(self, now: float) -> None:
@@ -295,5 +295,5 @@ class Uploads:
         return sum(upload.size_bytes - upload.received_bytes for upload in self._growing.values())
 
 
-def _name(receipt: pb.Receipt) -> tuple[int, int]:
+def _order(receipt: pb.Receipt) -> tuple[int, int]:
     return receipt.incarnation, receipt.seq
