@@ -81,8 +81,8 @@ def _up(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
 
 @kernel
 def _near(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Its bits, rounded to 5 significant ones, where 7 times that can be."""
-    bits = bits_of(scale)
+    """Its bits, rounded to 5 significant ones; at most what 7 times can be of. 0.48 of the largest would be above."""
+    bits = bits_of(min(scale, LARGEST / np.float32(7.0)))
     near = (bits + HALF) & KEPT
     return bits & KEPT if float_of(near) > LARGEST / np.float32(7.0) else near
 

@@ -19,7 +19,7 @@ def scale_of(block: np.ndarray, levels: int) -> np.float32:
         if largest >= F32(2.0**-115):
             fine = (block * (F32(1023) / largest)).astype(np.int32)
             rms = np.sqrt(F32((fine * fine).sum()) / F32(len(block))) / F32(1023)
-            exact = largest * max(F32(0.48) * rms, F32(0.125))
+            exact = min(largest * max(F32(0.48) * rms, F32(0.125)), np.finfo(F32).max / F32(7))
     bits = int(F32(exact).view(np.uint32))
     rounded = np.uint32((bits + rounding) & kept).view(F32)
     if rounded > np.finfo(F32).max / F32(levels):

@@ -130,6 +130,18 @@ def test_the_largest_value_of_a_block_keeps_most_of_itself_however_large_it_is()
     assert 0.84 * 5.0 < out[17] < 5.0
 
 
+@pytest.mark.parametrize("kind", CODED)
+@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1])
+def test_the_largest_values_that_there_are_can_be_coded(kind, length):
+    span, out = span_of(length), np.empty(length, np.float32)
+    for largest in np.geomspace(1e37, np.finfo(np.float32).max, 200, dtype=np.float32):
+        values = np.full(length, -min(largest, np.finfo(np.float32).max), np.float32)
+        payload = codec.encode_frame(values, span, kind)
+        codec.check_frame(payload, span, kind)
+        codec.decode_frame(payload, span, kind, out)
+        assert (np.abs(out / values - 1) < 0.26).all()
+
+
 @pytest.mark.parametrize("kind", list(Codec))
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_not_coded(kind, bad):
