@@ -1,0 +1,25 @@
+"""Stacks become a tree of what took time in syncs, and nothing else."""
+
+from __future__ import annotations
+
+from benchmarks import flame
+
+STACKS = """\
+process 1:"python -m benchmarks.sync";main (benchmarks/sync.py);measure (benchmarks/sync.py) 50
+process 2:"python -m benchmarks.sync_core x";run (asyncio/runners.py);Handle._run (asyncio/events.py);Push (service.py) 6
+process 2:"python -m benchmarks.sync_core x";Thread.run (threading.py);_WorkItem.run (concurrent/thread.py);compress (codec.py) 3
+process 2:"python -m benchmarks.sync_core x";Thread.run (threading.py);_worker (concurrent/thread.py) 90
+process 2:"python -m benchmarks.sync_core x";warm_up (codec.py);compress (codec.py) 40
+process 3:"python -m benchmarks.sync_learner 0";main (benchmarks/sync_learner.py);Learner.step (learner.py);_adopt (learner.py) 1
+process 3:"python -m benchmarks.sync_learner 0" 2
+"""  # noqa: E501 - as py-spy writes them
+
+
+def test_waiting_threads_the_start_and_the_measuring_process_are_left_out():
+    root = flame.tree(STACKS)
+    assert root.samples == 12
+    core, learners = root.above["core"], root.above["learners"]
+    assert (core.samples, learners.samples) == (9, 3)
+    assert {name: node.samples for name, node in core.above.items()} == {"event loop": 6, "threads": 3}
+    assert core.above["threads"].above["compress (codec.py)"].samples == 3
+    assert learners.above["training loop"].above["_adopt (learner.py)"].samples == 1
