@@ -14,7 +14,7 @@ from atoll.parameters import Parameters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec
-from atoll_wire.layout import plan
+from atoll_wire.layout import FRAME_PARAMETERS, plan
 from torch import nn
 from torch.optim import SGD
 
@@ -27,7 +27,7 @@ class Large(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.only = nn.Linear(1300, 1000, bias=False)
+        self.only = nn.Linear(FRAME_PARAMETERS // 400, 1000, bias=False)
 
 
 @pytest.fixture(scope="module")

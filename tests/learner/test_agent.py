@@ -10,6 +10,7 @@ import pytest
 import torch
 from atoll import LearnerError
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import FRAME_PARAMETERS
 from torch import nn
 
 from tests.learner.fake_core import fake_core
@@ -27,7 +28,7 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.only = nn.Linear(1300, 1000, bias=False)
+        self.only = nn.Linear(FRAME_PARAMETERS // 400, 1000, bias=False)
 
 
 def flown(loop: Loop, core, fragment: int = 0) -> tuple:
