@@ -23,13 +23,10 @@ from benchmarks import plots
 
 RATE, SYNCS = 100, 12  # samples a second; syncs
 PARTS = {"benchmarks.sync_core": "core", "benchmarks.sync_learner": "learners"}
-NOT_A_SYNC = ("_find_and_load", "warm_up", "measure", "__enter__", "configure", "Transformer", "normal_", "randn")
-WAITING = (
-    "_worker (concurrent",
-    "EpollSelector.select",
-    "wait (threading",
-    "main (benchmarks",
-)  # at the top of a stack
+NOT_A_SYNC = (
+    "_find_and_load", "warm_up", "measure", "__enter__", "configure", "Transformer", "normal_", "randn", "initial",
+)  # fmt: skip
+WAITING = ("_worker (concurrent", "EpollSelector.select", "wait (threading", "main (benchmarks")  # on top of a stack
 BELOW = {  # what is under these is the same in every stack
     "Handle._run": "event loop", "BaseEventLoop": "event loop", "_WorkItem.run": "threads",
     "Learner.step": "training loop",
@@ -80,15 +77,17 @@ def tree(stacks: str) -> plots.Node:
     for line in stacks.splitlines():
         names, _, count = line.rpartition(" ")
         kind = next((part for module, part in PARTS.items() if module in names), None)
-        functions = [name for name in names.split(";") if not name.startswith("process ")] or ["?"]
+        functions = [name for name in names.split(";") if not name.startswith("process ")]
         start = any(one in name for name in functions for one in NOT_A_SYNC)
-        if kind is None or start or functions[-1].startswith(WAITING):
+        if kind is None or start or not functions or functions[-1].startswith(WAITING):
             continue
         for marker, place in BELOW.items():
             at = max((n for n, name in enumerate(functions) if name.startswith(marker)), default=None)
             if at is not None:
                 functions = [place, *functions[at + 1 :]]
                 break
+        else:
+            continue  # a process that begins, or gRPC's poller
         node = root
         for name in [kind, *functions]:
             node.samples += int(count)
