@@ -129,7 +129,7 @@ class Synthetic(threading.Thread):
             size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
         )  # fmt: skip
         frames = (pb.Frame(index=n, crc32c=table[n][1], payload=p) for n, p in enumerate(payloads))
-        messages = [pb.PushRequest(header=header), *(pb.PushRequest(frame=frame) for frame in frames)]
+        messages = [pb.PushRequest(header=header), *(pb.PushRequest(frames=[frame]) for frame in frames)]
         try:
             receipt = list(stub.Push(iter(messages)))[-1].receipt
         except grpc.RpcError as error:

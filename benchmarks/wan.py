@@ -28,7 +28,7 @@ from atoll.demo.processes import Child, Children, children
 from benchmarks.sync import OPTIONS, wait
 
 MBIT, DELAY_MS, LOSS = 200.0, 40.0, 0.0005
-QUICK, SYNCS, COUNTED = 2, 13, 5  # syncs over the quick link; all but the one that warms up; of those that count
+QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the quick link; all but the one that warms up; of those that count
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"
 RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8), "cubic": (1, 8, 32)}

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import structlog
 from atoll_wire import codec
@@ -91,6 +92,7 @@ class Agent:
 
     async def _live(self) -> None:
         self._main, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        self._loop.set_exception_handler(_seen_to)
         if self._leaving:
             return
         await asyncio.to_thread(codec.warm_up)
@@ -126,3 +128,9 @@ class Agent:
                     self._main.cancel()
 
         self._goodbye = asyncio.get_running_loop().create_task(leave_and_end())
+
+
+def _seen_to(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """gRPC wakes all loops of a process for each event, and who comes late finds none (grpc/grpc#25364): no news."""
+    if not (isinstance(context.get("exception"), BlockingIOError) and "PollerCompletionQueue" in context["message"]):
+        loop.default_exception_handler(context)

@@ -11,17 +11,20 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-FEWEST, MOST = 1, 32
+from atoll_wire import frames
+
+FEWEST, FAR, MOST = 1, 8, 32  # far away at first; what more bring is tried
 SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
 FAR_S, ANSWERS = 0.01, 8  # a round trip from which on a window matters; answers of which one waited for nothing
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # of carrying, and of what arrived: at least, for a rate
 HURT = 0.95  # of the rate with half the connections: below it they were too many
 REST_S = 30.0  # before more are tried again
 ENOUGH = 150e6  # bytes/s: here the processor is what limits
+FIRST_TAKEN_S, SHARE = 1.0, 1 / 8  # of a frame until it was taken in; of the newest in what is usual
 IDLE_S = 30.0  # without a frame: back to the fewest
 
 
@@ -37,7 +40,7 @@ class Width:
         self.lanes = FEWEST
         self._bytes, self._busy_s, self._arrivals = 0, 0.0, 0
         self._before: float | None = None  # the rate with half as many
-        self._changed = False  # what is on its way went over the connections of before
+        self._changed = self._leapt = False  # changed: what is on its way went over the connections of before
         self._rested_at = 0.0
 
     def answered(self, after_s: float) -> None:
@@ -45,6 +48,13 @@ class Width:
         self._answers_s.append(after_s)
         if after_s < FAR_S and self.lanes > FEWEST:
             self.idle()  # it only seemed far, while both sides were busy
+        elif self.far and not self._leapt:
+            self.lanes, self._changed, self._leapt = FAR, True, True
+
+    @property
+    def far(self) -> bool:
+        """Whether a window matters here, as far as is known."""
+        return len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
         """So much arrived in so many seconds of carrying, over all lanes together."""
@@ -54,13 +64,12 @@ class Width:
         if self._busy_s < WINDOW_S or self._arrivals < WINDOW_ARRIVALS:
             return
         rate, self._bytes, self._busy_s, self._arrivals = self._bytes / self._busy_s, 0, 0.0, 0
-        far = len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
         if self._changed:
             self._changed = False
         elif self._before is not None and rate < HURT * self._before:
             self.lanes //= 2
             self._before, self._rested_at = None, now + REST_S
-        elif far and rate < ENOUGH and self.lanes < MOST and now >= self._rested_at:
+        elif self.far and rate < ENOUGH and self.lanes < MOST and now >= self._rested_at:
             self.lanes *= 2
             self._before, self._changed = rate, True
         else:
@@ -94,9 +103,9 @@ class Carried:
         self._lanes._waits(frames - self._waiting)
         self._waiting = frames
 
-    def arrived(self, size_bytes: int) -> None:
-        """At the other end: a connection takes megabytes before the first is through."""
-        self._lanes._arrived(size_bytes)
+    def arrived(self, size_bytes: int, taken_s: Iterable[float] = ()) -> None:
+        """At the other end: a connection takes megabytes before the first is through. taken_s: by each frame."""
+        self._lanes._arrived(size_bytes, taken_s)
 
 
 class Lanes:
@@ -107,6 +116,7 @@ class Lanes:
         self._lanes = [Lane(*dial())]
         self._turns, self._capacity = asyncio.Semaphore(SLOTS * FEWEST), SLOTS * FEWEST
         self._arrived_at, self._carrying, self._waiting = 0.0, 0, 0
+        self._taken_s, self._off_s = FIRST_TAKEN_S, 0.0  # smoothed
         self._closing: set[asyncio.Task[None]] = set()
         self._given_up = False
 
@@ -121,11 +131,24 @@ class Lanes:
         return self._width.lanes
 
     @property
+    def together(self) -> int:
+        """Frames that are best put into one message: close by a message costs more, far away lanes want to share."""
+        return 1 if self._width.far or self.count > FEWEST else frames.TOGETHER
+
+    @property
     def spare(self) -> bool:
         """A connection beside others has nothing to do, and nobody waits for one."""
         if self._given_up or self.count == FEWEST or self._turns.locked():
             return False
         return len(self._lanes) < self.count or not all(lane.busy for lane in self._lanes)
+
+    @property
+    def patience_s(self) -> float:
+        """With a frame before it is sent once more: what is usual, and as much as frames usually are off that.
+
+        On a link that is full whatever is sent twice takes the place of what was not yet sent.
+        """
+        return self._taken_s + self._off_s
 
     async def take(self) -> Lane:
         """Waits for a turn, in the order of asking; `give` it back. CancelledError once these were given up."""
@@ -151,6 +174,7 @@ class Lanes:
     def answered(self, after_s: float) -> None:
         """How long the other end took to answer a question that waited behind no frame."""
         self._width.answered(after_s)
+        self._widen()
 
     @contextlib.contextmanager
     def carrying(self) -> Iterator[Carried]:
@@ -168,11 +192,17 @@ class Lanes:
             self._arrived_at = time.monotonic()
         self._waiting += more
 
-    def _arrived(self, size_bytes: int) -> None:
+    def _arrived(self, size_bytes: int, taken_s: Iterable[float]) -> None:
         now = time.monotonic()
+        for each_s in taken_s:
+            self._off_s += SHARE * (abs(each_s - self._taken_s) - self._off_s)
+            self._taken_s += SHARE * (each_s - self._taken_s)
         if self._waiting:  # else it is the end of something: lanes have nothing to do
             self._width.arrived(size_bytes, now - self._arrived_at, now)
         self._arrived_at = now
+        self._widen()
+
+    def _widen(self) -> None:
         while self._capacity < SLOTS * self.count:
             self._capacity += 1
             self._turns.release()

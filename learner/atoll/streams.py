@@ -16,7 +16,7 @@ import grpc.aio
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Payload
-from atoll_wire.frames import WireFrame
+from atoll_wire.frames import frames_in
 
 from atoll.lanes import Carried, Lane
 from atoll.transport import Link, hung_up
@@ -81,7 +81,7 @@ class _Streams:
         self._link, self._header, self._messages, self._lane = link, header, messages, lane
         self._sent, self._moved, self._carried, self._give_up = sent, moved, carried, give_up
         self._left: deque[int] = deque()  # frames that nobody has sent
-        self._out: deque[int] = deque()  # that one stream sends or has sent, in this order
+        self._out: dict[int, float] = {}  # that one stream sends or has sent, in this order, and since when
         self._have: set[int] = set()  # that the core told of
         self._heard = asyncio.Event()
         self._tasks = list[asyncio.Task[None]]()
@@ -132,8 +132,11 @@ class _Streams:
             return  # those that have begun go on
         await self._carry(lane, self._left)
 
-    async def _once_more(self, index: int) -> None:
-        """A frame that another stream is sending. Whether it gets through or not, nothing is lost."""
+    async def _once_more(self, index: int, since: float) -> None:
+        """A frame that another stream is sending, once that takes unusually long. If this fails, nothing is lost."""
+        await asyncio.sleep(since + self._link.up.patience_s - time.monotonic())
+        if index in self._have:
+            return
         lane = await self._link.up.take()
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._carry(lane, deque([] if index in self._have else [index]))
@@ -172,22 +175,24 @@ class _Streams:
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
             await call.write(pb.PushRequest(header=self._header))
             while frames:
-                mine.add(index := frames.popleft())
+                some = [frames.popleft() for _ in range(min(len(frames), self._link.up.together))]
+                mine.update(some)
                 if frames is self._left:
-                    self._out.append(index)
+                    self._out.update(dict.fromkeys(some, time.monotonic()))
                     self._carried.waiting(len(self._left))
-                await call.write(self._messages[index])
-                self._sent(index)
+                await call.write(b"".join(self._messages[index] for index in some))
+                for index in some:
+                    self._sent(index)
                 self._moved()
                 moved()
             await call.done_writing()
 
     def _help_the_slowest(self) -> None:
         """A lane that is through sends once more what another is still sending, unless somebody else needs it."""
-        while self._out and self._out[0] in self._have:
-            self._out.popleft()
+        self._out = {index: since for index, since in self._out.items() if index not in self._have}
         if self._out and not self._left and self._link.up.spare:
-            self._start(self._once_more(self._out.popleft()))
+            index = next(iter(self._out))
+            self._start(self._once_more(index, self._out.pop(index)))
 
     async def _hear(self, call: Any) -> None:  # noqa: ANN401 - gRPC's call
         """What the core says that it has, until it has everything."""
@@ -198,7 +203,9 @@ class _Streams:
                 new = {index for index in told if index < len(self._messages)} - self._have
                 self._have |= new
                 if new:
-                    self._carried.arrived(sum(len(self._messages[index]) for index in new))
+                    now = time.monotonic()
+                    taken_s = [now - self._out[index] for index in new & self._out.keys()]
+                    self._carried.arrived(sum(len(self._messages[index]) for index in new), taken_s)
                 self._heard.set()
         finally:
             self._heard.set()
@@ -247,13 +254,15 @@ async def _stripe(
                 if isinstance(reply, pb.FetchReply) and reply.HasField("header") and header is None:
                     header = reply.header
                     continue
-                frame = reply if isinstance(reply, WireFrame) else reply.frame
-                payload, next_one = frame.payload, len(payloads)
-                if next_one == len(mine) or frame.index != mine[next_one] or codec.crc32c(payload) != frame.crc32c:
+                if not (brought := frames_in(reply)):
                     return None, []
-                payloads.append(payload)
-                carried.arrived(len(payload))
-                carried.waiting(len(mine) - len(payloads))
+                for frame in brought:
+                    payload, next_one = frame.payload, len(payloads)
+                    if next_one == len(mine) or frame.index != mine[next_one] or codec.crc32c(payload) != frame.crc32c:
+                        return None, []
+                    payloads.append(payload)
+                    carried.arrived(len(payload))
+                    carried.waiting(len(mine) - len(payloads))
     finally:
         link.down.give(lane)
     return (header, payloads) if len(payloads) == len(mine) else (None, [])

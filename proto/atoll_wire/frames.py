@@ -1,12 +1,14 @@
 """Frames in messages without copies: `PushRequest` and `FetchReply` as they are on the wire, written and read by hand.
 
-Both hold a `Frame` as field 2. A frame is written as protobuf would write it, once for all who are sent it; a message
-in that form is read as views on its bytes, and any other form that protobuf allows is left to protobuf.
+Both hold `Frame`s as field 2. A frame is written as protobuf would write it, once for all who are sent it; one after
+another they make a message. In that form it is read as views on its bytes; any other form that protobuf allows is left
+to protobuf.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +19,8 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec import Payload
 
-FRAME = 0x12  # field 2, a message: `frame` of PushRequest and of FetchReply
+TOGETHER = 4  # frames in one message at most: by itself it costs as much as half a megabyte in it
+FRAME = 0x12  # field 2, a message: of `frames` of PushRequest and of FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
 SERVICE = "atoll.v1.Outer"
 CHECKSUM = struct.Struct("<I")
@@ -33,12 +36,12 @@ class WireFrame:
 
 
 Sent: TypeAlias = bytes | pb.PushRequest | pb.FetchReply  # bytes: what `encode` gave
-Pushed: TypeAlias = pb.PushRequest | WireFrame
-Fetched: TypeAlias = pb.FetchReply | WireFrame
+Pushed: TypeAlias = pb.PushRequest | list[WireFrame]
+Fetched: TypeAlias = pb.FetchReply | list[WireFrame]
 
 
 def encode(index: int, crc32c: int, payload: Payload) -> bytes:
-    """A message with a frame in it: a PushRequest as well as a FetchReply."""
+    """A message with a frame in it, or a part of one with more: a PushRequest as well as a FetchReply."""
     number = bytes((INDEX,)) + _varint(index) if index else b""
     inside = b"".join((number, bytes((CRC32C,)), CHECKSUM.pack(crc32c), bytes((PAYLOAD,)), _varint(len(payload))))
     return b"".join((bytes((FRAME,)), _varint(len(inside) + len(payload)), inside, payload))
@@ -59,19 +62,35 @@ def fetch_reply(message: bytes) -> Fetched:
     return _read(message) or pb.FetchReply.FromString(message)
 
 
-def _read(message: bytes) -> WireFrame | None:
-    """A frame in the form that `encode` gives; None for anything else."""
+def frames_in(message: Pushed | Fetched) -> Sequence[WireFrame | pb.Frame]:
+    """Those of a message, however it was read."""
+    return message if isinstance(message, list) else message.frames
+
+
+def _read(message: bytes) -> list[WireFrame] | None:
+    """Frames in the form that `encode` gives; None for anything else, and for more than there may be."""
+    found, at = list[WireFrame](), 0
     try:
-        inside, at = _length(message, _tag(message, 0, FRAME))
-        whole, index = at + inside == len(message), 0
-        if message[at] == INDEX:
-            index, at = _length(message, at + 1)
-        at = _tag(message, at, CRC32C)
-        [crc] = CHECKSUM.unpack_from(message, at)
-        length, at = _length(message, _tag(message, at + CHECKSUM.size, PAYLOAD))
+        while at < len(message) and len(found) < TOGETHER:
+            frame, at = _frame(message, at)
+            found.append(frame)
     except (_OtherForm, IndexError, struct.error):
         return None
-    return WireFrame(index, crc, memoryview(message)[at:]) if whole and at + length == len(message) else None
+    return found if found and at == len(message) else None
+
+
+def _frame(message: bytes, at: int) -> tuple[WireFrame, int]:
+    """One of them, and what comes after it."""
+    inside, at = _length(message, _tag(message, at, FRAME))
+    end, index = at + inside, 0
+    if message[at] == INDEX:
+        index, at = _length(message, at + 1)
+    at = _tag(message, at, CRC32C)
+    [crc] = CHECKSUM.unpack_from(message, at)
+    length, at = _length(message, _tag(message, at + CHECKSUM.size, PAYLOAD))
+    if at + length != end or end > len(message):
+        raise _OtherForm
+    return WireFrame(index, crc, memoryview(message)[at:end]), end
 
 
 class _OtherForm(Exception):  # noqa: N818 - nothing is wrong

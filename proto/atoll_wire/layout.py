@@ -24,7 +24,7 @@ from atoll_wire.errors import UserError
 from atoll_wire.spans import BLOCK, FrameSpan, Segment
 
 FORMAT = 2  # of layouts; part of the fingerprint
-FRAME_PARAMETERS = 1 << 20  # of a frame at most
+FRAME_PARAMETERS = 1 << 19  # of a frame at most
 DEFAULT_FRAGMENTS, MOST_FRAGMENTS = 24, 4096
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -261,12 +261,12 @@ class Frame(_message.Message):
     def __init__(self, index: _Optional[int] = ..., crc32c: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("header", "frame")
+    __slots__ = ("header", "frames")
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     header: PushHeader
-    frame: Frame
-    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ...) -> None: ...
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest")
@@ -325,12 +325,12 @@ class FetchRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ...) -> None: ...
 
 class FetchReply(_message.Message):
-    __slots__ = ("header", "frame")
+    __slots__ = ("header", "frames")
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     header: FetchHeader
-    frame: Frame
-    def __init__(self, header: _Optional[_Union[FetchHeader, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ...) -> None: ...
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, header: _Optional[_Union[FetchHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class FetchHeader(_message.Message):
     __slots__ = ("fragment", "version", "codec", "frames", "size_bytes", "crc32c", "receipts")

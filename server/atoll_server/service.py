@@ -13,7 +13,7 @@ from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec import Codec
-from atoll_wire.frames import Pushed, Sent, WireFrame
+from atoll_wire.frames import Pushed, Sent
 from atoll_wire.layout import MergeKind, TensorSpec
 
 from atoll_server.attendance import leave, progress
@@ -128,10 +128,13 @@ class OuterService(rpc.OuterServicer):
         came, told_at = list[int](), time.monotonic()
         while not upload.whole() and (request := await self._next(requests, upload)) is not None:
             self._core.roster.still(entry, header.session.incarnation)
-            frame, now = request if isinstance(request, WireFrame) else request.frame, time.monotonic()
-            if await uploads.take(upload, frame, now):
+            brought, now = frames.frames_in(request), time.monotonic()
+            if not 0 < len(brought) <= frames.TOGETHER:
+                text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
+                raise Refused(Status.INVALID_ARGUMENT, text)
+            if await uploads.take(upload, brought, now):
                 syncer.uploading(entry.name, header.fragment, now)
-            came.append(frame.index)
+            came.extend(frame.index for frame in brought)
             if now > told_at + HEARD_S:
                 yield came
                 came, told_at = [], now
@@ -165,10 +168,13 @@ class OuterService(rpc.OuterServicer):
                 receipts=publication.receipts,
             )
         )  # fmt: skip
-        spans = engine.layout.fragments[request.fragment].frames
-        for span in spans[request.stripe :: request.stripes or 1]:
-            yield publication.messages[span.index]
-            engine.sent(entry, publication.sizes[span.index], span.length, whole=False)
+        spans = engine.layout.fragments[request.fragment].frames[request.stripe :: request.stripes or 1]
+        together = frames.TOGETHER if request.stripes <= 1 else 1  # who has many connections has none to spare for this
+        for start in range(0, len(spans), together):
+            some = spans[start : start + together]
+            yield b"".join(publication.messages[span.index] for span in some)
+            for span in some:
+                engine.sent(entry, publication.sizes[span.index], span.length, whole=False)
 
     async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
         fragment = engine.layout.fragments[request.fragment]

@@ -10,16 +10,18 @@ from __future__ import annotations
 import itertools
 import struct
 import threading
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.codec import Codec, Content, FrameError, Payload
 from atoll_wire.errors import UserError
+from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Fragment
 from atoll_wire.spans import FrameSpan
 from numpy.typing import NDArray
@@ -140,14 +142,21 @@ class Upload:
     def __post_init__(self) -> None:
         self.part = self.final.with_name(f"{self.final.name}.{next(_numbers)}.part")
 
-    def take(self, index: int, crc: int, payload: Payload) -> bool:
-        """Checks a frame and writes it, unless it is here; whether it was new. Runs in a worker thread.
+    def take(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
+        """Checks frames and writes those that are not here; whether any was new. Runs in a worker thread.
 
         Raises FrameError for what can never be accepted, ChecksumError for what should be sent again.
         """
+        new = [self._take(frame.index, frame.crc32c, frame.payload) for frame in frames]
+        return any(new)
+
+    def _take(self, index: int, crc: int, payload: Payload) -> bool:
         if codec.crc32c(payload) != crc:
             raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
-        content, squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
+        try:
+            content, squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
+        except FrameError as error:
+            raise type(error)(f"frame {index}: {error}") from error
         with self._lock:
             if index in self.have or self._discarded:
                 return False

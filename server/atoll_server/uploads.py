@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -145,18 +145,19 @@ class Uploads:
         for key in list(keys):
             self._drop(key)
 
-    async def take(self, upload: Upload, frame: pb.Frame | WireFrame, now: float) -> bool:
-        """Checks and writes one frame; whether it was a new one. Raises Refused; garbage ends the upload.
+    async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> bool:
+        """Checks and writes the frames of a message; whether any was new. Raises Refused; garbage ends the upload.
 
         The last one makes it whole, and so do values that are not finite: `complete` then gives it its receipt.
         """
         if not upload.whole() and self._growing.get(upload.key) is not upload:
             raise upload.given_up()
-        if frame.index >= upload.frames:
-            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} of {upload.key}: there are {upload.frames}")
-        run = asyncio.get_running_loop().run_in_executor
-        taking = run(self._workers, upload.take, frame.index, frame.crc32c, frame.payload)
-        taking.add_done_callback(partial(self._taken, upload, f"frame {frame.index}"))
+        for frame in frames:
+            if frame.index >= upload.frames:
+                text = f"frame {frame.index} of {upload.key}: there are {upload.frames}"
+                raise Refused(Status.INVALID_ARGUMENT, text)
+        taking = asyncio.get_running_loop().run_in_executor(self._workers, upload.take, frames)
+        taking.add_done_callback(partial(self._taken, upload))
         try:
             new = await asyncio.shield(taking)
         except ChecksumError as error:
@@ -170,16 +171,16 @@ class Uploads:
             upload.arrivals.saw(now)
         return new
 
-    def _taken(self, upload: Upload, frame: str, taking: asyncio.Future[bool]) -> None:
-        """What follows from a frame, also when the stream that brought it was cut meanwhile."""
+    def _taken(self, upload: Upload, taking: asyncio.Future[bool]) -> None:
+        """What follows from frames, also when the stream that brought them was cut meanwhile."""
         match error := None if taking.cancelled() else taking.exception():
             case NotFiniteError():
-                upload.refusal = f"{frame}: {error}: this island's training has diverged"
+                upload.refusal = f"{error}: this island's training has diverged"
             case OSError():
                 text = f"the spool cannot be written ({error.strerror}): make room"
                 upload.dropped = Refused(Status.RESOURCE_EXHAUSTED, text)
             case FrameError():
-                upload.dropped = Refused(Status.INVALID_ARGUMENT, f"{frame} of {upload.key}: {error}")
+                upload.dropped = Refused(Status.INVALID_ARGUMENT, f"{upload.key}: {error}")
         if upload.dropped is not None and self._growing.get(upload.key) is upload:
             self._drop(upload.key)
         self._finish_if_whole(upload)

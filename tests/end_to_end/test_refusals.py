@@ -13,6 +13,7 @@ from atoll.parameters import Parameters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec
+from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
 from torch import nn
 from torch.optim import SGD
@@ -50,7 +51,7 @@ class Hand:
         self.layout = plan(Parameters(model, SGD(model.parameters(), 0.1)).tensors, reply.settings.fragments)
         self.versions = list(reply.versions)
 
-    def push(self, change=lambda header, frames: None, seq: int = 1):
+    def push(self, change=lambda header, frames: None, seq: int = 1, sends=lambda messages: messages):
         """Sends a sound contribution for fragment 0, after `change` made it unsound. Returns the receipt."""
         fragment = self.layout.fragments[0]
         vector = np.full(fragment.length, 1e-4, np.float32)
@@ -62,8 +63,8 @@ class Hand:
             codec=pb.CODEC_INT4, frames=len(frames), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
         )  # fmt: skip
         change(header, frames)
-        messages = [pb.PushRequest(header=header), *(pb.PushRequest(frame=frame) for frame in frames)]
-        return list(self.stub.Push(iter(messages), timeout=20))[-1].receipt
+        messages = [pb.PushRequest(header=header), *(pb.PushRequest(frames=[frame]) for frame in frames)]
+        return list(self.stub.Push(iter(sends(messages)), timeout=20))[-1].receipt
 
 
 def request(name: str, **changes) -> pb.JoinRequest:
@@ -317,8 +318,18 @@ def test_a_message_above_the_limit_is_refused_before_it_is_read(running):
         stub.Join(request("odd", region="r" * (17 << 20)), timeout=20)
 
 
-@pytest.mark.parametrize("messages", [[], [pb.PushRequest(frame=pb.Frame(index=0))]])
+@pytest.mark.parametrize("messages", [[], [pb.PushRequest(frames=[pb.Frame(index=0)])]])
 def test_a_push_without_a_header_is_refused(running, messages):
     with running.outer() as stub, pytest.raises(grpc.RpcError) as caught:
         list(stub.Push(iter(messages), timeout=20))
     assert caught.value.code() in {INVALID, grpc.StatusCode.UNAUTHENTICATED}
+
+
+@pytest.mark.parametrize("count", [0, TOGETHER + 1])
+def test_a_message_of_no_frames_or_of_too_many_is_refused(running, count):
+    def at_once(messages):
+        frames = [frame for message in messages for frame in message.frames]
+        return [messages[0], pb.PushRequest(frames=(frames * count)[:count])]
+
+    with running.outer() as stub, refused(running, INVALID, f"{count} frames in one message"):
+        Hand(stub, f"crowded-{count}").push(sends=at_once)

@@ -32,6 +32,12 @@ def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
     assert second.learner.stats().last_error == ""
 
 
+def test_learners_of_one_process_disturb_nobody_with_each_others_events(tmp_path, caplog):
+    with core(tmp_path) as running:
+        train(running.address, "a", "b", "c", "d", steps=60)
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 def test_learners_that_adopted_the_same_version_hold_bit_identical_anchors(tmp_path):
     """With nothing outstanding the parameters are the anchor."""
     with core(tmp_path) as running:

@@ -81,7 +81,7 @@ def prepared(stub, name: str) -> tuple[pb.PushRequest, list[pb.PushRequest]]:
         session=session, fragment=0, seq=1, base_version=reply.versions[0], tokens=10, steps=1, codec=pb.CODEC_INT4,
         frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
     )  # fmt: skip
-    frames = [pb.PushRequest(frame=pb.Frame(index=n, crc32c=table[n][1], payload=p)) for n, p in enumerate(payloads)]
+    frames = [pb.PushRequest(frames=[pb.Frame(index=n, crc32c=table[n][1], payload=p)]) for n, p in enumerate(payloads)]
     return pb.PushRequest(header=header), frames
 
 
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_a_frame_is_told_to_every_stream_of_its_upload(runnin
         offer.end()
         garbage = b"no frame"
         frame = pb.Frame(index=0, crc32c=codec.crc32c(garbage), payload=garbage)
-        one = Push(stub, header, pb.PushRequest(frame=frame))
+        one = Push(stub, header, pb.PushRequest(frames=[frame]))
         for stream in (one, offer):
             with pytest.raises(grpc.RpcError) as caught:
                 stream.receipt()

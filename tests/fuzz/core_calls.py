@@ -28,6 +28,7 @@ from atoll_server.settings import CoreSettings
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec
+from atoll_wire.frames import TOGETHER
 from google.protobuf.message import Message
 
 from tests.fuzz.decoders import LIMITS, SPECS
@@ -172,10 +173,11 @@ class Calls:
             base_version=engine.states[fragment.index].version, tokens=10, steps=1, codec=pb.CODEC_INT4,
             frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
         )  # fmt: skip
-        frames = [
-            pb.PushRequest(frame=pb.Frame(index=n, crc32c=table[n][1], payload=p)) for n, p in enumerate(payloads)
-        ]
-        messages = [pb.PushRequest(header=header), *frames]
+        frames = [pb.Frame(index=n, crc32c=table[n][1], payload=p) for n, p in enumerate(payloads)]
+        together = rng.randint(1, TOGETHER + 1)
+        starts = range(0, len(frames), together)
+        messages = [pb.PushRequest(frames=frames[start : start + together]) for start in starts]
+        messages.insert(0, pb.PushRequest(header=header))
         replies = self._outer.Push(_stream(self._changed(rng, messages)), Context())
         return _all(replies, patience_s=0.2)  # a stream that ends early waits for others to bring the rest
 

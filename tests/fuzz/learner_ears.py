@@ -24,6 +24,7 @@ from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec
+from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
 
 from tests.fuzz.decoders import SPECS
@@ -176,7 +177,10 @@ class Ears:
             receipts=[receipt],
         )  # fmt: skip
         frames = [pb.Frame(index=n, crc32c=codec.crc32c(p), payload=p) for n, p in enumerate(payloads)]
-        says = [pb.FetchReply(header=header), *(pb.FetchReply(frame=frame) for frame in frames)]
+        together = rng.randint(1, TOGETHER + 1)
+        starts = range(0, len(frames), together)
+        says = [pb.FetchReply(frames=frames[start : start + together]) for start in starts]
+        says.insert(0, pb.FetchReply(header=header))
         link.says, link.forever = self._says(rng, 0.2, says), rng.random() < 0.05
         before, whole = line.anchor, line.whole
         with in_room(MOST_BYTES):

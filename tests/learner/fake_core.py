@@ -182,10 +182,10 @@ class FakeCore(rpc.OuterServicer):
                 if self.cut_after == 0:
                     self.cut_after = None
                     context.abort(grpc.StatusCode.UNAVAILABLE, "cut, as the test says")
-                frame = request.frame
-                assert codec.crc32c(frame.payload) == frame.crc32c
-                have[frame.index] = frame.payload
-                self.frames.append((key, frame.index))
+                for frame in request.frames:
+                    assert codec.crc32c(frame.payload) == frame.crc32c
+                    have[frame.index] = frame.payload
+                    self.frames.append((key, frame.index))
                 self.cut_after = None if self.cut_after is None else self.cut_after - 1
             with self._news:
                 while len(have) < header.frames and context.is_active():
@@ -224,7 +224,7 @@ class FakeCore(rpc.OuterServicer):
         )  # fmt: skip
         for index in range(request.stripe, len(payloads), max(1, request.stripes)):
             payload = payloads[index]
-            yield pb.FetchReply(frame=pb.Frame(index=index, crc32c=codec.crc32c(payload), payload=payload))
+            yield pb.FetchReply(frames=[pb.Frame(index=index, crc32c=codec.crc32c(payload), payload=payload)])
 
     def Report(self, requests, context):
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from atoll import lanes
-from atoll.lanes import ANSWERS, FAR_S, FEWEST, MOST, REST_S, SLOTS, WINDOW_ARRIVALS, WINDOW_S, Lanes, Width
+from atoll.lanes import ANSWERS, FAR, FAR_S, FEWEST, MOST, REST_S, SLOTS, WINDOW_ARRIVALS, WINDOW_S, Lanes, Width
 
 NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips
 
@@ -38,13 +38,13 @@ def settled(rate: Callable[[int], float], round_trip_s: float = LONG_S, windows:
 @pytest.mark.parametrize(
     ("alone", "link", "hurt_from", "lanes_wanted"),
     [
+        (1e6, 25e6, FAR, FAR),  # a box in between that suffers from many
         (1.5e6, 25e6, MOST, MOST),  # cubic at 0.05 % loss and 80 ms: 12 Mbit/s each, of 200
         (21e6, 22e6, MOST, MOST),  # bbr: one nearly fills it, and more begin quicker after a pause
-        (6e6, 25e6, 8, 8),  # a box in between that suffers from many
     ],
 )
 def test_on_a_long_link_connections_grow_until_more_bring_less(alone, link, hurt_from, lanes_wanted):
-    width, _ = settled(lambda count: min(link, count * alone) * (0.8 if count > hurt_from else 1.0))
+    width, _ = settled(lambda count: min(link, count * alone) * (0.4 if count > hurt_from else 1.0), windows=10)
     assert width.lanes == lanes_wanted
 
 
@@ -67,37 +67,41 @@ def test_what_turns_out_to_be_close_by_is_given_the_fewest_again():
     assert width.lanes == FEWEST
 
 
-def test_a_route_that_has_become_long_is_given_more():
+def test_a_route_that_has_become_long_is_given_some_at_once_and_again_after_a_pause():
     width = Width()
     answered(width, NEAR_S)
     answered(width, LONG_S)
-    window(width, 1e6, 100.0)
-    assert width.lanes == 2 * FEWEST
+    assert width.lanes == FAR
+    width.idle()
+    assert width.lanes == FEWEST
+    answered(width, LONG_S)
+    assert width.lanes == FAR
 
 
 def test_where_the_processor_limits_nothing_grows():
     width, _ = settled(lambda count: count * 400e6)
-    assert width.lanes == FEWEST
+    assert width.lanes == FAR
 
 
 def test_more_are_tried_again_after_a_while():
-    width, now = settled(lambda count: 5e6 / count)
-    assert width.lanes == FEWEST
+    width, now = settled(lambda count: 5e6 / count, windows=10)
+    assert width.lanes == FAR
     window(width, 5e6, now + REST_S)
-    assert width.lanes == 2 * FEWEST
+    assert width.lanes == 2 * FAR
 
 
 def test_less_than_a_window_decides_nothing():
     width = Width()
     answered(width, LONG_S)
+    window(width, 1e6, 0.0)  # of what was on its way
     for _ in range(WINDOW_ARRIVALS - 1):  # long enough, and too few
         width.arrived(1000, WINDOW_S, 0.0)
-    assert width.lanes == FEWEST
+    assert width.lanes == FAR
     width.arrived(1000, WINDOW_S, 0.0)
-    assert width.lanes == 2 * FEWEST
+    assert width.lanes == 2 * FAR
     for _ in range(2 * WINDOW_ARRIVALS):  # many, and too short
         width.arrived(1, WINDOW_S / 100, 0.0)
-    assert width.lanes == 2 * FEWEST
+    assert width.lanes == 2 * FAR
 
 
 class Channel:
@@ -148,16 +152,17 @@ def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
         group = Lanes(lambda: ("stub", Channel()))
         lane = await group.take()
         answered(group, LONG_S)
+        assert (group.count, group.spare) == (FAR, True)
         with group.carrying() as carried:
-            for _ in range(WINDOW_ARRIVALS):  # with nothing left to send, lanes stand still: that tells no rate
+            for _ in range(2 * WINDOW_ARRIVALS):  # with nothing left to send, lanes stand still: that tells no rate
                 now[0] += WINDOW_S
                 carried.arrived(1_000_000)
-            assert (group.count, group.spare) == (FEWEST, False)
+            assert group.count == FAR
             carried.waiting(3)
-            for _ in range(WINDOW_ARRIVALS):
+            for _ in range(2 * WINDOW_ARRIVALS):
                 now[0] += WINDOW_S
                 carried.arrived(1_000_000)
-        assert (group.count, group.spare) == (2 * FEWEST, True)
+        assert group.count == 2 * FAR
         more = [await group.take() for _ in range(SLOTS * group.count - 1)]
         assert Channel.opened == group.count
         for each in (lane, *more):
@@ -168,9 +173,31 @@ def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
         group.rest()
         await asyncio.sleep(0)
         assert (Channel.opened, group.count) == (1, FEWEST)
-        taken = [await group.take() for _ in range(SLOTS * 2 * FEWEST)]  # the turns of those connections, once more
+        answered(group, LONG_S)
+        taken = [await group.take() for _ in range(SLOTS * FAR)]  # the turns of those connections, once more
         for each in taken:
             group.give(each)
-        assert group._capacity == SLOTS * FEWEST
+        assert group._capacity == SLOTS * FAR
+
+    asyncio.run(main())
+
+
+def test_a_frame_is_waited_for_as_long_as_is_usual_and_a_little_longer():
+    async def main() -> None:
+        group = Lanes(lambda: ("stub", Channel()))
+        with group.carrying() as carried:
+            for _ in range(100):
+                carried.arrived(1000, [0.4, 0.8])
+        assert 0.7 < group.patience_s < 1.0
+
+    asyncio.run(main())
+
+
+def test_frames_share_messages_close_by_only():
+    async def main() -> None:
+        group = Lanes(lambda: ("stub", Channel()))
+        assert group.together > 1
+        answered(group, LONG_S)
+        assert group.together == 1
 
     asyncio.run(main())

@@ -61,14 +61,15 @@ class Call:
         assert self.lane is not None, "no frame goes where offers are made"
         if self.lane in self.core.stuck:
             await asyncio.Event().wait()
-        index = frames.push_request(message).index
-        if index == self.core.fails:
+        indices = [frame.index for frame in frames.push_request(message)]
+        if self.core.fails in indices:
             self.failed = True
             self.replies.put_nowait(None)
             raise asyncio.InvalidStateError
         await asyncio.sleep(0)
-        self.replies.put_nowait(pb.PushReply(have=pb.Have(frames=[index])))
-        self.core.take(index)
+        self.replies.put_nowait(pb.PushReply(have=pb.Have(frames=indices)))
+        for index in indices:
+            self.core.take(index)
 
     async def read(self):
         reply = await self.replies.get()

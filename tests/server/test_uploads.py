@@ -71,7 +71,7 @@ class World:
 
     async def take(self, upload, payload: bytes = PAYLOAD) -> bool:
         frame = pb.Frame(index=0, crc32c=codec.crc32c(payload), payload=payload)
-        return await self.uploads.take(upload, frame, 0.0)
+        return await self.uploads.take(upload, [frame], 0.0)
 
     async def finishing(self):
         """A whole upload on the way to its commit; returns it and the task that waits for its receipt."""

@@ -80,7 +80,7 @@ class Checks:
                 self._receipt(reply.receipt, pushed=True)
             case pb.Happening():
                 self._happening(reply)
-            case pb.FetchReply() if reply.WhichOneof("what") == "header":
+            case pb.FetchReply() if reply.HasField("header"):
                 self._header(request, reply.header)
         self.always()
 

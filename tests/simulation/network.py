@@ -18,7 +18,6 @@ import grpc.aio
 from atoll.lanes import Lanes
 from atoll.transport import Transfers
 from atoll_wire import frames
-from atoll_wire.frames import WireFrame
 
 from tests.simulation.loop import Process, VirtualLoop, here
 
@@ -281,12 +280,14 @@ class Call:
         """Now and then a bit flips in a payload."""
         network = self.network
         message = self._read(message)
-        if not isinstance(message, WireFrame) or not message.payload or network.rng.random() >= network.weather.change:
+        if not isinstance(message, list) or network.rng.random() >= network.weather.change:
+            return message
+        spoilt = network.rng.randrange(len(message))
+        if not (content := bytearray(message[spoilt].payload)):
             return message
         network.changes += 1
-        content = bytearray(message.payload)
         content[network.rng.randrange(len(content))] ^= 1 << network.rng.randrange(8)
-        return replace(message, payload=bytes(content))
+        return [*message[:spoilt], replace(message[spoilt], payload=bytes(content)), *message[spoilt + 1 :]]
 
     def _read(self, message: Any) -> Any:
         """A message that was made by hand is read by hand."""

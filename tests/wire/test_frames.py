@@ -18,9 +18,9 @@ NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**28 - 1))
 @given(index=NUMBERS, crc=st.integers(1, 2**32 - 1), payload=st.binary(min_size=1, max_size=40_000))
 def test_a_frame_is_the_message_that_protobuf_makes(kind, read, index, crc, payload):
     message = frames.encode(index, crc, payload)
-    assert message == kind(frame=pb.Frame(index=index, crc32c=crc, payload=payload)).SerializeToString()
+    assert message == kind(frames=[pb.Frame(index=index, crc32c=crc, payload=payload)]).SerializeToString()
     assert frames.serialise(message) is message
-    found = read(message)
+    [found] = read(message)
     assert isinstance(found, WireFrame)
     assert (found.index, found.crc32c, bytes(found.payload)) == (index, crc, payload)
     assert found.payload.obj is message, "a view on it, not a copy"
@@ -36,8 +36,8 @@ def test_whatever_else_comes_is_what_protobuf_says_it_is(kind, read, message):
             read(message)
         return
     found = read(message)
-    if isinstance(found, WireFrame):
-        found = kind(frame=pb.Frame(index=found.index, crc32c=found.crc32c, payload=bytes(found.payload)))
+    if isinstance(found, list):
+        found = kind(frames=[pb.Frame(index=f.index, crc32c=f.crc32c, payload=bytes(f.payload)) for f in found])
     assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
 
 
@@ -57,7 +57,19 @@ def test_fields_in_another_order_are_read_by_protobuf():
     message = b"\x12" + bytes([len(payload)]) + payload
     found = frames.push_request(message)
     assert isinstance(found, pb.PushRequest)
-    assert (found.frame.index, found.frame.crc32c, found.frame.payload) == (4, 9, b"abc")
+    [frame] = frames.frames_in(found)
+    assert (frame.index, frame.crc32c, frame.payload) == (4, 9, b"abc")
+
+
+@pytest.mark.parametrize("count", range(1, frames.TOGETHER + 2))
+def test_frames_one_after_the_other_are_a_message_and_more_than_there_may_be_are_left_to_protobuf(count):
+    made = [pb.Frame(index=n, crc32c=7 + n, payload=bytes([n]) * n) for n in range(1, count + 1)]
+    message = b"".join(frames.encode(frame.index, frame.crc32c, frame.payload) for frame in made)
+    assert message == pb.PushRequest(frames=made).SerializeToString()
+    found = frames.push_request(message)
+    assert isinstance(found, list) == (count <= frames.TOGETHER)
+    told = [(frame.index, frame.crc32c, bytes(frame.payload)) for frame in frames.frames_in(found)]
+    assert told == [(frame.index, frame.crc32c, frame.payload) for frame in made]
 
 
 def test_headers_are_protobuf_messages():
