@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks import crowd, kernels, plots, sync, throughput, wan
 from benchmarks.peers import beside as peers
 from benchmarks.peers import torchft_sync
-from benchmarks.rows import Report, Row
+from benchmarks.rows import Report, Row, pace_s
 
 SYNCS = {2: 7, 4: 5}
 WITH_ALL_PEERS = 2
@@ -38,8 +38,9 @@ def of_syncs(report: Report) -> None:
     """One outer sync, beside torchft's, Flower's and hivemind's."""
     python = torchft_sync.install()
     for learners, syncs in SYNCS.items():
-        peer = torchft_sync.measure(python, learners, "124m", syncs)
+        before = torchft_sync.measure(python, learners, "124m", (syncs + 1) // 2)
         mine = sync.measure(learners, "124m", syncs)
+        peer = before.and_then(torchft_sync.measure(python, learners, "124m", syncs // 2))  # machines change in between
         wall, cpu = mine.median(lambda s: s.wall_s), mine.median(lambda s: s.cpu_s)
         name = f"outer sync of 124M, {learners} learners"
         spread = f"{min(s.wall_s for s in mine.syncs):.2f} to {max(s.wall_s for s in mine.syncs):.2f} s"
@@ -120,7 +121,8 @@ def main() -> None:
     console, report = Console(), Report()
     for name, part in PARTS.items():
         if arguments.only in {None, name}:
-            console.print(f"measuring: {part.__doc__}")
+            report.paces_s[name] = pace_s()
+            console.print(f"measuring: {part.__doc__} (this machine's pace: {report.paces_s[name]:.2f} s)")
             try:
                 part(report)
             except subprocess.CalledProcessError as error:

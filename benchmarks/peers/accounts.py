@@ -28,6 +28,15 @@ class PeerSync:
     wire_bytes: list[int] = field(default_factory=list)
     server_bytes: int = 0
 
+    def and_then(self, later: PeerSync) -> PeerSync:
+        """Both, as one."""
+        return PeerSync(
+            [*self.wall_s, *later.wall_s],
+            [*self.cpu_s, *later.cpu_s],
+            [*self.wire_bytes, *later.wire_bytes],
+            max(self.server_bytes, later.server_bytes),
+        )
+
     @property
     def median_wall_s(self) -> float:
         """Of the syncs."""

@@ -87,7 +87,7 @@ class Limits(BaseModel):
     tensor_name_bytes: int = 512
     parameters: int = 1 << 36  # trainable ones of the model
     tokens: int = 1 << 50  # that one learner may say it has trained; steps as well
-    message_bytes: int = 16 << 20  # one gRPC message; a frame is about 2 MiB at most
+    message_bytes: int = 16 << 20  # one gRPC message; its frames are 8 MiB at most
     model_bytes: int = 1 << 40  # of the file with the first parameters
     spool_bytes: int = 64 << 30
     learner_spool_bytes: int = 16 << 30  # of one learner, from its first frame to its fate

@@ -34,6 +34,12 @@ def test_differences_are_of_neighbours():
     )  # fmt: skip
 
 
+def test_two_measurements_are_one_with_the_syncs_of_both():
+    both = THEIRS.and_then(PeerSync([9.0], [1.0], [4], 100_000))
+    assert (both.wall_s, both.cpu_s[-1], both.wire_bytes[-1]) == ([4.0, 2.0, 3.0, 9.0], 1.0, 4)
+    assert both.server_bytes == 100_000
+
+
 def test_rows_compare_the_medians():
     wall, cpu = beside.rows("Flower", "124m", MINE, THEIRS)
     assert wall.name == "outer sync of 124M, 2 learners: wall-clock beside Flower"

@@ -21,9 +21,11 @@ def test_a_row_knows_whether_its_limit_is_kept(value, most, holds):
 def test_a_report_has_what_was_not_measured_and_a_picture(tmp_path):
     report = Report([Row("fast", 2.0, 1.0, "x", most=False), Row("large", 2.0, 1.0, "x")])
     report.not_measured.append({"name": "far", "reason": "needs root"})
+    report.paces_s["kernels"] = 0.5
     data = report.data()
     assert [row["holds"] for row in data["rows"]] == [True, False]
     assert data["not_measured"] == [{"name": "far", "reason": "needs root"}]
+    assert data["paces_s"] == {"kernels": 0.5}
     margins(report.rows, tmp_path / "rows.svg")
     assert b"</svg>" in (tmp_path / "rows.svg").read_bytes()
 
