@@ -24,6 +24,7 @@ WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # of carrying, and of what arrived: at least
 HURT = 0.95  # of the rate with half the connections: below it they were too many
 REST_S = 30.0  # before more are tried again
 ENOUGH = 150e6  # bytes/s: here the processor is what limits
+QUICK_S = 0.25  # a frame was taken in
 FIRST_TAKEN_S, SHARE = 1.0, 1 / 8  # of a frame until it was taken in; of the newest in what is usual
 IDLE_S = 30.0  # without a frame: back to the fewest
 
@@ -132,8 +133,9 @@ class Lanes:
 
     @property
     def together(self) -> int:
-        """Frames that are best put into one message: close by a message costs more, far away lanes want to share."""
-        return 1 if self._width.far or self.count > FEWEST else frames.TOGETHER
+        """Frames that are best put into one message: on a quick link it costs more, on others lanes want to share."""
+        quick = self._taken_s < QUICK_S and not self._width.far and self.count == FEWEST
+        return frames.TOGETHER if quick else 1
 
     @property
     def spare(self) -> bool:

@@ -21,6 +21,7 @@ from atoll_wire.frames import frames_in
 from atoll.lanes import Carried, Lane
 from atoll.transport import Link, hung_up
 
+LOOK_S = 0.05  # between looks for frames that are late
 LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
 
 
@@ -81,8 +82,11 @@ class _Streams:
         self._link, self._header, self._messages, self._lane = link, header, messages, lane
         self._sent, self._moved, self._carried, self._give_up = sent, moved, carried, give_up
         self._left: deque[int] = deque()  # frames that nobody has sent
-        self._out: dict[int, float] = {}  # that one stream sends or has sent, in this order, and since when
+        self._out: dict[int, float] = {}  # given to a stream, and when that was last
         self._have: set[int] = set()  # that the core told of
+        self._twice: set[int] = set()  # given to more than one: how long they took says nothing
+        self._helping = False
+        self._failed: grpc.aio.AioRpcError | None = None  # a stream, before it took a frame
         self._heard = asyncio.Event()
         self._tasks = list[asyncio.Task[None]]()
 
@@ -108,6 +112,8 @@ class _Streams:
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
+        if self._failed is not None and self._left:
+            raise self._failed
 
     def _start(self, stream: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._tasks.append(task := asyncio.create_task(stream))
@@ -115,7 +121,8 @@ class _Streams:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The core is asked again what it has; but first it may say on the other call what was wrong."""
-        if task.cancelled() or task.exception() is not None:
+        nobody = bool(self._left) and all(other.done() for other in self._tasks)  # goes on with what is left
+        if nobody or task.cancelled() or task.exception() is not None:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
     async def _first(self, lane: Lane) -> None:
@@ -132,13 +139,23 @@ class _Streams:
             return  # those that have begun go on
         await self._carry(lane, self._left)
 
-    async def _once_more(self, index: int, since: float) -> None:
-        """A frame that another stream is sending, once that takes unusually long. If this fails, nothing is lost."""
-        await asyncio.sleep(since + self._link.up.patience_s - time.monotonic())
-        if index in self._have:
-            return
+    async def _help(self) -> None:
+        """Sends once more what takes unusually long, when a connection has nothing to do, until everything is there."""
+        while missing := [index for index in self._out if index not in self._have]:
+            late, now = min(missing, key=self._out.__getitem__), time.monotonic()
+            due_s = self._out[late] + self._link.up.patience_s - now
+            if due_s > 0 or not self._link.up.spare:
+                await asyncio.sleep(max(due_s, LOOK_S))
+                continue
+            self._out[late] = now
+            self._twice.add(late)
+            self._start(self._once_more(late))
+            await asyncio.sleep(0)  # until it has its turn: then the connection is no spare one any more
+
+    async def _once_more(self, index: int) -> None:
+        """A frame that another stream is sending."""
         lane = await self._link.up.take()
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the other one may get it through, or a third
             await self._carry(lane, deque([] if index in self._have else [index]))
 
     async def _carry(self, lane: Lane, frames: deque[int]) -> None:
@@ -151,6 +168,8 @@ class _Streams:
             hearing = asyncio.create_task(self._hear(call))
             try:
                 await self._send(call, frames, mine, moved)
+                if not mine and frames:  # the call is over: why?
+                    await asyncio.wait({hearing}, timeout=LAST_WORD_S)
                 while not mine <= self._have and not hearing.done():
                     self._heard.clear()
                     await self._heard.wait()
@@ -162,7 +181,11 @@ class _Streams:
                 [error] = await asyncio.gather(hearing, return_exceptions=True)
             if not mine <= self._have:
                 raise error or asyncio.CancelledError  # it hung up
-            self._help_the_slowest()
+            if not mine and isinstance(error, grpc.aio.AioRpcError):
+                self._failed = error  # those that have begun go on
+            if not self._left and not self._helping:
+                self._helping = True
+                self._start(self._help())
 
     async def _send(
         self,
@@ -187,13 +210,6 @@ class _Streams:
                 moved()
             await call.done_writing()
 
-    def _help_the_slowest(self) -> None:
-        """A lane that is through sends once more what another is still sending, unless somebody else needs it."""
-        self._out = {index: since for index, since in self._out.items() if index not in self._have}
-        if self._out and not self._left and self._link.up.spare:
-            index = next(iter(self._out))
-            self._start(self._once_more(index, self._out.pop(index)))
-
     async def _hear(self, call: Any) -> None:  # noqa: ANN401 - gRPC's call
         """What the core says that it has, until it has everything."""
         try:
@@ -204,7 +220,7 @@ class _Streams:
                 self._have |= new
                 if new:
                     now = time.monotonic()
-                    taken_s = [now - self._out[index] for index in new & self._out.keys()]
+                    taken_s = [now - self._out[index] for index in new - self._twice if index in self._out]
                     self._carried.arrived(sum(len(self._messages[index]) for index in new), taken_s)
                 self._heard.set()
         finally:

@@ -19,7 +19,7 @@ from atoll.lanes import Lanes
 
 MESSAGE_BYTES = 16 << 20
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
-DEAD_S = 20.0  # without a frame on a connection that was given up: a frame is 2 MiB at most
+DEAD_S = 20.0  # without a frame on a connection that was given up: a message is 8 MiB at most, of float32
 GOODBYE_S = 5.0  # a core that hangs is not waited for longer
 
 OPTIONS = [

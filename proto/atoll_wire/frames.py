@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
@@ -53,13 +54,13 @@ def serialise(message: Sent) -> bytes:
 
 
 def push_request(message: bytes) -> Pushed:
-    """For gRPC. Raises what protobuf raises for what is no message."""
-    return _read(message) or pb.PushRequest.FromString(message)
+    """For gRPC. Raises DecodeError for what is no message."""
+    return _read(message) or pb.PushRequest.FromString(_few_fields(message))
 
 
 def fetch_reply(message: bytes) -> Fetched:
-    """For gRPC. Raises what protobuf raises for what is no message."""
-    return _read(message) or pb.FetchReply.FromString(message)
+    """For gRPC. Raises DecodeError for what is no message."""
+    return _read(message) or pb.FetchReply.FromString(_few_fields(message))
 
 
 def frames_in(message: Pushed | Fetched) -> Sequence[WireFrame | pb.Frame]:
@@ -77,6 +78,36 @@ def _read(message: bytes) -> list[WireFrame] | None:
     except (_OtherForm, IndexError, struct.error):
         return None
     return found if found and at == len(message) else None
+
+
+def _few_fields(message: bytes) -> bytes:
+    """The same; DecodeError when it has more fields than any: protobuf would take fifty times their bytes for them."""
+    at, count = 0, 0
+    while at < len(message):
+        count += 1
+        try:
+            tag, at = _length(message, at)
+            at = _after(message, at, tag & 7)
+        except (_OtherForm, IndexError) as error:
+            raise DecodeError("not a message with frames") from error
+        if count > TOGETHER + 1:
+            raise DecodeError(f"more than {TOGETHER} frames, or other fields beside them")
+    return message
+
+
+def _after(message: bytes, at: int, kind: int) -> int:
+    """What comes after a field's value. kind: protobuf's wire type."""
+    match kind:
+        case 0:
+            return _length(message, at)[1]
+        case 1:
+            return at + 8
+        case 2:
+            length, at = _length(message, at)
+            return at + length
+        case 5:
+            return at + 4
+    raise _OtherForm  # groups are of an older protobuf
 
 
 def _frame(message: bytes, at: int) -> tuple[WireFrame, int]:

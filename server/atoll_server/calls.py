@@ -8,8 +8,6 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
-from atoll_wire.frames import TOGETHER
-from atoll_wire.layout import FRAME_PARAMETERS
 
 from atoll_server.refusal import Refused, Status
 
@@ -21,7 +19,6 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 def message_options(most_bytes: int) -> list[tuple[str, int]]:
     """Of the server's channel: limits on what it takes, and how it finds out that a peer is gone."""
-    assert most_bytes > 5 * TOGETHER * FRAME_PARAMETERS, "frames of float32 must fit into a message"
     return [
         ("grpc.max_receive_message_length", most_bytes),
         ("grpc.max_send_message_length", most_bytes),

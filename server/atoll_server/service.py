@@ -29,6 +29,7 @@ log = structlog.get_logger()
 
 KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
 MOST_DIMENSIONS = 8
+HEADER_BYTES = 4096  # of a Push, which is kept as long as its upload grows
 MOST_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
 HEARD_S = 0.05  # between two messages that tell what came over a stream: how quick a link is shows in them
 
@@ -99,14 +100,17 @@ class OuterService(rpc.OuterServicer):
         header = pb.PushHeader()
         try:
             request = await first(requests, "a Push stream")
-            header = request.header if isinstance(request, pb.PushRequest) else header
+            if isinstance(request, pb.PushRequest):
+                if request.ByteSize() > HEADER_BYTES:
+                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
+                header = request.header
             entry, engine = self._core.session(header.session), self._engine()
             self._fragment(engine, header.fragment)
             version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
             answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
-                # Each holds a frame in memory: the others' senders wait.
+                # Each holds a message in memory: the others' senders wait.
                 async with self._slots, aclosing(self._frames(requests, answer, entry, header)) as told:
                     async for have in told:
                         yield pb.PushReply(have=pb.Have(frames=have))

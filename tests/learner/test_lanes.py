@@ -196,6 +196,9 @@ def test_a_frame_is_waited_for_as_long_as_is_usual_and_a_little_longer():
 def test_frames_share_messages_close_by_only():
     async def main() -> None:
         group = Lanes(lambda: ("stub", Channel()))
+        assert group.together == 1, "nothing is known"
+        with group.carrying() as carried:
+            carried.arrived(1000, [0.01] * 50)
         assert group.together > 1
         answered(group, LONG_S)
         assert group.together == 1

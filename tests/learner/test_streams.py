@@ -23,8 +23,10 @@ WAIT_S = 10.0
 class Core:
     """Takes frames over any number of calls. Of the lanes that it is said to be stuck, nothing gets through."""
 
-    def __init__(self, *stuck: int, fails: int | None = None) -> None:
-        self.stuck, self.fails = stuck, fails
+    def __init__(
+        self, *stuck: int, fails: int | None = None, swallows: int | None = None, dead: tuple[int, ...] = ()
+    ) -> None:
+        self.stuck, self.fails, self.swallows, self.dead = stuck, fails, swallows, dead
         self.have: set[int] = set()
         self.calls: list[Call] = []
         self.lanes = 0
@@ -55,12 +57,19 @@ class Call:
         core.calls.append(self)
 
     async def write(self, message) -> None:
+        if self.lane in self.core.dead:
+            self.failed = True
+            self.replies.put_nowait(None)
+            raise asyncio.InvalidStateError
         if isinstance(message, pb.PushRequest):
             self.replies.put_nowait(pb.PushReply(have=pb.Have(frames=sorted(self.core.have))))
             return
         assert self.lane is not None, "no frame goes where offers are made"
         if self.lane in self.core.stuck:
             await asyncio.Event().wait()
+        if self.lane == self.core.swallows:
+            await asyncio.sleep(0)
+            return
         indices = [frame.index for frame in frames.push_request(message)]
         if self.core.fails in indices:
             self.failed = True
@@ -106,6 +115,22 @@ def test_what_a_stuck_connection_holds_is_sent_once_more_over_another():
     receipt, sent = uploaded(core := Core(0))
     assert receipt.fate == pb.FATE_PENDING
     assert (core.have, sorted(sent)) == (set(range(FRAMES)), list(range(FRAMES)))
+
+
+def test_all_that_a_connection_swallowed_is_sent_once_more():
+    receipt, _ = uploaded(core := Core(swallows=0))
+    assert (receipt.fate, core.have) == (pb.FATE_PENDING, set(range(FRAMES)))
+
+
+def test_one_dead_connection_of_two_hurts_nobody():
+    receipt, _ = uploaded(core := Core(dead=(1,)))
+    assert (receipt.fate, core.have) == (pb.FATE_PENDING, set(range(FRAMES)))
+
+
+def test_when_every_connection_is_dead_before_a_frame_the_upload_ends_with_the_reason():
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        uploaded(Core(dead=(0, 1)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_a_stream_that_fails_ends_the_upload_with_its_reason():
