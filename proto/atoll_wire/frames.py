@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
@@ -36,7 +37,7 @@ class WireFrame:
     payload: Payload
 
 
-Sent: TypeAlias = bytes | pb.PushRequest | pb.FetchReply  # bytes: what `encode` gave
+Sent: TypeAlias = bytes | Message  # bytes: what `encode` gave
 Pushed: TypeAlias = pb.PushRequest | list[WireFrame]
 Fetched: TypeAlias = pb.FetchReply | list[WireFrame]
 
@@ -156,6 +157,9 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
+READERS = {"Push": push_request}  # of requests
+
+
 class FrameStub(rpc.OuterStub):
     """As it was generated, but for the calls that carry frames."""
 
@@ -172,10 +176,14 @@ class FrameStub(rpc.OuterStub):
 
 
 def serve(servicer: rpc.OuterServicer, server: grpc.aio.Server) -> None:
-    """Adds the service: frames by this module, all else as it was generated. The first handler of a name counts."""
-    framed: dict[str, Any] = {
-        "Push": grpc.stream_stream_rpc_method_handler(servicer.Push, push_request, pb.PushReply.SerializeToString),
-        "Fetch": grpc.unary_stream_rpc_method_handler(servicer.Fetch, pb.FetchRequest.FromString, serialise),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, framed),))
-    rpc.add_OuterServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    """Adds the service, with messages of frames read and written by this module.
+
+    Not by the generated function: of two handlers of a method it depends on gRPC's version which one counts.
+    """
+    handlers = {}
+    for method in pb.DESCRIPTOR.services_by_name["Outer"].methods:
+        kind = "_".join("stream" if many else "unary" for many in (method.client_streaming, method.server_streaming))
+        read = READERS.get(method.name) or GetMessageClass(method.input_type).FromString
+        made = getattr(grpc, f"{kind}_rpc_method_handler")(getattr(servicer, method.name), read, serialise)
+        handlers[method.name] = made
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
