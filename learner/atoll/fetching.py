@@ -30,6 +30,7 @@ from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
 
 log = structlog.get_logger()
 
+MANY = 3  # failures of one fetch in a row: by then somebody should know
 MOST_UPDATES = 8  # more than these cost more bytes than the fragment whole
 
 
@@ -105,6 +106,8 @@ class Fetcher:
                 self._standing.lose(session)
             case _:
                 self._counters.last_error = one_line(error)
+                if attempt == MANY:
+                    log.warning("a fetch fails again and again", fragment=line.fragment, error=one_line(error))
                 await asyncio.sleep(backoff_s(attempt, self._rng))
 
     async def _step(self, line: Line) -> bool:

@@ -122,7 +122,8 @@ class Trainee(threading.Thread):
 
     def done(self, timeout_s: float = 60.0) -> Trainee:
         self.join(timeout_s)
-        assert not self.is_alive(), f"{self.name} still runs: {self.learner.stats()}"
+        stats = self.learner.stats() if hasattr(self, "learner") else "it has not entered"
+        assert not self.is_alive(), f"{self.name} still runs: {stats}"
         if self.error is not None:
             raise self.error
         return self

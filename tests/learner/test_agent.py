@@ -224,6 +224,13 @@ def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_o
     assert "no core at" in str(errors[0])
 
 
+def test_fetches_that_fail_again_and_again_are_told_of(core, capsys):
+    core.fail("Fetch", grpc.StatusCode.UNKNOWN, "something in it broke", times=10)
+    with Loop(core.address).learner:
+        pass
+    assert "something in it broke" in capsys.readouterr().out
+
+
 def test_a_refusal_that_was_not_heard_is_asked_for_until_it_is_known(core):
     """Else the fragment would count as in flight for ever, and this learner would never send it again."""
     loop = Loop(core.address)
