@@ -21,7 +21,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.codec import Payload
 
-TOGETHER = 4  # frames in one message at most: by itself it costs as much as half a megabyte in it
+TOGETHER = 4  # frames in one message at most: it costs more than the bytes in it
 FRAME = 0x12  # field 2, a message: of `frames` of PushRequest and of FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
 SERVICE = "atoll.v1.Outer"
@@ -82,7 +82,7 @@ def _read(message: bytes) -> list[WireFrame] | None:
 
 
 def _few_fields(message: bytes) -> bytes:
-    """The same; DecodeError when it has more fields than any: protobuf would take fifty times their bytes for them."""
+    """The same; DecodeError when it has more fields than any: protobuf makes an object of each."""
     at, count = 0, 0
     while at < len(message):
         count += 1
