@@ -32,6 +32,7 @@ from atoll_server.rows import ContributionRow, FateRow
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, MergeKind, TensorSpec, plan
 from rich.console import Console
@@ -121,7 +122,7 @@ class Synthetic(threading.Thread):
     ) -> None:
         fragment = layout.fragments[opened.fragment]
         payloads = self._payloads(layout, opened.fragment)
-        table = [(len(p), codec.crc32c(p)) for p in payloads]
+        table = [(len(p), crc32c(p)) for p in payloads]
         self._seq[opened.fragment] = self._seq.get(opened.fragment, 0) + 1
         header = pb.PushHeader(
             session=session, fragment=opened.fragment, seq=self._seq[opened.fragment], cycle=opened.cycle,

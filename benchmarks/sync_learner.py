@@ -69,7 +69,7 @@ def main() -> None:
     torch.manual_seed(int(name) + 1)
     noise = [torch.randn(p.shape) * 1e-3 for p in model.parameters()]
     parameters, before = list(model.parameters()), peak_bytes()
-    learner = Watched(model, optimizer, address, name)
+    learner = Watched(model, optimizer, address, name, insecure_plaintext=True)
     with learner:
         for number in range(int(syncs) + 1):
             with torch.no_grad():

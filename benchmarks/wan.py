@@ -129,7 +129,7 @@ def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
 
 def _uploads(group: Children, place: Path, inside: Inside, link: Child) -> list[float]:
     core_command = [sys.executable, "-m", "benchmarks.sync_core", str(place), "core", "--dir", str(place / "run")]
-    listen = ["--listen", f"{HOME}:0", "--insecure-listen", *OPTIONS]
+    listen = ["--listen", f"{HOME}:0", "--insecure-plaintext", *OPTIONS]
     core = group.start("core", inside.command(0, [*core_command, *listen]), piped=True)
     address = group.serving(core)
     words = [sys.executable, "-m", "benchmarks.sync_learner", "0", address, "124m", str(SYNCS), str(place)]

@@ -18,7 +18,16 @@ CODE = [
 ]
 LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 300, 400, 60
 LONG_FILES: dict[str, str] = {}  # path: why it has one job all the same
-MAY_PRINT = {"commands.py", "command.py", "__main__.py", "remote.py", "offline.py", "receipts.py"}  # the command line
+MAY_PRINT = {
+    "issuing.py",
+    "doctor.py",
+    "commands.py",
+    "command.py",
+    "__main__.py",
+    "remote.py",
+    "offline.py",
+    "receipts.py",
+}  # the command line
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|manager|handler|processor|misc)(_|$)")
 
 

@@ -1,11 +1,11 @@
-"""Subcommands of `atoll` for those who train: learner, demo, chaos. torch is loaded only when one of them runs."""
+"""Subcommands of `atoll` for those who train: learner, doctor, demo, chaos. torch is loaded only when one of them runs."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from atoll_wire.errors import UserError
@@ -21,6 +21,7 @@ class MissingPackage(UserError):  # noqa: N818 - says what is missing
 def register(app: typer.Typer) -> None:
     """Adds this package's subcommands."""
     app.command()(learner)
+    app.command()(doctor)
     app.command()(demo)
     app.command()(chaos)
 
@@ -47,6 +48,8 @@ def learner(
     connect_timeout_s: Annotated[float, typer.Option(help="How long to wait for the core at the start.", min=0.0, callback=_finite, rich_help_panel=JOINING)] = 600.0,
     drain_s: Annotated[float, typer.Option(help="How long to wait for acknowledgements at the end.", min=0.0, callback=_finite, rich_help_panel=JOINING)] = 30.0,
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.", min=1, max=65535)] = None,
+    tls: Annotated[Path | None, typer.Option("--tls", help="Directory of certificates, see atoll certs.", envvar="ATOLL_TLS", rich_help_panel=JOINING)] = None,
+    insecure_plaintext: Annotated[bool, typer.Option("--insecure-plaintext", help="Allow an address beyond loopback without TLS.", rich_help_panel=JOINING)] = False,
     size: Annotated[str, typer.Option(help="tiny (1M), 25m or 124m parameters.", rich_help_panel=MODEL)] = "tiny",
     data: Annotated[Path | None, typer.Option(help="A text file or a folder of them; default: the Python standard library's sources.", rich_help_panel=MODEL)] = None,
     batch: Annotated[int, typer.Option(help="Windows in a step.", min=1, rich_help_panel=MODEL)] = 8,
@@ -74,12 +77,44 @@ def learner(
     kept: Literal["rebase", "overwrite"] = "rebase" if adoption == "rebase" else "overwrite"
     train(
         TrainSettings(size, data, batch, learning_rate, total_tokens, max_steps, seed, device, threads, slow_down),
-        Joining(tuple(server), name, region, kept, connect_timeout_s, drain_s, metrics_port),
+        Joining(tuple(server), name, region, kept, connect_timeout_s, drain_s, metrics_port, tls, insecure_plaintext),
     )
 
 
+def doctor(
+    server: Annotated[list[str], typer.Option(help="A core or front that would be called; may be given several times.", metavar="HOST:PORT")] = [],  # noqa: B006 - typer copies it
+    directory: Annotated[Path | None, typer.Option("--dir", help="Where a core would keep a run.", envvar="ATOLL_DOCTOR_DIR")] = None,
+    name: Annotated[str, typer.Option(help="As which a learner would join.")] = "",
+    tls: Annotated[Path | None, typer.Option("--tls", help="Directory of certificates, see atoll certs.", envvar="ATOLL_TLS")] = None,
+    insecure_plaintext: Annotated[bool, typer.Option("--insecure-plaintext", help="Allow an address beyond loopback without TLS.")] = False,
+    size: Annotated[str | None, typer.Option(help="Compare the reference model, tiny, 25m or 124m, with the run's; your own: atoll.doctor.of_model.")] = None,
+) -> None:  # fmt: skip
+    """Find out before training what would go wrong on the way to a core, and what would help. Status 1: something bad."""
+    from atoll_wire.access import Access
+
+    from atoll.doctor import Patient, examine, examine_disk, of_model, tell
+
+    if not server and directory is None:
+        raise typer.BadParameter("give --server of a core or front, or --dir of a core", param_hint="--server")
+    model: dict[str, Any] = {}
+    if size is not None:
+        _need_extra("doctor --size")
+        from atoll.reference.model import SIZES, Transformer
+        from atoll.reference.train import optimizer_for
+
+        if size not in SIZES:
+            raise typer.BadParameter(f"{size}: use one of {', '.join(SIZES)}", param_hint="--size")
+        reference = Transformer(SIZES[size])
+        model = of_model(reference, optimizer_for(reference, 1e-3))
+    bad = tell(examine_disk(directory)) if directory is not None else False
+    for address in server:
+        bad |= tell(examine(Patient(address, Access(tls, insecure_plaintext), name, **model)))
+    raise typer.Exit(1 if bad else 0)
+
+
 def demo(
-    learners: Annotated[int, typer.Option(help="Learner processes.", min=1, max=64)] = 3,
+    learners: Annotated[int | None, typer.Option(help="Learner processes [3, or two in each region].", min=1, max=64)] = None,
+    regions: Annotated[int, typer.Option(help="Regions with a front each, behind a link of 100 Mbit/s and 40 ms; 0: learners call the core.", min=0, max=6)] = 0,
     steps: Annotated[int, typer.Option(help="Inner steps of all learners together.", min=30)] = 2700,
     kills: Annotated[bool, typer.Option("--kills/--no-kills", help="Kill a learner, and later the core, on the way.")] = True,
     solo: Annotated[bool, typer.Option("--solo", help="Afterwards train the busiest learner's tokens alone, and compare.")] = False,
@@ -92,7 +127,7 @@ def demo(
     _need_extra("demo")
     from atoll.demo.run import DemoSettings, run_demo
 
-    run_demo(DemoSettings(learners, steps, kills, solo, seed, data, json_path, keep))
+    run_demo(DemoSettings(learners or 2 * regions or 3, regions, steps, kills, solo, seed, data, json_path, keep))
 
 
 def chaos(

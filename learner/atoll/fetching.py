@@ -16,8 +16,12 @@ import structlog
 from atoll_wire import codec, memory
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.blocks import F32
-from atoll_wire.codec import Codec, FrameError, Payload
+from atoll_wire.checksums import Payload
+from atoll_wire.codec import Codec, FrameError
+from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Fragment
+from atoll_wire.links import hung_up
+from atoll_wire.streams import download
 
 from atoll.adoption import Fate
 from atoll.errors import NONSENSE, LearnerError
@@ -25,8 +29,7 @@ from atoll.handover import Handover, Prepared
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
-from atoll.streams import download
-from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
+from atoll.transport import Cure, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 
@@ -120,7 +123,12 @@ class Fetcher:
         )
         expected = pb.CODEC_FLOAT32 if whole else self._standing.settings.codec
         link, setbacks = self._standing.link, line.setbacks
-        header, payloads = await download(link, request, len(fragment.frames))
+        payloads = list[Payload](b"" for _ in fragment.frames)
+
+        def took(_: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
+            payloads[frame.index] = frame.payload
+
+        header = await download(link, request, len(fragment.frames), took)
         if header is None or header.codec != expected or (header.version != request.version and not whole):
             return False
         return await self._take_in(line, fragment, header, payloads, setbacks, whole=whole)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.access import LOCAL, Access, AccessError
 from atoll_wire.layout import MergeKind, TensorSpec
 
 from atoll.errors import NONSENSE, LearnerError
@@ -31,12 +32,23 @@ KINDS = {MergeKind.AVERAGE: pb.MERGE_KIND_AVERAGE, MergeKind.DIRECTION: pb.MERGE
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this learner is and where it dials. addresses: tried in turn."""
+    """Who this learner is and where it dials. addresses: tried in turn; access: how."""
 
     name: str
     region: str
     addresses: Sequence[str]
     connect_timeout_s: float
+    access: Access = LOCAL
+
+    def problem(self) -> LearnerError | None:
+        """Why nobody can be called, if so."""
+        if not self.addresses:
+            return LearnerError("no server was given: name at least one HOST:PORT")
+        try:
+            self.access.check(self.addresses)
+        except AccessError as error:
+            return LearnerError(str(error))
+        return None
 
 
 @dataclass(frozen=True, slots=True)

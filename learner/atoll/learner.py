@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 import torch
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.access import Access
 from atoll_wire.layout import Layout, plan
 from torch import nn
 
@@ -46,7 +48,8 @@ class Learner:
 
     server: an address or several, tried in turn. name: unique among the run's learners. region: its place, for people.
     adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" drops it (as in the paper).
-    metrics_port: serve Prometheus metrics there.
+    metrics_port: serve Prometheus metrics there. tls: directory of certificates, see `atoll certs`; without it only
+    addresses on loopback are dialled, unless insecure_plaintext says that nobody else listens on that network.
     """
 
     def __init__(
@@ -62,14 +65,15 @@ class Learner:
         drain_s: float = 30.0,
         metrics_port: int | None = None,
         metrics_address: str = "127.0.0.1",
+        tls: str | Path | None = None,
+        insecure_plaintext: bool = False,
     ) -> None:
         if adoption not in {"rebase", "overwrite"}:
             raise LearnerError(f'adoption "{adoption}" does not exist: use "rebase" or "overwrite"')
-        addresses = [server] if isinstance(server, str) else list(server)
-        if not addresses:
-            raise LearnerError("no server was given: name at least one HOST:PORT")
         self._model, self._optimizer = model, optimizer
-        self._identity = Identity(name, region, addresses, connect_timeout_s)
+        addresses = [server] if isinstance(server, str) else list(server)
+        access = Access(None if tls is None else Path(tls), insecure_plaintext)
+        self._identity = Identity(name, region, addresses, connect_timeout_s, access)
         self._keep, self._drain_s = adoption == "rebase", drain_s
         self._metrics = (metrics_address, metrics_port)
         self._leaving = contextlib.ExitStack()  # what is to be ended when this learner leaves
@@ -118,6 +122,8 @@ class Learner:
                 self._leaving.callback(LearnerMetrics(self._counters, self._identity.name).serve(port, address))
             except OSError as error:
                 return LearnerError(f"metrics port {port} cannot be bound ({error.strerror}): give another one")
+        if problem := self._identity.problem():
+            return problem
         model = FirstModel(parameters.tensors, parameters.frozen_digest(), parameters.save)
         self._agent = Agent(self._identity, model, self._handover, self._counters)
         self._leaving.callback(self._agent.leave)
@@ -279,15 +285,8 @@ class Learner:
 
     def stats(self) -> Stats:
         """Counters of this moment."""
-        c = self._counters
         versions = () if self._local is None else tuple(track.version for track in self._local.tracks)
-        return Stats(
-            steps=c.steps, tokens=c.tokens, run_tokens=self.run_tokens, blocked_s=c.blocked_s, stepping_s=c.stepping_s,
-            joining_s=c.joining_s, paused_s=c.paused_s, bytes_up=c.bytes_up, bytes_down=c.bytes_down,
-            bytes_whole=c.bytes_whole, versions=versions, merged=c.merged, refused=c.refused, pending=c.pending,
-            abandoned_tokens=c.abandoned_tokens, reconnects=c.reconnects, mismatches=c.mismatches,
-            connected=c.connected, last_error=c.last_error,
-        )  # fmt: skip
+        return self._counters.stats(self.run_tokens, versions)
 
     def _mine(self) -> Parameters:
         if self._parameters is None:

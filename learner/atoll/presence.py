@@ -16,9 +16,11 @@ import grpc.aio
 import numpy as np
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.access import Access
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, LayoutError, plan
+from atoll_wire.links import Link, hung_up, retire
 
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fetching import Fetcher
@@ -27,19 +29,7 @@ from atoll.joining import FirstModel, Identity, Joiner
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
-from atoll.transport import (
-    FIRST_BACKOFF_S,
-    GOODBYE_S,
-    LONGEST_BACKOFF_S,
-    Cure,
-    Link,
-    backoff_s,
-    cure,
-    detail,
-    hung_up,
-    one_line,
-    retire,
-)
+from atoll.transport import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 
@@ -65,12 +55,12 @@ class Presence:
         counters: Counters,
         on_ready: Callable[[Layout], None],
         stop: Callable[[Exception], None],
-        dial: Callable[[str], Link] = Link,
+        dial: Callable[[str, Access], Link] = Link,
     ) -> None:
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._on_ready, self._entered, self._said_away = on_ready, False, False
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._dial, self._links = dial, [dial(address) for address in identity.addresses]
+        self._dial, self._links = dial, [dial(address, identity.access) for address in identity.addresses]
         self._retired: set[asyncio.Task[None]] = set()
         self._arrivals = Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S)  # of what happens, and of signs of life
         self.standing = Standing(self._links[0])
@@ -103,6 +93,8 @@ class Presence:
                 await asyncio.sleep(self._pause_s(time.monotonic() - began, short))
                 attempt += 1
                 self.standing.link = self._links[attempt % len(self._links)]
+                if self.standing.link.stale:
+                    self._dial_again()
         finally:
             self.standing.leaving = True
             for link in self._links:
@@ -202,15 +194,23 @@ class Presence:
         await self.standing.lost.wait()
 
     async def _watch(self) -> None:
-        """Ends when the core is silent for longer than is likely: its connections are dead, and nobody said so."""
+        """Ends when the core is silent for longer than is likely: its connections are dead, and nobody said so.
+
+        Or when there are new certificates: what moves on the old connections goes on there.
+        """
         self._arrivals.again(time.monotonic())
-        while not self._arrivals.overdue(time.monotonic()):
+        while not self._arrivals.overdue(time.monotonic()) and not self.standing.link.stale:
             await asyncio.sleep(WATCH_S)
             self.standing.link.rest()
-        old, patience_s = self.standing.link, round(self._arrivals.patience_s(), 1)
-        log.warning("the core is silent: dialling again", learner=self._identity.name, patience_s=patience_s)
+        why = "new certificates" if self.standing.link.stale else "the core is silent"
+        patience_s = round(self._arrivals.patience_s(), 1)
+        log.warning(f"{why}: dialling again", learner=self._identity.name, patience_s=patience_s)
         self.standing.connected.clear()  # before the old one hangs up: nobody may call there again
-        self.standing.link = self._links[self._links.index(old)] = self._dial(old.address)
+        self._dial_again()
+
+    def _dial_again(self) -> None:
+        old = self.standing.link
+        self.standing.link = self._links[self._links.index(old)] = self._dial(old.address, self._identity.access)
         self._retired.add(retired := asyncio.create_task(retire(old)))
         retired.add_done_callback(self._retired.discard)
 

@@ -15,14 +15,16 @@ import grpc.aio
 import structlog
 from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
+from atoll_wire.links import hung_up
+from atoll_wire.streams import upload
 
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
 from atoll.places import Coded
 from atoll.standing import Flight, Line, Standing
 from atoll.stats import Counters
-from atoll.streams import upload
-from atoll.transport import Cure, backoff_s, cure, detail, hung_up, one_line
+from atoll.transport import Cure, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 
@@ -190,5 +192,5 @@ class Sender:
 
 def _messages(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:
     payloads = list(map(codec.compress, coded.contents))
-    table = tuple((len(payload), codec.crc32c(payload)) for payload in payloads)
+    table = tuple((len(payload), crc32c(payload)) for payload in payloads)
     return tuple(frames.encode(n, table[n][1], payload) for n, payload in enumerate(payloads)), table

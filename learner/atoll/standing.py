@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.blocks import F32
 from atoll_wire.layout import Fragment, Layout
+from atoll_wire.links import Link
 
 from atoll.errors import NONSENSE, LearnerError
 from atoll.handover import Taken
-from atoll.transport import Link
 
 
 @dataclass(slots=True)

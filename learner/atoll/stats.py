@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from atoll_wire import outer_pb2 as pb
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """`Learner.stats()`: one moment. Seconds, bytes of payloads, counts; versions: of each fragment's anchor."""
+
+    steps: int
+    tokens: int
+    run_tokens: int
+    blocked_s: float
+    stepping_s: float
+    joining_s: float
+    paused_s: float
+    bytes_up: int
+    bytes_down: int
+    bytes_whole: int
+    versions: tuple[int, ...]
+    merged: int
+    refused: int
+    pending: int
+    abandoned_tokens: float
+    reconnects: int
+    mismatches: int
+    connected: bool
+    last_error: str
 
 
 @dataclass(slots=True)
@@ -47,6 +73,11 @@ class Counters:
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens
 
+    def stats(self, run_tokens: int, versions: tuple[int, ...]) -> Stats:
+        """As the user is told."""
+        mine: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(Stats)}
+        return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
+
     def progress(self) -> pb.Progress:
         """As the core is told."""
         return pb.Progress(
@@ -56,31 +87,6 @@ class Counters:
             bytes_down=self.bytes_down, bytes_whole=self.bytes_whole,
             prepared_s=self.prepared_s, first_step_s=self.first_step_s,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """`Learner.stats()`: one moment. Seconds, bytes of payloads, counts; versions: of each fragment's anchor."""
-
-    steps: int
-    tokens: int
-    run_tokens: int
-    blocked_s: float
-    stepping_s: float
-    joining_s: float
-    paused_s: float
-    bytes_up: int
-    bytes_down: int
-    bytes_whole: int
-    versions: tuple[int, ...]
-    merged: int
-    refused: int
-    pending: int
-    abandoned_tokens: float
-    reconnects: int
-    mismatches: int
-    connected: bool
-    last_error: str
 
 
 class LearnerMetrics(Collector):

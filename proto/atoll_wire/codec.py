@@ -14,18 +14,17 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TypeAlias
 
-import crc32c as crc32c_library
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
 from atoll_wire import kernels
+from atoll_wire.checksums import Payload, crc32c
 from atoll_wire.spans import BLOCK, FrameSpan, Segment
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 Content: TypeAlias = NDArray[np.uint8]  # of a frame, before compression
-Payload: TypeAlias = bytes | bytearray | memoryview
 
 ZSTD_LEVEL = 1
 
@@ -184,13 +183,8 @@ def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
     return size + (size >> 8) + 512
 
 
-def crc32c(data: Payload, before: int = 0) -> int:
-    """CRC-32C (Castagnoli) of some bytes that follow others, of which it was `before`."""
-    return int(crc32c_library.crc32c(data, before))
-
-
 def vector_crc32c(vector: F32, before: int = 0) -> int:
-    """CRC-32C of a vector's little-endian bytes, as above: the checksum that anchors are compared by."""
+    """CRC-32C of a vector's little-endian bytes after others: the checksum that anchors are compared by."""
     return crc32c(np.ascontiguousarray(vector, "<f4").view(np.uint8).data, before)
 
 

@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.codec import Payload
+from atoll_wire.checksums import Payload
 
 TOGETHER = 4  # frames in one message at most: it costs more than the bytes in it
 FRAME = 0x12  # field 2, a message: of `frames` of PushRequest and of FetchReply
@@ -37,9 +37,19 @@ class WireFrame:
     payload: Payload
 
 
-Sent: TypeAlias = bytes | Message  # bytes: what `encode` gave
-Pushed: TypeAlias = pb.PushRequest | list[WireFrame]
-Fetched: TypeAlias = pb.FetchReply | list[WireFrame]
+class Batch(list[WireFrame]):
+    """Those of one message, and the message itself, for who passes it on."""
+
+    __slots__ = ("message",)
+
+    def __init__(self, frames: list[WireFrame], message: bytes) -> None:
+        super().__init__(frames)
+        self.message = message
+
+
+Sent: TypeAlias = bytes | Message | Batch  # bytes: what `encode` gave
+Pushed: TypeAlias = pb.PushRequest | Batch
+Fetched: TypeAlias = pb.FetchReply | Batch
 
 
 def encode(index: int, crc32c: int, payload: Payload) -> bytes:
@@ -51,6 +61,8 @@ def encode(index: int, crc32c: int, payload: Payload) -> bytes:
 
 def serialise(message: Sent) -> bytes:
     """For gRPC."""
+    if isinstance(message, Batch):
+        return message.message
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
@@ -69,7 +81,7 @@ def frames_in(message: Pushed | Fetched) -> Sequence[WireFrame | pb.Frame]:
     return message if isinstance(message, list) else message.frames
 
 
-def _read(message: bytes) -> list[WireFrame] | None:
+def _read(message: bytes) -> Batch | None:
     """Frames in the form that `encode` gives; None for anything else, and for more than there may be."""
     found, at = list[WireFrame](), 0
     try:
@@ -78,7 +90,7 @@ def _read(message: bytes) -> list[WireFrame] | None:
             found.append(frame)
     except (_OtherForm, IndexError, struct.error):
         return None
-    return found if found and at == len(message) else None
+    return Batch(found, message) if found and at == len(message) else None
 
 
 def _few_fields(message: bytes) -> bytes:

@@ -269,7 +269,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest")
+    __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest", "asks_only")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +281,7 @@ class PushHeader(_message.Message):
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ASKS_ONLY_FIELD_NUMBER: _ClassVar[int]
     session: Session
     fragment: int
     seq: int
@@ -292,7 +293,8 @@ class PushHeader(_message.Message):
     frames: int
     size_bytes: int
     digest: bytes
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., cycle: _Optional[int] = ..., base_version: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    asks_only: bool
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., cycle: _Optional[int] = ..., base_version: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., asks_only: bool = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("have", "receipt")
@@ -309,20 +311,22 @@ class Have(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("session", "fragment", "version", "whole", "stripe", "stripes")
+    __slots__ = ("session", "fragment", "version", "whole", "stripe", "stripes", "header_only")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     STRIPE_FIELD_NUMBER: _ClassVar[int]
     STRIPES_FIELD_NUMBER: _ClassVar[int]
+    HEADER_ONLY_FIELD_NUMBER: _ClassVar[int]
     session: Session
     fragment: int
     version: int
     whole: bool
     stripe: int
     stripes: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ...) -> None: ...
+    header_only: bool
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ..., header_only: bool = ...) -> None: ...
 
 class FetchReply(_message.Message):
     __slots__ = ("header", "frames")
@@ -570,6 +574,34 @@ class WireBytes(_message.Message):
     down_parameters: int
     whole: int
     def __init__(self, up: _Optional[int] = ..., down: _Optional[int] = ..., up_parameters: _Optional[int] = ..., down_parameters: _Optional[int] = ..., whole: _Optional[int] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("padding", "wanted_bytes")
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    WANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    wanted_bytes: int
+    def __init__(self, padding: _Optional[bytes] = ..., wanted_bytes: _Optional[int] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("wall_s", "run", "fingerprint", "frozen_digest", "message_bytes", "via", "padding", "fragments")
+    WALL_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VIA_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    wall_s: float
+    run: str
+    fingerprint: bytes
+    frozen_digest: bytes
+    message_bytes: int
+    via: _containers.RepeatedScalarFieldContainer[str]
+    padding: bytes
+    fragments: int
+    def __init__(self, wall_s: _Optional[float] = ..., run: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., frozen_digest: _Optional[bytes] = ..., message_bytes: _Optional[int] = ..., via: _Optional[_Iterable[str]] = ..., padding: _Optional[bytes] = ..., fragments: _Optional[int] = ...) -> None: ...
 
 class ListReceiptsRequest(_message.Message):
     __slots__ = ("learner", "fate", "limit", "before")

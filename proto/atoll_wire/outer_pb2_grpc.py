@@ -657,3 +657,79 @@ class Operator(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DoctorStub(object):
+    """For whoever wants to know whether training would go well: `atoll doctor`. Changes nothing.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Probe = channel.stream_stream(
+                '/atoll.v1.Doctor/Probe',
+                request_serializer=atoll__wire_dot_outer__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.ProbeReply.FromString,
+                _registered_method=True)
+
+
+class DoctorServicer(object):
+    """For whoever wants to know whether training would go well: `atoll doctor`. Changes nothing.
+    """
+
+    def Probe(self, request_iterator, context):
+        """Answers each request at once: with the padding that it asks for, in several messages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DoctorServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Probe': grpc.stream_stream_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=atoll__wire_dot_outer__pb2.ProbeRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.ProbeReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'atoll.v1.Doctor', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('atoll.v1.Doctor', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Doctor(object):
+    """For whoever wants to know whether training would go well: `atoll doctor`. Changes nothing.
+    """
+
+    @staticmethod
+    def Probe(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.v1.Doctor/Probe',
+            atoll__wire_dot_outer__pb2.ProbeRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.ProbeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -1,14 +1,17 @@
-"""`python -m atoll_server`: a core's subcommands where the learner's package, and so `atoll`, is not installed."""
+"""`python -m atoll_server`: core, front and what goes with them, where the command `atoll` is not installed."""
 
 import sys
 
 import typer
 from atoll_wire.errors import UserError
 
-from atoll_server.commands import register
+from atoll_server import commands, issuing
+from atoll_server.front import commands as front_commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-register(app)
+commands.register(app)
+front_commands.register(app)
+issuing.register(app)
 try:
     app(auto_envvar_prefix="ATOLL")
 except UserError as error:

@@ -52,10 +52,11 @@ def check_age(header: pb.PushHeader, version: int, max_staleness: int) -> None:
 
 
 def declared(header: pb.PushHeader) -> pb.PushHeader:
-    """What a header says of the contribution; the session and the round may have changed when it is sent again."""
+    """What a header says of the contribution; the rest may be another when it is sent again."""
     said = pb.PushHeader.FromString(header.SerializeToString())
     said.ClearField("session")
     said.ClearField("cycle")
+    said.ClearField("asks_only")
     return said
 
 

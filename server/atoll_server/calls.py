@@ -17,7 +17,7 @@ T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
-def message_options(most_bytes: int) -> list[tuple[str, int]]:
+def message_options(most_bytes: int, window_bytes: int = WINDOW_BYTES) -> list[tuple[str, int]]:
     """Of the server's channel: limits on what it takes, and how it finds out that a peer is gone."""
     return [
         ("grpc.max_receive_message_length", most_bytes),
@@ -25,11 +25,12 @@ def message_options(most_bytes: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
         ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: arrivals tell much earlier
         ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
+        ("grpc.http2.ping_timeout_ms", 20_000),  # the one that counts where frames are on their way
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),
         ("grpc.http2.bdp_probe", 0),  # a window that grows with the link would be memory that grows with learners
-        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.http2.lookahead_bytes", window_bytes),
     ]
 
 
@@ -47,8 +48,13 @@ async def let_go(requests: Any) -> None:  # noqa: ANN401 - an asynchronous gener
 
 async def abort(context: Context, refused: Refused) -> NoReturn:
     """Ends a call with what was refused."""
+    await end(context, grpc.StatusCode[refused.status.name], refused.detail)
+
+
+async def end(context: Context, code: grpc.StatusCode, details: str) -> NoReturn:
+    """Ends a call with a status."""
     try:
-        await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
+        await context.abort(code, details)
     except Exception as error:
         asyncio.get_running_loop().call_soon(_forget, error)
         raise

@@ -1,4 +1,4 @@
-"""Subcommands of `atoll` for those who run a core: core, status, receipts, evict, checkpoint.
+"""Subcommands of `atoll` for those who run a core: core, status, receipts, evict, checkpoint, token.
 
 What they need is loaded when they run, so that `atoll --help` is quick and a front's image stays small.
 """
@@ -12,7 +12,23 @@ from typing import Annotated, Any
 
 import typer
 
-Server = Annotated[str, typer.Option(help="Address of a core.", metavar="HOST:PORT")]
+REACH = "How a core is reached"
+Server = Annotated[
+    str, typer.Option(help="Address of a core, or of a front.", metavar="HOST:PORT", rich_help_panel=REACH)
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls", help="Directory of certificates, see atoll certs.", envvar="ATOLL_TLS", rich_help_panel=REACH
+    ),
+]
+Token = Annotated[
+    str, typer.Option(help="Of an operator, see atoll token.", envvar="ATOLL_TOKEN", rich_help_panel=REACH)
+]
+Plaintext = Annotated[
+    bool,
+    typer.Option("--insecure-plaintext", help="Allow an address beyond loopback without TLS.", rich_help_panel=REACH),
+]
 RUN = "Run settings (kept with the run; given again, they replace what it has)"
 
 
@@ -22,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("status")(status_command)
     app.command("receipts")(receipts_command)
     app.command("evict")(evict_command)
+    app.command("token")(token_command)
     checkpoint = typer.Typer(no_args_is_help=True, help="List, take and export checkpoints of a run.")
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
@@ -34,7 +51,10 @@ def core(
     listen: Annotated[list[str], typer.Option(help="May be given several times. Port 0: any free one.", metavar="HOST:PORT")] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
     init: Annotated[Path | None, typer.Option(help="First parameters: a safetensors file of the model's state_dict. Without it the first learner sends its own.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", metavar="HOST:PORT")] = None,
-    insecure_listen: Annotated[bool, typer.Option("--insecure-listen", help="Allow an address beyond loopback, in plain text.")] = False,
+    metrics_plaintext: Annotated[bool, typer.Option("--metrics-plaintext", help="Allow metrics beyond loopback: they are plain HTTP.")] = False,
+    tls: Tls = None,
+    insecure_plaintext: Plaintext = False,
+    operator_tokens: Annotated[Path | None, typer.Option(help="Operators need a token of this file, see atoll token.")] = None,
     snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots at most; much to merge again at a start brings one earlier.")] = 120.0,
     keep_snapshots: Annotated[int, typer.Option(help="Snapshots kept, at least 2.")] = 3,
     memory_gib: Annotated[float | None, typer.Option(help="Memory that the core may take; a model that needs more is refused [what the machine has].")] = None,
@@ -56,6 +76,7 @@ def core(
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
 ) -> None:  # fmt: skip
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
+    from atoll_wire.access import Access
     from atoll_wire.logs import configure
 
     from atoll_server import crash
@@ -72,7 +93,8 @@ def core(
         "outer_momentum": outer_momentum, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
     }  # fmt: skip
     settings = CoreSettings.of(
-        listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen, insecure_listen=insecure_listen,
+        listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen,
+        access=Access(tls, insecure_plaintext), metrics_plaintext=metrics_plaintext, operator_tokens=operator_tokens,
         snapshot_every_s=snapshot_every_s, keep_snapshots=keep_snapshots, record=record,
         standby=standby, memory_gib=memory_gib,
     )  # fmt: skip
@@ -81,16 +103,22 @@ def core(
 
 def status_command(
     server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole message as JSON.")] = False,
 ) -> None:
     """Show a run: goodput, learners, fragments, contributions, bytes."""
     from atoll_server.remote import show_status
 
-    show_status(server, as_json=as_json)
+    show_status(_core(server, tls, token, insecure_plaintext), as_json=as_json)
 
 
 def receipts_command(
     server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_RECEIPTS_DIR"),
@@ -106,39 +134,59 @@ def receipts_command(
     if directory is not None:
         found = from_directory(directory, learner, fate, last)
     else:
-        found = from_core(server, learner, fate, last)
+        found = from_core(_core(server, tls, token, insecure_plaintext), learner, fate, last)
     show(found, as_json=as_json)
 
 
 def evict_command(
     learner: Annotated[str, typer.Argument(help="Its name.")],
     server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
     reason: Annotated[str, typer.Option(help="Told to the learner, and kept.")] = "by an operator",
     undo: Annotated[bool, typer.Option("--undo", help="Let it in again.")] = False,
 ) -> None:
     """Send a learner away: it stops, what waits of its work is refused, and its name is not let in again."""
     from atoll_server.remote import evict
 
-    evict(server, learner, "" if undo else reason or "by an operator")
+    evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator")
 
 
-def checkpoint_list(server: Server = "127.0.0.1:7070") -> None:
+def token_command(
+    name: Annotated[str, typer.Argument(help="Of the operator, for the audit log.")],
+    file: Annotated[Path, typer.Option(help="What the core is given as --operator-tokens.")] = Path("operator-tokens"),
+) -> None:
+    """Make a token for an operator, who is then asked for one; made again, the one before counts no more."""
+    from atoll_server.tokens import new
+
+    print(new(file, name))
+
+
+def checkpoint_list(
+    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
+) -> None:
     """List the snapshots on a core's disk."""
     from atoll_server.remote import list_checkpoints
 
-    list_checkpoints(server)
+    list_checkpoints(_core(server, tls, token, insecure_plaintext))
 
 
-def checkpoint_take(server: Server = "127.0.0.1:7070") -> None:
+def checkpoint_take(
+    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
+) -> None:
     """Take a snapshot now, and wait until it is durable."""
     from atoll_server.remote import take_checkpoint
 
-    take_checkpoint(server)
+    take_checkpoint(_core(server, tls, token, insecure_plaintext))
 
 
 def checkpoint_export(
     out: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
     server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -154,4 +202,12 @@ def checkpoint_export(
     if directory is not None:
         export_from_directory(directory, out, initial=initial)
     else:
-        export_checkpoint(server, out, initial=initial)
+        export_checkpoint(_core(server, tls, token, insecure_plaintext), out, initial=initial)
+
+
+def _core(server: str, tls: Path | None, token: str, insecure_plaintext: bool) -> Any:  # noqa: ANN401
+    from atoll_wire.access import Access
+
+    from atoll_server.remote import Remote
+
+    return Remote(server, Access(tls, insecure_plaintext), token)

@@ -19,6 +19,7 @@ from atoll_wire.layout import Layout
 
 from atoll_server import crash, database, ledger, merge
 from atoll_server import events as ev
+from atoll_server.acts import Acts
 from atoll_server.budget import parameters_of, too_much
 from atoll_server.clock import RunClock
 from atoll_server.disk import DISK, Disk
@@ -26,13 +27,14 @@ from atoll_server.engine import Engine
 from atoll_server.initial import STAGING
 from atoll_server.keeper import Keeper
 from atoll_server.metrics import Metrics
+from atoll_server.process import SettingsError
 from atoll_server.publications import HappeningLog
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import LEDGER, Restored, restore
 from atoll_server.resumption import take_up
-from atoll_server.roster import Entry, Roster
+from atoll_server.roster import Entry, Roster, unwanted
 from atoll_server.rows import LearnerRow, SnapshotRow
-from atoll_server.settings import CoreSettings, RunSettings, SettingsError
+from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.snapshot import snapshot_path
 from atoll_server.writer import LedgerWriter, with_room
 
@@ -50,7 +52,7 @@ class Core:
 
     def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK) -> None:
         self.settings, self._given, self.disk = settings, given, disk
-        self.metrics = Metrics()
+        self.metrics, self.acts = Metrics(), Acts(None)
         self.roster = Roster(settings.limits.learners)
         self.run_id, self.generation, self.epoch = "", 0, 0
         self.run = RunSettings()
@@ -288,11 +290,6 @@ class Core:
             self.engine.contributions.turn_away()
         told = {"learner": learner[:80], "status": refused.status.value, "detail": refused.detail}
         log.warning("contribution turned away", **told)
-
-
-def unwanted(reason: str) -> str:
-    """What the receipts of an evicted learner say."""
-    return f"its learner was evicted: {reason}"
 
 
 def _put_learners(db: sqlite3.Connection, rows: list[LearnerRow]) -> None:

@@ -8,8 +8,9 @@ import structlog
 
 from atoll_server import crash, ledger
 from atoll_server import events as ev
-from atoll_server.core import Core, unwanted
+from atoll_server.core import Core
 from atoll_server.refusal import Refused, Status
+from atoll_server.roster import unwanted
 
 log = structlog.get_logger()
 

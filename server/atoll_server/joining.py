@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import sqlite3
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout, LayoutError, TensorSpec, first_difference, plan
+from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, first_difference, plan
 
 from atoll_server import crash, initial, ledger
 from atoll_server import events as ev
@@ -25,6 +26,9 @@ from atoll_server.tensorfile import TensorFileError, open_tensors
 
 log = structlog.get_logger()
 
+KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
+MOST_DIMENSIONS = 8
+
 
 class Joining:
     """The way into one core's run."""
@@ -35,8 +39,9 @@ class Joining:
         self._initialising = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None  # of `--init`
 
-    async def join(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> pb.JoinReply:
+    async def join(self, request: pb.JoinRequest) -> pb.JoinReply:
         """Makes a learner known; says whether it fetches, initialises, or waits. Raises Refused, state untouched."""
+        tensors = self._tensors(request)
         if request.protocol != PROTOCOL:
             raise Refused(
                 Status.FAILED_PRECONDITION,
@@ -92,6 +97,30 @@ class Joining:
                 return entry, pb.JoinReply.STATE_READY
             holds = self._lease is not None and self._lease.nonce == request.nonce
             return entry, pb.JoinReply.STATE_INITIALISE if holds else pb.JoinReply.STATE_WAIT
+
+    def _tensors(self, request: pb.JoinRequest) -> tuple[TensorSpec, ...]:
+        limits = self._core.settings.limits
+        if not 0 < len(request.tensors) <= limits.tensors:
+            raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
+        for tensor in request.tensors:
+            names = (tensor.name, *tensor.tied_names)
+            if (
+                max(len(name.encode()) for name in names) > limits.tensor_name_bytes
+                or len(tensor.shape) > MOST_DIMENSIONS
+            ):
+                raise Refused(
+                    Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions'
+                )
+            if tensor.kind not in KINDS:
+                raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
+        parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
+        if parameters > limits.parameters:
+            raise Refused(
+                Status.INVALID_ARGUMENT, f"{parameters} trainable parameters: at most {limits.parameters} are taken"
+            )
+        return tuple(
+            TensorSpec(t.name, tuple(t.shape), t.dtype, KINDS[t.kind], tuple(t.tied_names)) for t in request.tensors
+        )
 
     def _planned(self, tensors: tuple[TensorSpec, ...]) -> Layout:
         try:

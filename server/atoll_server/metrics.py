@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from atoll_server.process import serve_metrics
 
 
 class Metrics:
@@ -50,8 +52,7 @@ class Metrics:
 
     def serve(self, address: str) -> int:
         """Offers the metrics over HTTP from a thread of their own; returns the port."""
-        host, _, port = address.rpartition(":")
-        self._server, _ = start_http_server(int(port), host.strip("[]"), registry=self.registry)
+        self._server = serve_metrics(self.registry, address)
         return int(self._server.server_port)
 
     def close(self) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from atoll_server import ledger
 from atoll_server.checkpoint import write_checkpoint
 from atoll_server.disk import DISK
+from atoll_server.process import SettingsError
 from atoll_server.restore import LEDGER, Restored, check_initial, initial_states, restore
-from atoll_server.settings import SettingsError
 
 
 def read_run(directory: Path, *, from_start: bool = False, check: bool = False) -> Restored:

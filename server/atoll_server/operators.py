@@ -8,43 +8,62 @@ import math
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import closing
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
-import grpc.aio
+import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
 from atoll_server import ledger
 from atoll_server.admission import MOST_NUMBER
+from atoll_server.calls import Context, abort, end
 from atoll_server.checkpoint import write_checkpoint
 from atoll_server.contributions import receipt_of
 from atoll_server.core import Core
 from atoll_server.eviction import evict
+from atoll_server.identity import caller
 from atoll_server.refusal import Refused
 from atoll_server.restore import LEDGER, initial_states
 from atoll_server.rows import ContributionRow, FateRow, SnapshotRow
 from atoll_server.status import status
+from atoll_server.tokens import Tokens, operator_name
+
+log = structlog.get_logger()
 
 CHUNK_BYTES = 1 << 20
+NOTHING_YET = "the run has no parameters yet: start a learner first"
 LARGEST_REASON = 200
 FATES = {pb.FATE_UNSPECIFIED: "", pb.FATE_PENDING: "pending", pb.FATE_MERGED: "merged", pb.FATE_REFUSED: "refused"}
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class OperatorService(rpc.OperatorServicer):
     """What `atoll status`, `receipts`, `evict` and `checkpoint` call."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, core: Core, tokens: Tokens | None = None) -> None:
+        self._core, self._tokens = core, tokens
 
-    async def Status(self, _request: pb.StatusRequest, _context: Context) -> pb.StatusReply:
+    async def _may(self, context: Context, act: str = "", **what: str) -> None:
+        """Ends the call of who is no operator. act: written down with who did it."""
+        try:
+            who = caller(context)
+            name = operator_name(self._tokens, who, context.invocation_metadata() or ())
+        except Refused as refused:
+            told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
+            self._core.acts.note("operator refused", asked=act or "read", **told)
+            await abort(context, refused)
+        if act:
+            log.info(act, operator=name, **what)
+            self._core.acts.note(act, operator=name, peer=who.peer, **what)
+
+    async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """The run at this moment."""
+        await self._may(context)
         return status(self._core)
 
-    async def ListReceipts(self, request: pb.ListReceiptsRequest, _context: Context) -> pb.ListReceiptsReply:
+    async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
         """What became of contributions, read beside the thread that writes."""
+        await self._may(context)
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
         fate = FATES.get(request.fate, "")
@@ -59,39 +78,40 @@ class OperatorService(rpc.OperatorServicer):
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
         """Sends a learner away, or lets it in again."""
+        reason = request.reason[:LARGEST_REASON]
+        await self._may(context, "evict" if reason else "let in again", learner=request.learner[:80], reason=reason)
         try:
-            evicting = asyncio.create_task(evict(self._core, request.learner, request.reason[:LARGEST_REASON]))
+            evicting = asyncio.create_task(evict(self._core, request.learner, reason))
             await asyncio.shield(evicting)  # once it has begun, the operator's going away does not stop it half-way
             return pb.EvictReply()
         except Refused as refused:
-            await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
-            raise AssertionError("abort raises") from refused
+            await abort(context, refused)
 
-    async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, _context: Context) -> pb.ListCheckpointsReply:
+    async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsReply:
         """Snapshots on disk, oldest first."""
+        await self._may(context)
         rows = self._core.keeper.rows if self._core.keeper is not None else []
         return pb.ListCheckpointsReply(checkpoints=[_checkpoint(row) for row in rows])
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
         """Takes a snapshot now."""
+        await self._may(context, "take a checkpoint")
         if self._core.keeper is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
-            raise AssertionError("abort raises")
+            await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
         try:
             return _checkpoint(await self._core.keeper.take())
         except OSError as error:
             text = f"the snapshot cannot be written ({error}): make room on the core's disk"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-            raise AssertionError("abort raises") from error
+            await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
         """Streams the published model, as it is at this moment or as it began."""
+        await self._may(context, "export the model")
         engine = self._core.engine
         if engine is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the run has no parameters yet: start a learner first")
-            raise AssertionError("abort raises")
+            await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
         try:
             with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
                 async with contextlib.AsyncExitStack() as reading:  # not while it is streamed: merges need the room
@@ -106,10 +126,10 @@ class OperatorService(rpc.OperatorServicer):
                 while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     yield pb.ExportCheckpointReply(chunk=chunk)
         except Refused as refused:
-            await context.abort(grpc.StatusCode[refused.status.name], refused.detail)
+            await abort(context, refused)
         except OSError as error:
             text = f"the export cannot be written ({error.strerror}): make room on the core's disk"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
 
 def _checkpoint(row: SnapshotRow) -> pb.Checkpoint:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import crc32c
+from atoll_wire.checksums import crc32c
 
 from atoll_server.merge import Update
 

@@ -14,16 +14,16 @@ from rich.table import Table
 
 from atoll_server import ledger
 from atoll_server.operators import FATES, logged_receipt
-from atoll_server.remote import TIMEOUT_S, OperatorError, console, operator
+from atoll_server.remote import TIMEOUT_S, OperatorError, Remote, console, operator
 from atoll_server.restore import LEDGER
 
 NAMED = {name: fate for fate, name in FATES.items()}
 
 
-def from_core(address: str, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
+def from_core(remote: Remote, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
     """Asks a core, as often as its answers are shorter than what is wanted."""
     found: list[pb.LoggedReceipt] = []
-    with operator(address) as stub:
+    with operator(remote) as stub:
         while len(found) < last:
             before = found[-1].number if found else 0
             request = pb.ListReceiptsRequest(

@@ -9,6 +9,7 @@ class Status(Enum):
     """The gRPC statuses that a learner acts on; what each means to it stands at the head of outer.proto."""
 
     UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
     FAILED_PRECONDITION = "failed_precondition"
     ALREADY_EXISTS = "already_exists"
     OUT_OF_RANGE = "out_of_range"

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.access import LOCAL, Access
 from atoll_wire.errors import UserError
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from atoll_server.tokens import BEARER, HEADER
 
 TIMEOUT_S = 10.0
 WIDE = 200
@@ -24,10 +29,22 @@ class OperatorError(UserError):
     """The core could not be asked, or would not do it; one line."""
 
 
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A core, or a front of it, as an operator reaches it."""
+
+    address: str
+    access: Access = LOCAL
+    token: str = ""
+
+
 @contextlib.contextmanager
-def operator(address: str) -> Iterator[rpc.OperatorStub]:
-    """A stub for one core; OperatorError when it cannot be reached or refuses."""
-    with grpc.insecure_channel(address) as channel:
+def operator(remote: Remote) -> Iterator[rpc.OperatorStub]:
+    """A stub for one core; OperatorError when it cannot be reached or refuses, AccessError for certificates."""
+    address = remote.address
+    remote.access.check([address])
+    with remote.access.dial_and_wait(address) as dialled:
+        channel = grpc.intercept_channel(dialled, _Bearer(remote.token)) if remote.token else dialled
         try:
             yield rpc.OperatorStub(channel)
         except grpc.RpcError as error:
@@ -37,15 +54,31 @@ def operator(address: str) -> Iterator[rpc.OperatorStub]:
             raise OperatorError(f"the core at {address} refused: {error.details()}") from error
 
 
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Shows a token with each call."""
+
+    def __init__(self, token: str) -> None:
+        self._metadata = ((HEADER, BEARER + token),)
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
+        return continuation(self._shown(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
+        return continuation(self._shown(details), request)
+
+    def _shown(self, details: Any) -> Any:  # noqa: ANN401
+        return details._replace(metadata=(*(details.metadata or ()), *self._metadata))
+
+
 def console() -> Console:
     """As wide as the terminal; where there is none (a pipe, a log), wide enough that no word of a table is lost."""
     made = Console()
     return made if made.is_terminal else Console(width=WIDE)
 
 
-def show_status(address: str, *, as_json: bool) -> None:
+def show_status(remote: Remote, *, as_json: bool) -> None:
     """Prints a run's state as tables, or as one JSON object."""
-    with operator(address) as stub:
+    with operator(remote) as stub:
         reply = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
     if as_json:
         print(MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
@@ -118,16 +151,16 @@ def _fragments(reply: pb.StatusReply) -> Table:
     return table
 
 
-def evict(address: str, learner: str, reason: str) -> None:
+def evict(remote: Remote, learner: str, reason: str) -> None:
     """Sends a learner away, or lets it in again (no reason)."""
-    with operator(address) as stub:
+    with operator(remote) as stub:
         stub.Evict(pb.EvictRequest(learner=learner, reason=reason), timeout=TIMEOUT_S)
     print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
 
 
-def list_checkpoints(address: str) -> None:
+def list_checkpoints(remote: Remote) -> None:
     """Prints the snapshots that a core has."""
-    with operator(address) as stub:
+    with operator(remote) as stub:
         reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
     table = Table("id", "taken", "outer steps", "size MB")
     for each in reply.checkpoints:
@@ -135,9 +168,9 @@ def list_checkpoints(address: str) -> None:
     console().print(table)
 
 
-def take_checkpoint(address: str) -> None:
+def take_checkpoint(remote: Remote) -> None:
     """Takes a snapshot and prints it."""
-    with operator(address) as stub:
+    with operator(remote) as stub:
         taken = stub.TakeCheckpoint(pb.TakeCheckpointRequest())
     number, when, steps, size = _row(taken)
     print(f"checkpoint {number} taken {when}: {steps} outer steps, {size} MB")
@@ -148,11 +181,11 @@ def _row(each: pb.Checkpoint) -> tuple[str, str, str, str]:
     return str(each.id), when, str(sum(each.versions)), f"{each.size_bytes / 1e6:.1f}"
 
 
-def export_checkpoint(address: str, out: Path, *, initial: bool) -> None:
+def export_checkpoint(remote: Remote, out: Path, *, initial: bool) -> None:
     """Streams the published model into a file; nothing is left of it when the stream breaks."""
     part = out.with_name(out.name + ".part")
     try:
-        with operator(address) as stub, part.open("wb") as file:
+        with operator(remote) as stub, part.open("wb") as file:
             for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest(initial=initial)):
                 file.write(reply.chunk)
         part.rename(out)

@@ -190,3 +190,8 @@ def evicted(entry: Entry) -> Refused:
     """What a learner is told that an operator sent away."""
     cure = f"`atoll evict {entry.name} --undo` lets it in again"
     return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {cure}')
+
+
+def unwanted(reason: str) -> str:
+    """What the receipts of an evicted learner say."""
+    return f"its learner was evicted: {reason}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
-import signal
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine
@@ -16,20 +14,20 @@ import grpc
 import grpc.aio
 import structlog
 from atoll_wire import frames, memory
-from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.errors import UserError
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
 
+from atoll_server.acts import Acts
 from atoll_server.audit import Audit
 from atoll_server.calls import message_options
 from atoll_server.core import STANDBY_S, Core
 from atoll_server.gauges import keep_gauges
 from atoll_server.operators import OperatorService
+from atoll_server.probing import DoctorService
+from atoll_server.process import GRACE_S, Public, SettingsError, open_files, told_to_stop
 from atoll_server.service import OuterService
-from atoll_server.settings import LOOPBACK, CoreSettings, SettingsError
+from atoll_server.settings import CoreSettings
+from atoll_server.tokens import Tokens
 
 log = structlog.get_logger()
 
@@ -41,9 +39,7 @@ class CoreFailed(UserError):  # noqa: N818 - what it says is that the core faile
 T = TypeVar("T")
 
 PORT_S = 5.0
-UNLIMITED_FILES = 10_240  # what macOS takes where it says that there is no limit
-GRACE_S = 10.0  # for calls that run when the core is asked to stop
-SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+AUDIT_LOG = "audit.jsonl"
 
 
 async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None]) -> None:
@@ -53,38 +49,37 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     """
     settings.check()
     memory.lean()
-    _open_files()
+    open_files()
     core = Core(settings, given)
-    told = _told(core)
+    told = told_to_stop()
+    core.failed.add_done_callback(lambda _: told.set())  # the engine could not carry something out
     if settings.standby:
         log.info("standing by for --dir", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):
         return
+    core.acts = Acts(settings.directory / AUDIT_LOG)
+    tokens = None if settings.operator_tokens is None else Tokens(settings.operator_tokens)
     server = grpc.aio.server(
         options=message_options(settings.limits.message_bytes), maximum_concurrent_rpcs=settings.limits.calls
     )
-    health = health_aio.HealthServicer()
+    public = Public.of(server, settings.listen, settings.access)
     frames.serve(OuterService(core), server)
-    rpc.add_OperatorServicer_to_server(OperatorService(core), server)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    if all(address.startswith(LOOPBACK) for address in settings.listen):
-        reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    addresses = [await _patiently(partial(_bind, server, address), settings) for address in settings.listen]
+    rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), server)
+    rpc.add_DoctorServicer_to_server(DoctorService(core), server)
+    addresses = [await _patiently(partial(public.bind, address), settings) for address in settings.listen]
     metrics_port = await _patiently(partial(_serve_metrics, core, settings.metrics_listen), settings)
     try:
         if await _unless(told, core.start()):
             gauges = asyncio.create_task(keep_gauges(core))
             gauges.add_done_callback(core.watched)
-            await server.start()
-            for name in ("", *SERVICES):
-                await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await public.begin()
             log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
             audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
             audit.begin(core.initial_sha256)
             with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
                 for address in addresses:
                     announce(address)
-            await _serve_until(told, core, server, health, gauges)
+            await _serve_until(told, core, public, gauges)
             audit.end()
         elif core.failed.done():
             core.failed.result()
@@ -92,6 +87,8 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         raise CoreFailed(
             f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
         ) from error
+    finally:
+        core.acts.close()
     log.info("stopped", run=core.run_id)
 
 
@@ -107,30 +104,15 @@ async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
-def _open_files() -> None:
-    """As many as this process may have: each contribution of a merge is one, and a learner up to 65 connections."""
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY:
-        wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), most))
-
-
-async def _serve_until(
-    told: asyncio.Event,
-    core: Core,
-    server: grpc.aio.Server,
-    health: health_aio.HealthServicer,
-    gauges: asyncio.Task[None],
-) -> None:
+async def _serve_until(told: asyncio.Event, core: Core, public: Public, gauges: asyncio.Task[None]) -> None:
     try:
         await told.wait()
         if core.failed.done():
             core.failed.result()
     finally:
         gauges.cancel()
-        await health.enter_graceful_shutdown()
         core.happenings.close()
-        await server.stop(0 if core.failed.done() else GRACE_S)
+        await public.end(0 if core.failed.done() else GRACE_S)
     await core.stop()
 
 
@@ -146,33 +128,5 @@ async def _patiently(bind: Callable[[], T], settings: CoreSettings) -> T:
             await asyncio.sleep(STANDBY_S)
 
 
-def _bind(server: grpc.aio.Server, address: str) -> str:
-    """Returns the address with its port, which may be the system's choice."""
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise SettingsError(
-            f"--listen {address} cannot be bound: the port is in use or not yours; give another"
-        ) from error
-    if port == 0 and not address.startswith("unix:"):
-        raise SettingsError(f"--listen {address} cannot be bound: the port is in use or not yours; give another")
-    return f"{address.rpartition(':')[0]}:{port}" if port else address
-
-
 def _serve_metrics(core: Core, address: str | None) -> int | None:
-    if address is None:
-        return None
-    try:
-        return core.metrics.serve(address)
-    except (OSError, OverflowError, ValueError) as error:
-        raise SettingsError(f"--metrics-listen {address} cannot be bound ({error}): give another HOST:PORT") from error
-
-
-def _told(core: Core) -> asyncio.Event:
-    """Is set by a signal, or when the engine could not carry something out."""
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    core.failed.add_done_callback(lambda _: told.set())
-    return told
+    return None if address is None else core.metrics.serve(address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -12,14 +11,15 @@ import structlog
 from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.frames import Pushed, Sent
-from atoll_wire.layout import MergeKind, TensorSpec
 
 from atoll_server.attendance import leave, progress
 from atoll_server.calls import Context, abort, first, let_go
 from atoll_server.core import Core
 from atoll_server.engine import Engine
+from atoll_server.identity import caller
 from atoll_server.joining import Joining
 from atoll_server.refusal import Refused, Status
 from atoll_server.roster import Entry
@@ -27,8 +27,6 @@ from atoll_server.spool import Upload
 
 log = structlog.get_logger()
 
-KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
-MOST_DIMENSIONS = 8
 HEADER_BYTES = 4096  # of a Push, which is kept as long as its upload grows
 MOST_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
 HEARD_S = 0.05  # between two messages that tell what came over a stream: how quick a link is shows in them
@@ -45,9 +43,16 @@ class OuterService(rpc.OuterServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Makes a learner known, or known again."""
         try:
-            return await self._joining.join(request, self._tensors(request))
+            speaker = caller(context)
+            speaker.speaks_for(request.learner)
+            reply = await self._joining.join(request)
+            if reply.state != pb.JoinReply.STATE_CONFIRM:
+                what = {"incarnation": str(reply.incarnation), "region": request.region, "by": str(speaker)}
+                self._core.acts.note("joined", learner=request.learner, **what)
+            return reply
         except Refused as refused:
             log.warning("join refused", learner=request.learner[:80], detail=refused.detail)
+            self._note(context, refused, request.learner)
             await abort(context, refused)
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
@@ -55,7 +60,7 @@ class OuterService(rpc.OuterServicer):
         staging, accepting = None, None
         try:
             header = (await first(requests, "an Initialise stream")).header
-            entry = self._core.session(header.session)
+            entry = self._session(context, header.session)
             staging = await self._joining.stage(entry, header)
             async for request in requests:
                 await asyncio.to_thread(staging.take, request.chunk)
@@ -80,7 +85,7 @@ class OuterService(rpc.OuterServicer):
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
         """Tells what happens until the learner or this core goes."""
         try:
-            entry = self._core.session(request.session)
+            entry = self._session(context, request.session)
             self._engine()
         except Refused as refused:
             await abort(context, refused)
@@ -104,7 +109,7 @@ class OuterService(rpc.OuterServicer):
                 if request.ByteSize() > HEADER_BYTES:
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
-            entry, engine = self._core.session(header.session), self._engine()
+            entry, engine = self._session(context, header.session), self._engine()
             self._fragment(engine, header.fragment)
             version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
             answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
@@ -148,7 +153,7 @@ class OuterService(rpc.OuterServicer):
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
         """Sends a published update, or a whole fragment at its current version."""
         try:
-            entry, engine = self._core.session(request.session), self._engine()
+            entry, engine = self._session(context, request.session), self._engine()
             self._fragment(engine, request.fragment)
             replies = self._whole if request.whole else self._update
             async with aclosing(replies(engine, entry, request)) as them:
@@ -172,6 +177,8 @@ class OuterService(rpc.OuterServicer):
                 receipts=publication.receipts,
             )
         )  # fmt: skip
+        if request.header_only:
+            return
         spans = engine.layout.fragments[request.fragment].frames[request.stripe :: request.stripes or 1]
         together = frames.TOGETHER if request.stripes <= 1 else 1  # who has many connections has none to spare for this
         for start in range(0, len(spans), together):
@@ -192,10 +199,12 @@ class OuterService(rpc.OuterServicer):
                     receipts=[newest] if newest is not None else [],
                 )
             )  # fmt: skip
+            if request.header_only:
+                return
             for span in fragment.frames[request.stripe :: request.stripes or 1]:
                 payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
                 engine.sent(entry, len(payload), span.length, whole=True)
-                yield frames.encode(span.index, codec.crc32c(payload), payload)
+                yield frames.encode(span.index, crc32c(payload), payload)
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
         """Takes in how training goes."""
@@ -203,7 +212,7 @@ class OuterService(rpc.OuterServicer):
         try:
             async for told in requests:
                 if entry is None:
-                    entry = self._core.session(told.session)
+                    entry = self._session(context, told.session)
                     entry.streams += 1
                     entry.reports.again(time.monotonic())
                     incarnation = entry.incarnation
@@ -221,13 +230,27 @@ class OuterService(rpc.OuterServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Says good-bye to a learner."""
         try:
-            entry, last = self._core.session(request.session), request.last if request.HasField("last") else None
+            entry, last = self._session(context, request.session), request.last if request.HasField("last") else None
             await asyncio.shield(asyncio.create_task(leave(self._core, entry, last)))
+            self._core.acts.note("left", learner=entry.name, incarnation=str(entry.incarnation))
             return pb.LeaveReply()
         except Refused as refused:
             await abort(context, refused)
 
     # ------------------------------------------------------------------------------ checks
+
+    def _session(self, context: Context, session: pb.Session) -> Entry:
+        """The entry that a call speaks for. Raises Refused."""
+        try:
+            caller(context).speaks_for(session.learner)
+            return self._core.session(session)
+        except Refused as refused:
+            self._note(context, refused, session.learner)
+            raise
+
+    def _note(self, context: Context, refused: Refused, learner: str) -> None:
+        told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
+        self._core.acts.note("refused", learner=learner[:80], **told)
 
     async def _next(self, requests: AsyncIterator[Pushed], upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""
@@ -252,27 +275,3 @@ class OuterService(rpc.OuterServicer):
         count = len(engine.layout.fragments)
         if fragment >= count:
             raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {count - 1}")
-
-    def _tensors(self, request: pb.JoinRequest) -> tuple[TensorSpec, ...]:
-        limits = self._core.settings.limits
-        if not 0 < len(request.tensors) <= limits.tensors:
-            raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
-        for tensor in request.tensors:
-            names = (tensor.name, *tensor.tied_names)
-            if (
-                max(len(name.encode()) for name in names) > limits.tensor_name_bytes
-                or len(tensor.shape) > MOST_DIMENSIONS
-            ):
-                raise Refused(
-                    Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions'
-                )
-            if tensor.kind not in KINDS:
-                raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
-        parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
-        if parameters > limits.parameters:
-            raise Refused(
-                Status.INVALID_ARGUMENT, f"{parameters} trainable parameters: at most {limits.parameters} are taken"
-            )
-        return tuple(
-            TensorSpec(t.name, tuple(t.shape), t.dtype, KINDS[t.kind], tuple(t.tied_names)) for t in request.tensors
-        )

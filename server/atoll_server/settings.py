@@ -7,16 +7,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
+from atoll_wire.access import LOCAL, Access
 from atoll_wire.codec import Codec
-from atoll_wire.errors import UserError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from atoll_server.process import SettingsError, check_metrics
+
 LEARNER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
-
-
-class SettingsError(UserError):
-    """A setting that cannot be; one line, with the remedy."""
 
 
 class Quorum(BaseModel):
@@ -113,7 +110,9 @@ class CoreSettings(BaseModel):
     directory: Path
     init: Path | None = None
     metrics_listen: str | None = None
-    insecure_listen: bool = False
+    access: Access = LOCAL
+    metrics_plaintext: bool = False
+    operator_tokens: Path | None = None
     snapshot_every_s: Annotated[float, Field(gt=0)] = 120.0
     keep_snapshots: Annotated[int, Field(ge=2)] = 3  # a payload may go only when two snapshots cover it
     record: bool = False  # keep every payload, so that the whole run can be replayed
@@ -136,12 +135,8 @@ class CoreSettings(BaseModel):
 
     def check(self) -> None:
         """Refuses an address that would offer the run to a network in plain text."""
-        for address in filter(None, (*self.listen, self.metrics_listen)):
-            if not address.startswith(LOOPBACK) and not self.insecure_listen:
-                raise SettingsError(
-                    f"{address} is not loopback and there is no TLS yet: listen on 127.0.0.1, "
-                    "or say --insecure-listen on a network you trust"
-                )
+        self.access.check(self.listen)
+        check_metrics(self.metrics_listen, plaintext=self.metrics_plaintext)
         if self.init is not None and not self.init.is_file():
             raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")
 

@@ -19,7 +19,8 @@ import numpy as np
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.codec import Codec, Content, FrameError, Payload
+from atoll_wire.checksums import Payload, crc32c
+from atoll_wire.codec import Codec, Content, FrameError
 from atoll_wire.errors import UserError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Fragment
@@ -96,7 +97,7 @@ class Stored:
             raise SpoolError(f"{self.path}: frame {frame} is not there: the disk lost acknowledged data")
         offset, length, crc = self.places[frame]
         data = self._file.read_at(offset, length)
-        if codec.crc32c(data) != crc:
+        if crc32c(data) != crc:
             raise SpoolError(f"{self.path}: frame {frame} does not match its checksum: the disk lost acknowledged data")
         return data
 
@@ -151,7 +152,7 @@ class Upload:
         return any(new)
 
     def _take(self, index: int, crc: int, payload: Payload) -> bool:
-        if codec.crc32c(payload) != crc:
+        if crc32c(payload) != crc:
             raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
         try:
             content, squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)

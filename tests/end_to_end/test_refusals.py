@@ -12,6 +12,7 @@ from atoll.joining import PROTOCOL, tensor_message
 from atoll.parameters import Parameters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
@@ -56,8 +57,8 @@ class Hand:
         fragment = self.layout.fragments[0]
         vector = np.full(fragment.length, 1e-4, np.float32)
         payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
-        frames = [pb.Frame(index=n, crc32c=codec.crc32c(p), payload=p) for n, p in enumerate(payloads)]
-        table = [(len(p), codec.crc32c(p)) for p in payloads]
+        frames = [pb.Frame(index=n, crc32c=crc32c(p), payload=p) for n, p in enumerate(payloads)]
+        table = [(len(p), crc32c(p)) for p in payloads]
         header = pb.PushHeader(
             session=self.session, fragment=0, seq=seq, cycle=0, base_version=self.versions[0], tokens=10, steps=1,
             codec=pb.CODEC_INT4, frames=len(frames), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
@@ -97,7 +98,7 @@ def _rescale(header: pb.PushHeader, frames: list[pb.Frame], bits: int) -> None:
     content = bytearray(zstandard.decompress(frames[0].payload))
     content[-2:] = bits.to_bytes(2, "little")
     payload = zstandard.compress(bytes(content))
-    frames[0].payload, frames[0].crc32c = payload, codec.crc32c(payload)
+    frames[0].payload, frames[0].crc32c = payload, crc32c(payload)
     header.size_bytes = sum(len(f.payload) for f in frames)
     header.digest = codec.frames_digest([(len(f.payload), f.crc32c) for f in frames])
 
@@ -118,12 +119,12 @@ def _flip(header, frames):
 
 def _junk(header, frames):
     frames[0].payload = b"junk" * 20
-    frames[0].crc32c = codec.crc32c(frames[0].payload)
+    frames[0].crc32c = crc32c(frames[0].payload)
 
 
 def _bomb(header, frames):
     frames[0].payload = zstandard.compress(bytes(1 << 26))
-    frames[0].crc32c = codec.crc32c(frames[0].payload)
+    frames[0].crc32c = crc32c(frames[0].payload)
 
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -246,7 +247,7 @@ def test_values_near_the_end_of_float32_are_refused_and_the_core_lives(tmp_path)
             fragment = hand.layout.fragments[0]
             for span, frame in zip(fragment.frames, frames, strict=True):
                 frame.payload = codec.encode_frame(np.full(fragment.length, 3e38, np.float32), span, Codec.FLOAT32)
-                frame.crc32c = codec.crc32c(frame.payload)
+                frame.crc32c = crc32c(frame.payload)
             header.size_bytes = sum(len(f.payload) for f in frames)
             header.digest = codec.frames_digest([(len(f.payload), f.crc32c) for f in frames])
 

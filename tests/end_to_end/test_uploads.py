@@ -13,6 +13,7 @@ from atoll.joining import PROTOCOL, tensor_message
 from atoll.parameters import Parameters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, plan
 from torch import nn
@@ -76,7 +77,7 @@ def prepared(stub, name: str) -> tuple[pb.PushRequest, list[pb.PushRequest]]:
     fragment = plan(tensors, 1).fragments[0]
     vector = np.random.default_rng(1).standard_normal(fragment.length).astype(np.float32)
     payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
-    table = [(len(p), codec.crc32c(p)) for p in payloads]
+    table = [(len(p), crc32c(p)) for p in payloads]
     header = pb.PushHeader(
         session=session, fragment=0, seq=1, base_version=reply.versions[0], tokens=10, steps=1, codec=pb.CODEC_INT4,
         frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
@@ -134,7 +135,7 @@ def test_what_is_wrong_with_a_frame_is_told_to_every_stream_of_its_upload(runnin
         next(offer.call)
         offer.end()
         garbage = b"no frame"
-        frame = pb.Frame(index=0, crc32c=codec.crc32c(garbage), payload=garbage)
+        frame = pb.Frame(index=0, crc32c=crc32c(garbage), payload=garbage)
         one = Push(stub, header, pb.PushRequest(frames=[frame]))
         for stream in (one, offer):
             with pytest.raises(grpc.RpcError) as caught:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import atoll
-import grpc
 import torch
-from atoll.demo.processes import Child, Children, children
+from atoll.demo.processes import Child, Children, children, free_port
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.access import Access
 from torch import nn
 
 torch.set_num_threads(1)
@@ -23,6 +24,7 @@ class Core:
 
     def __init__(self, group: Children, directory: Path, options: list[str]) -> None:
         self.group, self.directory, self._options = group, directory, options
+        self.access = Access()
         self.child: Child
         self.child, self.address = group.start_core(directory, "127.0.0.1:0", options)
 
@@ -48,13 +50,42 @@ class Core:
 
     @contextlib.contextmanager
     def operator(self) -> Iterator[rpc.OperatorStub]:
-        with grpc.insecure_channel(self.address) as channel:
+        with self.access.dial_and_wait(self.address) as channel:
             yield rpc.OperatorStub(channel)
 
     @contextlib.contextmanager
     def outer(self) -> Iterator[rpc.OuterStub]:
-        with grpc.insecure_channel(self.address) as channel:
+        with self.access.dial_and_wait(self.address) as channel:
             yield rpc.OuterStub(channel)
+
+
+class Front:
+    """One front process before a core; may be killed and started again on the same port."""
+
+    def __init__(self, group: Children, name: str, core: str, options: list[str]) -> None:
+        self.group, self.name, self._core, self._options = group, name, core, options
+        self.metrics_port = free_port()
+        options += ["--metrics-listen", f"127.0.0.1:{self.metrics_port}"]
+        self.child, self.address = group.start_front(name, "127.0.0.1:0", core, options)
+
+    def kill(self) -> None:
+        self.child.kill()
+
+    def start(self) -> None:
+        self.child, _ = self.group.start_front(self.name, self.address, self._core, self._options)
+
+    def figures(self) -> dict[str, float]:
+        """What it tells Prometheus, by series."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        return {series: float(value) for series, _, value in (line.rpartition(" ") for line in lines)}
+
+
+@contextlib.contextmanager
+def front(directory: Path, core: str, *options: str, name: str = "front") -> Iterator[Front]:
+    """A front that does not outlive the block."""
+    with children(directory) as group:
+        yield Front(group, name, core, list(options))
 
 
 @contextlib.contextmanager

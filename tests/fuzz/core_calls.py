@@ -27,6 +27,7 @@ from atoll_server.service import OuterService
 from atoll_server.settings import CoreSettings
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.frames import TOGETHER
 from google.protobuf.message import Message
@@ -167,7 +168,7 @@ class Calls:
         if rng.random() < 0.4:
             spans = fragment.frames
             payloads = [unsound(rng, p, span, Codec.INT4) for p, span in zip(payloads, spans, strict=True)]
-        table = [(len(p), codec.crc32c(p)) for p in payloads]
+        table = [(len(p), crc32c(p)) for p in payloads]
         header = pb.PushHeader(
             session=self._session, fragment=fragment.index, seq=next(self._sequence), cycle=0,
             base_version=engine.states[fragment.index].version, tokens=10, steps=1, codec=pb.CODEC_INT4,

@@ -21,6 +21,7 @@ from atoll_server.spool import RECORD, Spool, Stored, Upload
 from atoll_server.uploads import Uploads
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
 
@@ -90,7 +91,7 @@ class Door:
         self, rng: random.Random, fragment: Fragment, payloads: list[bytes]
     ) -> tuple[pb.PushHeader, list[pb.Frame]]:
         """As a learner would send them; then changed here and there."""
-        table = [(len(payload), codec.crc32c(payload)) for payload in payloads]
+        table = [(len(payload), crc32c(payload)) for payload in payloads]
         session = pb.Session(learner=rng.choice(("a", "b")), incarnation=1)
         header = pb.PushHeader(
             session=session, fragment=fragment.index, seq=next(self._sequence), cycle=CYCLE, base_version=VERSION,
@@ -105,7 +106,7 @@ class Door:
             if rng.random() < 0.05:
                 frame.payload = mutate_bytes(rng, frame.payload)
             if rng.random() < 0.9:
-                frame.crc32c = codec.crc32c(frame.payload)
+                frame.crc32c = crc32c(frame.payload)
         match rng.randrange(8):
             case 0:
                 del frames[rng.randrange(len(frames))]

@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from atoll.lanes import Lanes
-from atoll.transport import Transfers
+from atoll_wire.lanes import Lanes
+from atoll_wire.links import Transfers
 
 from tests.fuzz.mutate import TEXT
 

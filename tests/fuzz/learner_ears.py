@@ -23,6 +23,7 @@ from atoll.standing import Flight, Line
 from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
@@ -75,7 +76,7 @@ class Ears:
     async def _hear(self, rng: random.Random) -> bool:
         link, stopped = Hostile(), list[Exception]()
         identity, model = Identity("a", "", ["hostile"], 1.0), FirstModel(SPECS, b"", _save)
-        presence = Presence(identity, model, Handover(), Counters(), lambda _: None, stopped.append, lambda _: link)  # type: ignore[arg-type,return-value]
+        presence = Presence(identity, model, Handover(), Counters(), lambda _: None, stopped.append, lambda *_: link)  # type: ignore[arg-type,return-value]
         standing = presence.standing
         standing.layout, standing.settings = self._layout, self._joined.settings
         standing.session = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")
@@ -176,7 +177,7 @@ class Ears:
             fragment=line.fragment, version=2, codec=int(kind), frames=len(payloads), size_bytes=1, crc32c=checksum,
             receipts=[receipt],
         )  # fmt: skip
-        frames = [pb.Frame(index=n, crc32c=codec.crc32c(p), payload=p) for n, p in enumerate(payloads)]
+        frames = [pb.Frame(index=n, crc32c=crc32c(p), payload=p) for n, p in enumerate(payloads)]
         together = rng.randint(1, TOGETHER + 1)
         starts = range(0, len(frames), together)
         says = [pb.FetchReply(frames=frames[start : start + together]) for start in starts]

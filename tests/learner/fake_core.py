@@ -20,6 +20,7 @@ from atoll.joining import KINDS
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, TensorSpec, plan
 from safetensors.torch import load
@@ -183,7 +184,7 @@ class FakeCore(rpc.OuterServicer):
                     self.cut_after = None
                     context.abort(grpc.StatusCode.UNAVAILABLE, "cut, as the test says")
                 for frame in request.frames:
-                    assert codec.crc32c(frame.payload) == frame.crc32c
+                    assert crc32c(frame.payload) == frame.crc32c
                     have[frame.index] = frame.payload
                     self.frames.append((key, frame.index))
                 self.cut_after = None if self.cut_after is None else self.cut_after - 1
@@ -224,7 +225,7 @@ class FakeCore(rpc.OuterServicer):
         )  # fmt: skip
         for index in range(request.stripe, len(payloads), max(1, request.stripes)):
             payload = payloads[index]
-            yield pb.FetchReply(frames=[pb.Frame(index=index, crc32c=codec.crc32c(payload), payload=payload)])
+            yield pb.FetchReply(frames=[pb.Frame(index=index, crc32c=crc32c(payload), payload=payload)])
 
     def Report(self, requests, context):
         try:

@@ -16,6 +16,7 @@ from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Uplo
 from atoll_server.writer import LedgerWriter
 from atoll_wire import codec
 from atoll_wire.arrivals import Arrivals
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec, FrameError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
@@ -33,7 +34,7 @@ def frames() -> list[bytes]:
 
 
 def upload(spool: Spool, payloads: list[bytes], **changes) -> Upload:
-    table = [(len(p), codec.crc32c(p)) for p in payloads]
+    table = [(len(p), crc32c(p)) for p in payloads]
     fields = {
         "frames": len(payloads),
         "size_bytes": sum(map(len, payloads)),
@@ -64,7 +65,7 @@ def test_frames_come_in_any_order_and_twice_and_are_read_back_by_index(spool):
     payloads = frames()
     growing = upload(spool, payloads)
     for index in (1, 0, 1):
-        growing.take([WireFrame(index, codec.crc32c(payloads[index]), payloads[index])])
+        growing.take([WireFrame(index, crc32c(payloads[index]), payloads[index])])
     assert growing.whole()
     assert growing.finish(np.zeros(1), 1.0).path == spool.path(1, KEY)
     stored = spool.open(1, KEY, Codec.INT4, np.zeros(1), 1.0)
@@ -76,20 +77,20 @@ def test_a_frame_that_changed_on_its_way_can_be_sent_again(spool):
     payloads = frames()
     growing = upload(spool, payloads)
     with pytest.raises(ChecksumError, match="send it again"):
-        growing.take([WireFrame(0, codec.crc32c(payloads[0]) ^ 1, payloads[0])])
-    growing.take([WireFrame(0, codec.crc32c(payloads[0]), payloads[0])])
+        growing.take([WireFrame(0, crc32c(payloads[0]) ^ 1, payloads[0])])
+    growing.take([WireFrame(0, crc32c(payloads[0]), payloads[0])])
     assert set(growing.have) == {0}
 
 
 def test_more_or_other_bytes_than_declared_are_refused(spool):
     payloads = frames()
     growing = upload(spool, payloads, size_bytes=len(payloads[0]))
-    growing.take([WireFrame(0, codec.crc32c(payloads[0]), payloads[0])])
+    growing.take([WireFrame(0, crc32c(payloads[0]), payloads[0])])
     with pytest.raises(FrameError, match="more than"):
-        growing.take([WireFrame(1, codec.crc32c(payloads[1]), payloads[1])])
+        growing.take([WireFrame(1, crc32c(payloads[1]), payloads[1])])
     other = upload(spool, payloads, digest=bytes(32))
     for index, payload in enumerate(payloads):
-        other.take([WireFrame(index, codec.crc32c(payload), payload)])
+        other.take([WireFrame(index, crc32c(payload), payload)])
     with pytest.raises(FrameError, match="not those that its header declared"):
         other.check()
     growing.discard()
@@ -103,7 +104,7 @@ def test_damage_to_an_acknowledged_payload_is_found_and_named(spool, damage):
     payloads = frames()
     growing = upload(spool, payloads)
     for index, payload in enumerate(payloads):
-        growing.take([WireFrame(index, codec.crc32c(payload), payload)])
+        growing.take([WireFrame(index, crc32c(payload), payload)])
     path = growing.finish(np.zeros(1), 1.0).path
     content = bytearray(path.read_bytes())
     if damage == "gone":

@@ -17,6 +17,7 @@ from atoll_server.spool import Spool
 from atoll_server.uploads import Uploads
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 
@@ -65,12 +66,12 @@ class World:
         header = pb.PushHeader(
             session=pb.Session(learner="a", incarnation=incarnation), seq=seq, cycle=cycle, tokens=1, steps=1,
             codec=pb.CODEC_INT4, frames=1, size_bytes=len(PAYLOAD),
-            digest=codec.frames_digest([(len(PAYLOAD), codec.crc32c(PAYLOAD))]),
+            digest=codec.frames_digest([(len(PAYLOAD), crc32c(PAYLOAD))]),
         )  # fmt: skip
         return self.uploads.offer(header, 0, 3, 4, 0.0)
 
     async def take(self, upload, payload: bytes = PAYLOAD) -> bool:
-        frame = pb.Frame(index=0, crc32c=codec.crc32c(payload), payload=payload)
+        frame = pb.Frame(index=0, crc32c=crc32c(payload), payload=payload)
         return await self.uploads.take(upload, [frame], 0.0)
 
     async def finishing(self):

@@ -35,6 +35,8 @@ from atoll_server import (
     uploads,
     writer,
 )
+from atoll_server.front.fetching import Fetching
+from atoll_server.front.shelf import Place, Shelf
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation import disk
@@ -42,6 +44,7 @@ from tests.simulation.checks import Violation
 from tests.simulation.seed import simulate
 
 MOST_SEEDS = 2000
+ANCHOR = fetching._anchor
 Defect = Callable[[], Iterator[None]]
 DEFECTS: dict[str, Defect] = {}
 
@@ -513,6 +516,69 @@ def silent_learners_hold_what_is_pending() -> Iterator[None]:
     """A learner that reports but trains no more is waited for (found in the first hundred seeds)."""
     with patch(syncer.Member, "expected", lambda self, now: not self.gone and now - self.heard_at <= 3.0):
         yield
+
+
+# ------------------------------------------------------------------------------------------------- fronts
+
+
+@defect
+def a_front_tells_everybody_of_the_first_ones_work() -> Iterator[None]:
+    """A whole fragment goes to each learner with the receipts of the one for whom it was fetched."""
+    item = Fetching._item
+
+    async def shared(self: Fetching, request: pb.FetchRequest) -> Any:
+        _, found = await item(self, request)
+        return found.header, found
+
+    with patch(Fetching, "_item", shared):
+        yield
+
+
+@defect
+def a_front_keeps_fragments_for_ever() -> Iterator[None]:
+    """Once a fragment is here whole, nobody asks whether it still is the newest, or for whose work."""
+    header = Fetching._header
+
+    async def remembered(self: Fetching, request: pb.FetchRequest) -> pb.FetchHeader:
+        place = (request.session.run, request.session.generation, request.fragment)
+        kept = [i for p, i in self.shelf._items.items() if p.whole and p[:3] == place and i.whole]
+        return kept[0].header if kept and request.whole else await header(self, request)
+
+    with patch(Fetching, "_header", remembered):
+        yield
+
+
+@defect
+def a_front_takes_versions_for_each_other() -> Iterator[None]:
+    """An update is served to whoever asks for another one, with the header of the one asked for."""
+    find = Shelf.find
+
+    def nearly(self: Shelf, place: Place) -> Any:
+        found = find(self, place)
+        if found is None and not place.whole:
+            others = [i for p, i in self._items.items() if p[:4] == place[:4] and i.whole]
+            if others:
+                found = others[-1]
+                found.header.version = place.version
+        return found
+
+    with patch(Shelf, "find", nearly), patch(fetching, "_anchor", _unchecked):
+        yield
+
+
+def _unchecked(base: Any, fragment: Any, codec_used: Any, payloads: Any) -> Any:
+    """An anchor that is taken to have the published checksum."""
+    anchor, _ = ANCHOR(base, fragment, codec_used, payloads)
+    return anchor, Anything()
+
+
+class Anything(int):
+    """Equals all numbers."""
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
 
 
 # ------------------------------------------------------------------------------------------------- finding them

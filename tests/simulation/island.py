@@ -6,6 +6,7 @@ The step boundary does what `atoll.Learner.step` does, on vectors instead of a m
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from atoll.presence import Presence
 from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.access import Access
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, MergeKind, TensorSpec
 
@@ -39,9 +41,12 @@ BATCH = 8  # tokens of an inner step
 class Island:
     """One process under a name. error: why its agent gave up, if it did."""
 
-    def __init__(self, network: Network, checks: Checks, name: str, life: int, step_s: float, seed: int) -> None:
+    def __init__(
+        self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float, seed: int
+    ) -> None:
         self.process = Process(f"{name}#{life}")
         self.name, self._network, self._checks, self._step_s = name, network, checks, step_s
+        self._addresses = addresses
         self._random = np.random.default_rng(seed)
         self._handover, self.counters = Handover(), Counters()
         self.tracks: list[Track] = []
@@ -58,7 +63,7 @@ class Island:
     async def _live(self) -> None:
         ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
         presence = Presence(
-            Identity(self.name, "somewhere", ["core"], 1e9), FirstModel(TENSORS, b"frozen", self._save),
+            Identity(self.name, "somewhere", self._addresses, 1e9), FirstModel(TENSORS, b"frozen", self._save),
             self._handover, self.counters, ready.set_result, self._stop, self._dial,
         )  # fmt: skip
         self.presence = presence
@@ -77,7 +82,7 @@ class Island:
             await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2) if self.training else 0.5)
             self._step()
 
-    def _dial(self, address: str) -> SimulatedLink:
+    def _dial(self, address: str, _: Access) -> SimulatedLink:
         return SimulatedLink(self._network, self.process, address)
 
     def _save(self, path: Path) -> None:

@@ -1,7 +1,8 @@
 """gRPC between simulated processes: calls whose messages are late, lost with their stream, repeated, or changed.
 
-Messages of one stream keep their order, as over TCP; different calls do not. A call that a learner began may end at
-the core alone, at the learner alone, or at neither. The servicer and the learner's code are the real ones.
+Messages of one stream keep their order, as over TCP; different calls do not. A call that somebody began may end at
+the server alone, at the caller alone, or at neither. The servicers and the callers' code are the real ones; a caller
+is a learner or a front, a server a core or a front.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from atoll.lanes import Lanes
-from atoll.transport import Transfers
 from atoll_wire import frames
+from atoll_wire.lanes import Lanes
+from atoll_wire.links import Transfers
 
 from tests.simulation.loop import Process, VirtualLoop, here
 
+CORE = "core"  # its address
 KEEPALIVE_S = 4.0  # a silent connection is given up after so long
 REPLAYED = {"Join", "Push", "Leave", "Report"}
 UNARY_REPLY = {"Join", "Leave", "Initialise", "Report"}
@@ -37,6 +39,12 @@ class Context:
 
     def __init__(self) -> None:
         self.status: Status = (grpc.StatusCode.OK, "")
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    def peer(self) -> str:
+        return "simulated"
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         self.status = (code, details)
@@ -55,12 +63,12 @@ class Weather:
 
 
 class Network:
-    """All calls there are. core: the servicer and the process that serves now; None while there is none."""
+    """All calls there are. servers: by address, the servicer and the process that serves there now, if any does."""
 
     def __init__(self, loop: VirtualLoop, said: Callable[[Process, Any, Any], None]) -> None:
-        """said: told (learner's process, first request, reply) whenever the core says something, before it travels."""
+        """said: told (caller's process, first request, reply) whenever the core says something, before it travels."""
         self.loop, self.rng, self.said, self.weather = loop, loop.rng, said, Weather()
-        self.core: tuple[Any, Process] | None = None
+        self.servers: dict[str, tuple[Any, Process]] = {}
         self.calls: dict[Call, None] = {}
         self.partitioned: dict[Process, float] = {}  # since when
         self.late_s: dict[Process, float] = {}  # what this learner sends takes so much longer
@@ -73,7 +81,7 @@ class Network:
         return self.rng.expovariate(1 / self.weather.delay_s)
 
     def part(self, learner: Process) -> None:
-        """Cuts a learner off; what is sent is held, and connections break when that lasts too long."""
+        """Cuts a caller off; what is sent is held, and connections break when that lasts too long."""
         self.partitioned[learner] = self.loop.now
 
     def heal(self, learner: Process) -> None:
@@ -89,12 +97,13 @@ class Network:
                 call.hung_up = True  # what was held is lost
                 call.cut(self.rng.uniform(0, 0.1))
 
-    def core_died(self) -> None:
+    def died(self, address: str) -> None:
         """Connections are reset, or nobody says anything until they are given up."""
-        self.core = None
+        self.servers.pop(address, None)
         silent = self.rng.random() < 0.2
-        for call in list(self.calls):
-            call.end_of_core(self.rng.uniform(KEEPALIVE_S / 2, KEEPALIVE_S) if silent else self.rng.uniform(0.0, 0.2))
+        for call in [call for call in self.calls if call.address == address]:
+            after_s = self.rng.uniform(KEEPALIVE_S / 2, KEEPALIVE_S) if silent else self.rng.uniform(0.0, 0.2)
+            call.end_of_server(after_s)
 
 
 class Pipe:
@@ -141,10 +150,10 @@ END = object()
 
 
 class Call:
-    """One RPC, as the learner's code holds it. All four kinds of grpc.aio's calls, as far as they are used."""
+    """One RPC, as the caller's code holds it. All four kinds of grpc.aio's calls, as far as they are used."""
 
-    def __init__(self, network: Network, learner: Process, method: str, timeout_s: float | None) -> None:
-        self.network, self.learner, self.method = network, learner, method
+    def __init__(self, network: Network, learner: Process, address: str, method: str, timeout_s: float | None) -> None:
+        self.network, self.learner, self.address, self.method = network, learner, address, method
         self._inbox, self._server_inbox = Box(), Box()
         self._status: asyncio.Future[Status] = network.loop.create_future()
         self._up = Pipe(network, learner, self._arrived)
@@ -153,8 +162,8 @@ class Call:
         self._sent: list[Any] = []
         self._first: Any = None
         self._broken = False  # what is sent from now on gets nowhere
-        self.hung_up = False  # the core knows that nobody listens
-        self._connected = network.core[1] if network.core is not None else None
+        self.hung_up = False  # the server knows that nobody listens
+        self._connected = network.servers[address][1] if address in network.servers else None
         network.calls[self] = None
         if self._connected is None:
             network.loop.after(network.delay_s(), self._finish, LOST)
@@ -162,7 +171,7 @@ class Call:
             late = (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline exceeded")
             network.loop.after(timeout_s, self._finish, late)
 
-    # ------------------------------------------------------------------------------ the learner's side
+    # ------------------------------------------------------------------------------ the caller's side
 
     def send(self, message: Any) -> None:
         """Sends; the stream may break on the way, and what a network changes must be found by checksums."""
@@ -215,7 +224,7 @@ class Call:
         return self._status.done()
 
     def cancel(self) -> None:
-        """The learner lost interest; the core hears of it later, or never if the learner dies first."""
+        """The caller lost interest; the server hears of it later, or never if the caller dies first."""
         if not self._status.done():
             self._finish((grpc.StatusCode.CANCELLED, "cancelled"))
 
@@ -243,7 +252,7 @@ class Call:
                 self._inbox.put(message)
 
     def _finish(self, status: Status) -> None:
-        """The call ended for the learner."""
+        """The call ended for the caller."""
         if self._status.done():
             return
         self._status.set_result(status)
@@ -272,8 +281,8 @@ class Call:
 
         self.network.loop.after(after_s, cancel)
 
-    def end_of_core(self, after_s: float) -> None:
-        """Its process died; the learner finds out in its own time."""
+    def end_of_server(self, after_s: float) -> None:
+        """Its process died; the caller finds out in its own time."""
         self.network.loop.after(after_s, self._finish, LOST)
 
     def _changed(self, message: Any) -> Any:
@@ -295,17 +304,17 @@ class Call:
             return frames.push_request(message) if self.method == "Push" else frames.fetch_reply(message)
         return message
 
-    # ------------------------------------------------------------------------------ the core's side
+    # ------------------------------------------------------------------------------ the server's side
 
     def _arrived(self, message: Any) -> None:
-        core = self.network.core
-        if core is None or core[1] is not self._connected or self.hung_up:
-            return  # of another life of the core, or late: its connection is gone
+        server = self.network.servers.get(self.address)
+        if server is None or server[1] is not self._connected or self.hung_up:
+            return  # of another life of the server, or late: its connection is gone
         if self._server is None and message is END:
             return  # its request was lost: the call never began
         if self._server is None:
             self._first = message
-            self._server = core[1].start(self._serve(core[0]), name=self.method)
+            self._server = server[1].start(self._serve(server[0]), name=self.method)
         self._server_inbox.put(message)
 
     async def _serve(self, service: Any) -> None:
@@ -335,7 +344,8 @@ class Call:
     def _reply_with(self, reply: Any) -> None:
         process = here()
         if process is not None and process.alive:
-            self.network.said(self.learner, self._first, reply)
+            if self.address == CORE:
+                self.network.said(self.learner, self._first, reply)
             if not self._broken and self.network.rng.random() < self.network.weather.cut:
                 self.network.cuts += 1
                 self.cut(self.network.delay_s())
@@ -353,9 +363,9 @@ class Call:
             return
 
         def again() -> None:
-            if network.core is not None and self._sent:
+            if self.address in network.servers and self._sent:
                 network.replays += 1
-                ghost = Call(network, Process("a repeated call"), self.method, 30.0)
+                ghost = Call(network, Process("a repeated call"), self.address, self.method, 30.0)
                 ghost.learner.alive = False
                 for message in self._sent:
                     ghost._up.send(message)
@@ -365,13 +375,15 @@ class Call:
 
 
 class Stub:
-    """`OuterStub` over the simulated network, for one learner's process."""
+    """`OuterStub` over the simulated network, for one caller's process; and its channel."""
 
-    def __init__(self, network: Network, learner: Process) -> None:
-        self._network, self._learner = network, learner
+    def __init__(self, network: Network, learner: Process, address: str) -> None:
+        self._network, self._learner, self._address = network, learner, address
+        self._calls: list[Call] = []
 
     def _call(self, method: str, *requests: Any, timeout: float | None = None, ends: bool = True) -> Call:
-        call = Call(self._network, self._learner, method, timeout)
+        call = Call(self._network, self._learner, self._address, method, timeout)
+        self._calls = [*(each for each in self._calls if not each.done()), call]
         for request in requests:
             call.send(request)
         if ends:
@@ -388,8 +400,8 @@ class Stub:
     def Follow(self, request: Any) -> Call:
         return self._call("Follow", request)
 
-    def Fetch(self, request: Any) -> Call:
-        return self._call("Fetch", request)
+    def Fetch(self, request: Any, timeout: float | None = None) -> Call:
+        return self._call("Fetch", request, timeout=timeout)
 
     def Push(self) -> Call:
         return self._call("Push", ends=False)
@@ -397,8 +409,11 @@ class Stub:
     def Report(self) -> Call:
         return self._call("Report", ends=False)
 
-    async def Initialise(self, requests: AsyncIterator[Any]) -> Any:
+    def Initialise(self, requests: AsyncIterator[Any] | None = None) -> Any:
         call = self._call("Initialise", ends=False)
+        return call if requests is None else self._all(call, requests)
+
+    async def _all(self, call: Call, requests: AsyncIterator[Any]) -> Any:
         async for request in requests:
             if call.done():
                 break
@@ -406,14 +421,27 @@ class Stub:
         call.end_of_requests()
         return await call
 
+    async def close(self) -> None:
+        for call in self._calls:
+            call.cancel()
+
 
 class SimulatedLink:
-    """`atoll.transport.Link` of the simulation."""
+    """`atoll_wire.links.Link` of the simulation."""
+
+    stale = False
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self.address, self.transfers = address, Transfers()
-        self.control = self.offers = Stub(network, learner)
-        self.up, self.down = (Lanes(lambda: (Stub(network, learner), self)) for _ in range(2))
+        self._network, self._learner = network, learner
+        self.control = self.offers = self.lane()[0]
+        self.up, self.down = Lanes(self.lane), Lanes(self.lane)
+
+    def lane(self) -> tuple[Stub, Stub]:
+        stub = Stub(self._network, self._learner, self.address)
+        return stub, stub
+
+    quick_lane = lane
 
     def answered(self, after_s: float) -> None:
         pass

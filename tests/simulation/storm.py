@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll_server.eviction import evict
@@ -50,6 +51,10 @@ class Storm:
                 yield self._rng.uniform(1.0, STORM_S), fault
         if self._rng.random() < 0.1:
             yield self._rng.uniform(1.0, STORM_S), self._sick_disk
+        gates = self._world.gates
+        for front in self._world.fronts:
+            for fault in gates.choices((self._crash_front, self._part_front), k=gates.choice((1, 1, 2))):
+                yield gates.uniform(0.3, STORM_S), partial(fault, front)
 
     def _crash_core(self) -> None:
         process = self._world.core_process
@@ -66,6 +71,25 @@ class Storm:
             self._world.counts["learner crashes"] += 1
             island.process.kill()
             self._world.loop.after(self._rng.uniform(0.05, 2.0), self._world.start_island, name)
+
+    def _crash_front(self, name: str) -> None:
+        self._world.gateways[name].process.kill()
+
+    def _part_front(self, name: str) -> None:
+        """A region is cut off: its learners reach their front, and the front nobody."""
+        front, network = self._world.gateways[name].process, self._world.network
+        if not front.alive or front in network.partitioned:
+            return
+        self._world.counts["regions cut off"] += 1
+        self._world.checks.note(f"{front.name} is cut off")
+        network.part(front)
+
+        def heal() -> None:
+            if front in network.partitioned:
+                self._world.checks.note(f"{front.name} is back")
+                network.heal(front)
+
+        self._world.loop.after(self._world.gates.choice((0.3, 1.0, 3.0, 9.0)), heal)
 
     def _cancelled_checkpoint(self) -> None:
         """An operator asks for a snapshot and hangs up."""

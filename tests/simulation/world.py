@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,9 +23,10 @@ from atoll_wire.errors import UserError
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
+from tests.simulation.gateway import Gateway
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
-from tests.simulation.network import Network, Weather
+from tests.simulation.network import CORE, Network, Weather
 from tests.simulation.storm import ROTTING_STORM_S, STORM_S, Storm
 
 DIRECTORY = Path("/run")
@@ -49,6 +51,10 @@ class World:
         self.rotting = self.rng.random() < 0.15  # the disk damages what lies on it, whenever the power goes
         self.names = NAMES[: self.rng.choice((3, 3, 4))]
         self.pace = {name: self.rng.uniform(0.06, 0.2) for name in self.names}
+        gates = random.Random(seed + 0.5)  # of its own: seeds without fronts are as they were
+        self.fronts = gates.choice(((), (), ("front-1",), ("front-1", "front-2")))
+        self.addresses = {name: self._addresses(gates) for name in self.names}
+        self.gates, self.gateways = gates, dict[str, Gateway]()
         self.islands: dict[str, Island] = {}
         self.zombies: list[Island] = []
         self.lives: Counter[str] = Counter()
@@ -68,6 +74,8 @@ class World:
             self.rng.choice((0.0, 0.02, 0.1)), self.rng.choice((0.0, 0.0, 0.005)),
         )  # fmt: skip
         self.start_core()
+        for front in self.fronts:
+            self.start_front(front)
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         Storm(self).begin()
@@ -117,6 +125,8 @@ class World:
                 self.start_island(name)
         if self.core_process is None or not self.core_process.alive:
             self.start_core()
+        for front in self.fronts:
+            self.start_front(front)
         assert self.core_process is not None
         self.core_process.countdown = None
         self.checks.note("peace")
@@ -219,7 +229,8 @@ class World:
     def processes(self) -> list[Process]:
         """Whatever may still run."""
         islands = [island.process for island in (*self.islands.values(), *self.zombies)]
-        return islands if self.core_process is None else [self.core_process, *islands]
+        servers = [gateway.process for gateway in self.gateways.values()]
+        return [*servers, *islands] if self.core_process is None else [self.core_process, *servers, *islands]
 
     def start_core(self) -> None:
         """A new core process on the same disk."""
@@ -246,7 +257,7 @@ class World:
             await core.start()
             self.core = core
             self.checks.restored(core)
-            self.network.core = (OuterService(core), process)
+            self.network.servers[CORE] = (OuterService(core), process)
             await asyncio.wait(
                 {core.failed, asyncio.create_task(self.told_to_stop.wait())}, return_when="FIRST_COMPLETED"
             )
@@ -268,7 +279,7 @@ class World:
         """As `server.serve` does at SIGTERM."""
         self.told_to_stop.clear()
         core.happenings.close()
-        self.network.core = None
+        self.network.servers.pop(CORE, None)
         await core.stop()
         self.counts["clean ends"] += 1
 
@@ -287,7 +298,7 @@ class World:
         if self.core is not None and self.core.keeper is not None:
             self.snapshots = list(self.core.keeper.rows)
         self.checks.core = self.core = None
-        self.network.core_died()
+        self.network.died(CORE)
         if self.stormy and self.rng.random() < 0.6:
             self.loop.after(0.0, self._power)  # not now: this may be the middle of a write
         self.loop.after(self.rng.uniform(0.05, 1.5), self._core_again)
@@ -314,12 +325,40 @@ class World:
             return
         life = self.lives[name]
         self.lives[name] += 1
-        island = Island(self.network, self.checks, name, life, self.pace[name], self.rng.getrandbits(32))
+        seed = self.rng.getrandbits(32)
+        island = Island(self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed)
         island.process.on_death.append(lambda: self._island_died(island))
         self.islands[name] = island
 
     def _island_died(self, island: Island) -> None:
         self.checks.note(f"{island.process.name} dies")
-        for call in [call for call in self.network.calls if call.learner is island.process]:
+        self._hang_up(island.process)
+
+    def _hang_up(self, caller: Process) -> None:
+        for call in [call for call in self.network.calls if call.learner is caller]:
             call.cut(self.rng.uniform(0.0, 4.0))
-        self.network.partitioned.pop(island.process, None)
+        self.network.partitioned.pop(caller, None)
+
+    def _addresses(self, rng: random.Random) -> tuple[str, ...]:
+        """Where a learner dials, in turn: fronts, and sometimes the core itself as well."""
+        if not self.fronts:
+            return (CORE,)
+        fronts = rng.sample(self.fronts, len(self.fronts))
+        return (*fronts, CORE) if rng.random() < 0.2 else tuple(fronts)
+
+    def start_front(self, name: str) -> None:
+        """A new process of a front."""
+        if name in self.gateways and self.gateways[name].process.alive:
+            return
+        life = self.lives[name]
+        self.lives[name] += 1
+        gateway = Gateway(self.network, name, life, self.gates)
+        gateway.process.on_death.append(lambda: self._front_died(gateway))
+        self.gateways[name] = gateway
+
+    def _front_died(self, gateway: Gateway) -> None:
+        self.counts["front crashes"] += 1
+        self.checks.note(f"{gateway.process.name} dies")
+        self.network.died(gateway.name)
+        self._hang_up(gateway.process)
+        self.loop.after(self.gates.uniform(0.05, 1.5), self.start_front, gateway.name)

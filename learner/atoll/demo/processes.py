@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll_wire.errors import UserError
 
 ATOLL = [sys.executable, "-m", "atoll.command"]
-SERVING = "atoll core serves "
+SERVING = re.compile(r"atoll (?:core|front|relay) serves (\S+)")
 START_S, STOP_S = 120.0, 40.0
 
 
@@ -54,6 +55,7 @@ class Children:
 
     def start(self, name: str, command: list[str], *, piped: bool = False) -> Child:
         """Starts a command; again under the same name after it ended. piped: what it prints is read, not logged."""
+        self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{name}.log"
         environment = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
         with path.open("ab") as log:
@@ -73,22 +75,27 @@ class Children:
         child = self.launch_core("core", directory, listen, options)
         return child, self.serving(child)
 
+    def start_front(self, name: str, listen: str, core: str, options: Sequence[str] = ()) -> tuple[Child, str]:
+        """Starts a front and waits until it serves; returns its address."""
+        child = self.start(name, [*ATOLL, "front", "--listen", listen, "--core", core, *options], piped=True)
+        return child, self.serving(child)
+
     def launch_core(self, name: str, directory: Path, listen: str, options: list[str]) -> Child:
         """Starts a core and does not wait for it."""
         return self.start(name, [*ATOLL, "core", "--dir", str(directory), "--listen", listen, *options], piped=True)
 
     def serving(self, child: Child) -> str:
-        """Waits until a core serves; returns its address."""
+        """Waits until a core or front serves; returns its address."""
         stream, deadline = child.process.stdout, time.monotonic() + START_S
         assert stream is not None, "a core's output is read"
         while time.monotonic() < deadline:
             ready, _, _ = select.select([stream], [], [], 0.2)
             line = stream.readline().decode() if ready else ""
-            if line.startswith(SERVING):
-                return line.removeprefix(SERVING).strip()
+            if found := SERVING.match(line):
+                return found[1]
             if child.process.poll() is not None:
-                raise DemoError(f"the core ended with status {child.process.returncode}: {child.tail()}")
-        raise DemoError(f"the core did not serve within {START_S:.0f} s: see {child.log}")
+                raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
+        raise DemoError(f"{child.name} did not serve within {START_S:.0f} s: see {child.log}")
 
     def stop(self, child: Child) -> None:
         """SIGTERM and wait; SIGKILL when it takes too long."""

@@ -17,22 +17,25 @@ from atoll_wire import outer_pb2_grpc as rpc
 from rich.console import Console
 
 from atoll.demo.processes import ATOLL, Child, Children, DemoError, children
+from atoll.demo.regions import Regions
 from atoll.demo.show import Progress, summary_table
 
 NAMES = ("eu-west", "us-east", "ap-south", "us-west", "eu-north", "sa-east")
 SLOW_DOWN = (1.0, 1.15, 1.35)  # unequal on purpose, in turn
 BATCH, CONTEXT = 8, 128
 FRAGMENTS = 8  # a model of 1M parameters does not fill 24
-KILL_LEARNER_AT, KILL_CORE_AT = 0.3, 0.6  # of the tokens
+KILL_FRONT_AT, KILL_LEARNER_AT, CUT_AT, KILL_CORE_AT = 0.2, 0.3, 0.4, 0.6  # of the tokens
+CUT_S = 10.0
 POLL_S = 0.5
 ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """See `atoll demo --help`. steps: inner steps of all learners together."""
+    """See `atoll demo --help`. steps: inner steps of all learners together; regions: 0 for none."""
 
     learners: int
+    regions: int
     steps: int
     kills: bool
     solo: bool
@@ -46,6 +49,14 @@ class DemoSettings:
         """At which the run ends."""
         return self.steps * BATCH * CONTEXT
 
+    def region(self, learner: int) -> str:
+        """Of a learner: its own, where there are no fronts."""
+        return _name(learner % self.regions if self.regions else learner)
+
+    def name(self, learner: int) -> str:
+        """As which it joins."""
+        return f"{self.region(learner)}-{learner // self.regions + 1}" if self.regions else _name(learner)
+
 
 @dataclass(slots=True)
 class Killed:
@@ -53,6 +64,8 @@ class Killed:
 
     learner: int = 0
     core: int = 0
+    front: int = 0
+    cuts: int = 0
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -65,9 +78,9 @@ def run_demo(settings: DemoSettings) -> None:
         if (directory / "run").exists():
             raise DemoError(f"--keep {directory} holds a run already: give a new directory")
         with children(directory) as group, Progress(console, settings.total_tokens) as progress:
-            status, killed = _train(settings, directory, group, progress)
+            status, killed, regions = _train(settings, directory, group, progress)
         seconds = time.monotonic() - began
-        summary = _summary(settings, directory, status, killed, seconds)
+        summary = _summary(settings, directory, status, killed, seconds) | ({"regions": regions} if regions else {})
         solo = _alone(settings, status, console) if settings.solo else None
         if solo is not None:
             summary["solo_validation_loss"] = solo
@@ -91,12 +104,15 @@ def _check_writable(settings: DemoSettings) -> None:
 
 def _train(
     settings: DemoSettings, directory: Path, group: Children, progress: Progress
-) -> tuple[pb.StatusReply, Killed]:
+) -> tuple[pb.StatusReply, Killed, dict[str, dict[str, Any]]]:
     options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30"]
     core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
     progress.note(f"core serves {address}; {settings.learners} learners start")
-    learners = [group.start(_name(n), _learner(settings, n, address)) for n in range(settings.learners)]
-    killed = Killed()
+    regions = Regions(group, directory, address, [_name(n) for n in range(settings.regions)])
+    servers = [region.address for region in regions.all] or [address]
+    commands = [_learner(settings, n, servers[n % len(servers)]) for n in range(settings.learners)]
+    learners = [group.start(settings.name(n), command) for n, command in enumerate(commands)]
+    killed, mended_at = Killed(), 0.0
     with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 1000)]) as channel:
         stub = rpc.OperatorStub(channel)
         while any(learner.process.poll() is None for learner in learners):
@@ -109,8 +125,19 @@ def _train(
                 victim = min(1, settings.learners - 1)
                 learners[victim].kill()
                 progress.note(f"SIGKILL to learner {learners[victim].name}; started again")
-                learners[victim] = group.start(_name(victim), learners[victim].command)
+                learners[victim] = group.start(settings.name(victim), learners[victim].command)
                 killed.learner += 1
+            elif settings.kills and regions.all and not killed.front and done >= KILL_FRONT_AT:
+                regions.kill_front(regions.all[0])
+                progress.note(f"SIGKILL to the front of {regions.all[0].name}; started again")
+                killed.front += 1
+            elif settings.kills and regions.all and not killed.cuts and done >= CUT_AT:
+                regions.toggle(regions.all[-1])
+                progress.note(f"the link of {regions.all[-1].name} is cut for {CUT_S:.0f} s; its learners train on")
+                killed.cuts, mended_at = 1, time.monotonic() + CUT_S
+            elif mended_at and time.monotonic() >= mended_at:
+                regions.toggle(regions.all[-1])
+                mended_at = 0.0
             elif settings.kills and not killed.core and done >= KILL_CORE_AT:
                 core.kill()
                 progress.note("SIGKILL to the core; learners train on, and it is started again")
@@ -123,14 +150,16 @@ def _train(
             with path.open("wb") as file:
                 for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest(initial=initial)):
                     file.write(reply.chunk)
+    figures = regions.figures()
     group.stop(core)
-    return status, killed
+    return status, killed, figures
 
 
 def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:
     data = ["--data", str(settings.data)] if settings.data is not None else []
     return [
-        *ATOLL, "learner", "--server", address, "--name", _name(number), "--region", _name(number), "--size", "tiny",
+        *ATOLL, "learner", "--server", address, "--name", settings.name(number), "--region", settings.region(number),
+        "--size", "tiny",
         "--batch", str(BATCH), "--total-tokens", str(settings.total_tokens), "--seed", str(settings.seed),
         "--slow-down", str(SLOW_DOWN[number % len(SLOW_DOWN)]), "--device", "cpu", *data,
     ]  # fmt: skip
@@ -195,7 +224,8 @@ def _summary(
         },
         "wire_bytes": {"up": wire.up, "down": wire.down},
         "whole_bytes": wire.whole,
-        "kills": {"learner": killed.learner, "core": killed.core},
+        "kills": {"learner": killed.learner, "core": killed.core}
+        | ({"front": killed.front, "link": killed.cuts} if settings.regions else {}),
         "contributions": {
             "accepted": counts.accepted,
             "merged": counts.merged,

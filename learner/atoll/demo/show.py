@@ -80,7 +80,7 @@ def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
     table.add_row("validation loss", f"{loss['first']:.3f} -> {loss['last']:.3f} ({fall:.0f} % lower)")
     if solo is not None:
         table.add_row("... of the busiest learner's tokens alone", f"{solo:.3f}")
-    table.add_row("killed on the way", f"{summary['kills']['learner']} learner, {summary['kills']['core']} core")
+    table.add_row("killed on the way", ", ".join(f"{count} {what}" for what, count in summary["kills"].items()))
     table.add_row("goodput", f"{summary['goodput']:.3f}")
     table.add_row("blocked in step(), worst learner", f"{100 * summary['learner_blocked_fraction']:.2f} %")
     merged = summary["tokens_merged"] / max(1, summary["tokens_trained"])
@@ -91,5 +91,12 @@ def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
     table.add_row("wire, up", f"{bits['up']:.2f} bits a parameter, {size['up'] / 1e6:.1f} MB")
     table.add_row("wire, down", f"{bits['down']:.2f} bits a parameter, {size['down'] / 1e6:.1f} MB")
     table.add_row("whole fragments, apart from that", f"{summary['whole_bytes'] / 1e6:.1f} MB")
+    for name, moved in summary.get("regions", {}).items():
+        table.add_row(
+            f"WAN of {name}",
+            f"{moved['contribution_bytes'] / 1e6:.1f} MB up; {moved['update_bytes'] / 1e6:.1f} MB of updates and "
+            f"{moved['whole_bytes'] / 1e6:.1f} MB of whole fragments down; the link in all "
+            f"{moved['link_up_bytes'] / 1e6:.1f} and {moved['link_down_bytes'] / 1e6:.1f} MB",
+        )
     table.add_row("seconds", f"{summary['seconds']:.0f}")
     return table

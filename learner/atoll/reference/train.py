@@ -62,6 +62,8 @@ class Joining:
     connect_timeout_s: float = 600.0
     drain_s: float = 30.0
     metrics_port: int | None = None
+    tls: Path | None = None
+    insecure_plaintext: bool = False
 
 
 def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW:
@@ -97,6 +99,7 @@ def train(settings: TrainSettings, joining: Joining) -> None:
     with Learner(
         model, optimizer, server=joining.servers, name=joining.name, region=joining.region, adoption=joining.adoption,
         connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_port=joining.metrics_port,
+        tls=joining.tls, insecure_plaintext=joining.insecure_plaintext,
     ) as learner:  # fmt: skip
         leaving.joined = True
         # The run has at least this name's own steps, but for those that it died before reporting: a restarted learner

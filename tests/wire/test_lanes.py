@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from atoll import lanes
-from atoll.lanes import ANSWERS, FAR, FAR_S, FEWEST, MOST, REST_S, SLOTS, WINDOW_ARRIVALS, WINDOW_S, Lanes, Width
+from atoll_wire import lanes
+from atoll_wire.lanes import ANSWERS, FAR, FAR_S, FEWEST, MOST, REST_S, SLOTS, WINDOW_ARRIVALS, WINDOW_S, Lanes, Width
 
 NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips
 

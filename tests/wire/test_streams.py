@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import grpc
 import grpc.aio
 import pytest
-from atoll import streams
-from atoll.lanes import SLOTS, Lanes
-from atoll.transport import Transfers
-from atoll_wire import frames
+from atoll_wire import frames, streams
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.lanes import SLOTS, Lanes
+from atoll_wire.links import Transfers
 
 FRAMES = 5
 MESSAGES = [frames.encode(n, 0, bytes([n])) for n in range(FRAMES)]

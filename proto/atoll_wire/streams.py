@@ -10,16 +10,15 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc.aio
-from atoll_wire import codec
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Payload
-from atoll_wire.frames import frames_in
 
-from atoll.lanes import Carried, Lane
-from atoll.transport import Link, hung_up
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
+from atoll_wire.frames import WireFrame, frames_in
+from atoll_wire.lanes import Carried, Lane
+from atoll_wire.links import Link, hung_up
 
 LOOK_S = 0.05  # between looks for frames that are late
 LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
@@ -46,8 +45,10 @@ async def upload(
         streams = _Streams(link, header, messages, lane, sent, moved, carried, call.cancel)
         try:
             asked_at = time.monotonic()
-            await call.write(pb.PushRequest(header=header))
             # Not a frame goes this way: what the core says must not wait behind one.
+            asking = pb.PushHeader(asks_only=True)
+            asking.MergeFrom(header)
+            await call.write(pb.PushRequest(header=asking))
             reply = await call.read()
             link.answered(time.monotonic() - asked_at)
             if isinstance(reply, pb.PushReply) and reply.HasField("have"):
@@ -227,58 +228,55 @@ class _Streams:
             self._heard.set()
 
 
-async def download(
-    link: Link, request: pb.FetchRequest, frames: int
-) -> tuple[pb.FetchHeader | None, Sequence[Payload]]:
-    """A header and all frames of what is asked for. Raises AioRpcError.
+Took: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 
-    No header when something is missing, too much, or changed on its way.
+
+async def download(link: Link, request: pb.FetchRequest, frames: int, took: Took) -> pb.FetchHeader | None:
+    """Brings all frames of what is asked for, in any order, each once; returns the header. Raises AioRpcError.
+
+    took: told each frame when it is here, with the header of its stream. None when something was missing, too much, or
+    changed on its way: then what was told is not to be used.
     """
     stripes = min(link.down.count, frames)
-    tasks = [asyncio.create_task(_stripe(link, request, number, stripes, frames)) for number in range(stripes)]
+    tasks = [asyncio.create_task(_stripe(link, request, range(n, frames, stripes), took)) for n in range(stripes)]
     try:
-        parts = await asyncio.gather(*tasks)
+        [header, *others] = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    header, payloads = parts[0][0], list[Payload](b"" for _ in range(frames))
-    for number, (told, share) in enumerate(parts):
+    for told in others:
         if header is None or told is None or (told.version, told.crc32c) != (header.version, header.crc32c):
-            return None, []  # of a whole fragment, another version may have come between
-        payloads[number::stripes] = share
-    return header, payloads
+            return None  # of a whole fragment, another version may have come between
+    return header
 
 
-async def _stripe(
-    link: Link, request: pb.FetchRequest, number: int, stripes: int, frames: int
-) -> tuple[pb.FetchHeader | None, list[Payload]]:
-    """The frames of one call, and no header as soon as something is wrong."""
-    mine, header, payloads = range(number, frames, stripes), None, list[Payload]()
-    asked = pb.FetchRequest(stripe=number, stripes=stripes)
+async def _stripe(link: Link, request: pb.FetchRequest, mine: range, took: Took) -> pb.FetchHeader | None:
+    """These frames, over one call, and no header as soon as something is wrong."""
+    header, missing = None, deque(mine)
+    asked = pb.FetchRequest(stripe=mine.start, stripes=mine.step)
     asked.MergeFrom(request)
     lane = await link.down.take()
     try:
         call = lane.stub.Fetch(asked)  # what goes on after it was whole, or unsound, is not listened to
-        with (
-            link.transfers.of(call) as moved,
-            link.down.carrying() as carried,
-        ):
-            carried.waiting(len(mine))
+        with link.transfers.of(call) as moved, link.down.carrying() as carried:
+            carried.waiting(len(missing))
             async for reply in call:
                 moved()
-                if isinstance(reply, pb.FetchReply) and reply.HasField("header") and header is None:
+                if header is None:
+                    if not isinstance(reply, pb.FetchReply) or not reply.HasField("header"):
+                        return None
                     header = reply.header
                     continue
                 if not (brought := frames_in(reply)):
-                    return None, []
+                    return None
                 for frame in brought:
-                    payload, next_one = frame.payload, len(payloads)
-                    if next_one == len(mine) or frame.index != mine[next_one] or codec.crc32c(payload) != frame.crc32c:
-                        return None, []
-                    payloads.append(payload)
-                    carried.arrived(len(payload))
-                    carried.waiting(len(mine) - len(payloads))
+                    if not missing or frame.index != missing[0] or crc32c(frame.payload) != frame.crc32c:
+                        return None
+                    missing.popleft()
+                    took(header, frame)
+                    carried.arrived(len(frame.payload))
+                    carried.waiting(len(missing))
     finally:
         link.down.give(lane)
-    return (header, payloads) if len(payloads) == len(mine) else (None, [])
+    return None if missing else header

@@ -1,0 +1,89 @@
+"""Regions of the demo: in each a front, behind a link that is long and narrow and can be cut."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll.demo.processes import Child, Children, free_port
+
+MBIT, DELAY_MS = 100.0, 40.0  # each way
+SERIES = {
+    "update_bytes": 'atoll_front_wan_bytes_total{direction="down",kind="update"',
+    "contribution_bytes": 'atoll_front_wan_bytes_total{direction="up",kind="contribution"',
+    "whole_bytes": 'atoll_front_wan_bytes_total{direction="down",kind="whole"',
+}
+
+
+@dataclass(slots=True)
+class Region:
+    """One. address: of its front; before: what fronts that were killed had counted."""
+
+    name: str
+    relay: Child
+    link: str
+    counts: Path
+    metrics_port: int
+    front: Child
+    address: str
+    before: Counter[str] = field(default_factory=Counter)
+
+
+class Regions:
+    """All of them, in front of one core."""
+
+    def __init__(self, group: Children, directory: Path, core: str, names: list[str]) -> None:
+        self._group = group
+        self.all = [self._start(directory, core, name) for name in names]
+
+    def _start(self, directory: Path, core: str, name: str) -> Region:
+        counts, port = directory / f"{name}.link.json", free_port()
+        command = [sys.executable, "-m", "atoll.demo.relay", "--to", core, "--counts", str(counts)]
+        slow = ["--mbit", f"{MBIT}", "--delay-ms", f"{DELAY_MS}"]
+        relay = self._group.start(f"link {name}", [*command, *slow], piped=True)
+        link = self._group.serving(relay)
+        front, address = self._group.start_front(f"front {name}", "127.0.0.1:0", link, _options(name, port))
+        return Region(name, relay, link, counts, port, front, address)
+
+    def kill_front(self, region: Region) -> None:
+        """SIGKILL, and another one in its place."""
+        region.before.update(_counted(region))
+        region.front.kill()
+        options = _options(region.name, region.metrics_port)
+        region.front, _ = self._group.start_front(f"front {region.name}", region.address, region.link, options)
+
+    def toggle(self, region: Region) -> None:
+        """Cuts a region's link, or mends it."""
+        region.relay.process.send_signal(signal.SIGUSR1)
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Of each region: payload bytes between its front and the core, and all bytes over its link."""
+        found = {}
+        for region in self.all:
+            link = json.loads(region.counts.read_text())
+            found[region.name] = dict(region.before + _counted(region)) | {
+                "link_up_bytes": link["up"], "link_down_bytes": link["down"],
+            }  # fmt: skip
+        return found
+
+
+def _options(name: str, metrics_port: int) -> list[str]:
+    return ["--region", name, "--metrics-listen", f"127.0.0.1:{metrics_port}"]
+
+
+def _counted(region: Region) -> Counter[str]:
+    """By the front that runs now."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{region.metrics_port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return Counter(
+        {
+            name: sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(series))
+            for name, series in SERIES.items()
+        }
+    )

@@ -1,0 +1,155 @@
+"""A long, narrow link between two places on this machine, without root: TCP in, TCP out, with rate, delay and cuts.
+
+python -m atoll.demo.relay --listen 127.0.0.1:0 --to HOST:PORT --mbit 100 --delay-ms 40 [--counts PATH]
+
+SIGUSR1 cuts it, and mends it again: nothing arrives meanwhile, and nobody is told. It is a relay, not a network: no
+packet is lost in it, and a window opens on each side of it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 16
+QUEUED_S = 0.1  # that what has come may wait for its turn, as in a router: beyond that nothing more is read
+COUNT_S = 0.5
+
+
+@dataclass(slots=True)
+class Counts:
+    """Bytes, headers of TCP left out."""
+
+    up: int = 0
+    down: int = 0
+    connections: int = 0
+
+
+class Way:
+    """One direction, shared by all connections."""
+
+    def __init__(self, bytes_per_s: float, delay_s: float, open_: asyncio.Event) -> None:
+        self._bytes_per_s, self._delay_s, self._open = bytes_per_s, delay_s, open_
+        self._free_at = 0.0
+
+    async def carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, carried: Callable[[int], None]
+    ) -> None:
+        """Until one side ends. carried: told how much comes."""
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        leaving = asyncio.create_task(self._deliver(queue, writer))
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                now = time.monotonic()
+                self._free_at = max(self._free_at, now) + len(data) / self._bytes_per_s
+                queue.put_nowait((self._free_at + self._delay_s, data))
+                carried(len(data))
+                await asyncio.sleep(max(0.0, self._free_at - now - QUEUED_S))
+            queue.put_nowait((time.monotonic() + self._delay_s, b""))
+            await leaving
+        finally:
+            leaving.cancel()
+
+    async def _deliver(self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        while True:
+            at, data = await queue.get()
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            await self._open.wait()
+            if not data:
+                with contextlib.suppress(OSError):
+                    writer.write_eof()
+                return
+            writer.write(data)
+            await writer.drain()
+
+
+class Relay:
+    """From one address to another. cut: whether anything arrives."""
+
+    def __init__(self, target: str, bytes_per_s: float, delay_s: float) -> None:
+        host, _, port = target.rpartition(":")
+        self._target, self.counts = (host, int(port)), Counts()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._up, self._down = (Way(bytes_per_s, delay_s, self._open) for _ in range(2))
+
+    def toggle(self) -> None:
+        """Cuts the link, or mends it."""
+        if self._open.is_set():
+            self._open.clear()
+        else:
+            self._open.set()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection from beginning to end."""
+        await self._open.wait()
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        self.counts.connections += 1
+        for each in (writer, far_writer):
+            each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ways = (
+            self._up.carry(reader, far_writer, lambda size: self._count("up", size)),
+            self._down.carry(far_reader, writer, lambda size: self._count("down", size)),
+        )
+        tasks = [asyncio.create_task(way) for way in ways]
+        try:
+            await asyncio.gather(*tasks)
+        except OSError:
+            pass  # one side was reset: so is the other
+        finally:
+            for task in tasks:
+                task.cancel()
+            writer.close()
+            far_writer.close()
+
+    def _count(self, which: str, size: int) -> None:
+        setattr(self.counts, which, getattr(self.counts, which) + size)
+
+
+async def serve(listen: str, relay: Relay, counts: Path | None) -> None:
+    """Until the process is ended."""
+    host, _, port = listen.rpartition(":")
+    server = await asyncio.start_server(relay.connected, host, int(port))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relay.toggle)
+    host, port = server.sockets[0].getsockname()[:2]
+    print(f"atoll relay serves {host}:{port}", flush=True)
+    while True:
+        await asyncio.sleep(COUNT_S)
+        if counts is not None:
+            part = counts.with_name(counts.name + ".part")
+            part.write_text(json.dumps(asdict(relay.counts)))
+            part.rename(counts)
+
+
+def main() -> None:
+    """Relays."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--to", required=True)
+    parser.add_argument("--mbit", type=float, default=100.0)
+    parser.add_argument("--delay-ms", type=float, default=40.0)
+    parser.add_argument("--counts", type=Path)
+    options = parser.parse_args()
+
+    async def run() -> None:
+        relay = Relay(options.to, options.mbit * 125_000, options.delay_ms / 1e3)
+        await serve(options.listen, relay, options.counts)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

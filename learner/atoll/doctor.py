@@ -1,0 +1,234 @@
+"""`atoll doctor`: what would go wrong, found out before training; each finding with its remedy.
+
+Names and ports, certificates and clocks, the way to the core and back (round trip, rates, the largest message), the
+disk of a core, and whether a model is the run's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.access import Access, AccessError
+from atoll_wire.certificate import CertificateError, Role, show
+from atoll_wire.layout import TensorSpec, plan
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+TIMEOUT_S = 60.0
+PINGS, RATE_BYTES, PIECE_BYTES = 5, 8 << 20, 256 << 10
+FRAME_BYTES = 9 << 20  # the largest message that Atoll sends
+OPTIONS = [("grpc.max_send_message_length", 2 * FRAME_BYTES), ("grpc.max_receive_message_length", 2 * FRAME_BYTES)]
+CLOCK_S, DAYS, SLOW_MBIT = 5.0, 14.0, 10.0
+DISK_BYTES, SLOW_DISK_MB, FEW_BYTES = 64 << 20, 50.0, 4 << 30
+
+
+class Verdict(Enum):
+    """How bad a finding is."""
+
+    GOOD = "good"
+    DOUBTFUL = "doubtful"
+    BAD = "bad"
+
+
+SIGNS = {Verdict.GOOD: "ok  ", Verdict.DOUBTFUL: "hm  ", Verdict.BAD: "BAD "}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """remedy: empty where nothing is wrong."""
+
+    verdict: Verdict
+    what: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """Who would train. tensors, frozen_digest: of its model, if that is to be compared."""
+
+    address: str
+    access: Access
+    name: str = ""
+    tensors: tuple[TensorSpec, ...] = ()
+    frozen_digest: bytes = b""
+
+
+def of_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What a Patient has to say of a model: Patient(address, access, name, **of_model(model, optimizer))."""
+    from atoll.parameters import Parameters  # noqa: PLC0415 - torch, which a host of a front does not have
+
+    parameters = Parameters(model, optimizer)
+    return {"tensors": parameters.tensors, "frozen_digest": parameters.frozen_digest()}
+
+
+def tell(findings: Iterable[Finding]) -> bool:
+    """Prints them as they come; whether one was bad."""
+    bad = False
+    for finding in findings:
+        print(f"{SIGNS[finding.verdict]}  {finding.what}", flush=True)
+        if finding.remedy:
+            print(f"      {finding.remedy}")
+        bad |= finding.verdict is Verdict.BAD
+    return bad
+
+
+def examine(patient: Patient) -> Iterator[Finding]:
+    """Each thing that can be looked at, as it is found; ends where looking on is of no use."""
+    place = _place(patient.address)
+    if isinstance(place, Finding):
+        yield place
+        return
+    reached = list(_reach(*place))
+    yield from reached
+    if any(finding.verdict is Verdict.BAD for finding in reached):
+        return
+    yield from _certificate(patient)
+    try:
+        with patient.access.dial_and_wait(patient.address, OPTIONS) as channel:
+            yield from _way(rpc.DoctorStub(channel), patient)
+    except AccessError as error:
+        yield _bad(str(error), "issue them again, see atoll certs")
+    except grpc.RpcError as error:
+        yield _bad(f"{patient.address} does not answer as Atoll does: {error.details()}", _cure(error, patient))
+
+
+def examine_disk(directory: Path) -> Iterator[Finding]:
+    """Where a core would keep a run."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        free, file = shutil.disk_usage(directory).free, directory / ".atoll-doctor"
+        began = time.monotonic()
+        with file.open("wb") as out:
+            for _ in range(DISK_BYTES >> 20):
+                out.write(os.urandom(1 << 20))
+            out.flush()
+            os.fsync(out.fileno())
+        rate = DISK_BYTES / 1e6 / (time.monotonic() - began)
+        file.unlink()
+    except OSError as error:
+        yield _bad(f"{directory} cannot be written ({error.strerror})", "give a directory that you may write")
+        return
+    room = "12 bytes a parameter for each of 3 snapshots, and what waits to be merged: make room"
+    yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free at {directory}", room)
+    quick = "contributions are acknowledged when they are on the disk: use a quicker one"
+    yield _judged(rate >= SLOW_DISK_MB, f"{rate:.0f} MB/s are written and synced", quick)
+
+
+def _place(address: str) -> tuple[str, int] | Finding:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        return _bad(f"{address} is no HOST:PORT", "give the address that a core or front says it serves")
+    return host.strip("[]"), int(port)
+
+
+def _reach(host: str, port: int) -> Iterator[Finding]:
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        yield _bad(f"{host} is no name that is known here ({error.strerror})", "correct it, or mend the name service")
+        return
+    yield Finding(Verdict.GOOD, f"{host} is {', '.join(sorted(found))}")
+    try:
+        with socket.create_connection((host, port), timeout=10.0):
+            yield Finding(Verdict.GOOD, f"port {port} is open")
+    except OSError as error:
+        cure = "start a core or front there, or open the port in the firewalls between"
+        yield _bad(f"port {port} of {host} cannot be reached ({error.strerror or error})", cure)
+
+
+def _certificate(patient: Patient) -> Iterator[Finding]:
+    directory = patient.access.tls
+    if directory is None:
+        return
+    try:
+        patient.access.check([patient.address])
+        mine = show(directory)
+    except (AccessError, CertificateError) as error:
+        yield _bad(str(error), "issue it again, see atoll certs")
+        return
+    renew = f"renew it: atoll certs issue {mine.identity.replace('/', ' ')}"
+    if mine.days_left <= 0:
+        yield _bad(f"the certificate of {mine.identity} has expired", renew)
+    else:
+        good = mine.days_left >= DAYS
+        yield _judged(good, f"the certificate of {mine.identity} is valid for {mine.days_left:.1f} days", renew)
+    if patient.name and mine.identity != f"{Role.LEARNER.value}/{patient.name}":
+        text = f"the certificate is of {mine.identity}, and the learner is called {patient.name}"
+        yield _bad(text, f"atoll certs issue learner {patient.name}")
+
+
+def _way(stub: rpc.DoctorStub, patient: Patient) -> Iterator[Finding]:
+    trips, offsets, told = [], [], pb.ProbeReply()
+    for _ in range(PINGS):
+        began, asked_at = time.monotonic(), time.time()
+        told = _probe(stub, [pb.ProbeRequest()])[0]
+        trips.append(time.monotonic() - began)
+        offsets.append(told.wall_s - asked_at - trips[-1] / 2)
+    trip_s, offset_s = statistics.median(trips), statistics.median(offsets)
+    way = " by ".join(("a core is there", *told.via))
+    yield Finding(Verdict.GOOD, f"{way}, {1e3 * trip_s:.1f} ms there and back, {_run(told)}")
+    off = f"the clocks are {abs(offset_s):.1f} s apart"
+    yield _judged(abs(offset_s) < CLOCK_S, off, "let both follow an NTP server: certificates are judged by the clock")
+    yield from _rates(stub, trip_s)
+    _probe(stub, [pb.ProbeRequest(padding=bytes(FRAME_BYTES))])
+    large = f"messages of {FRAME_BYTES >> 20} MiB come through"
+    yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the limit")
+    if patient.tensors and told.fingerprint:
+        yield from _model(patient, told)
+
+
+def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
+    up = [pb.ProbeRequest(padding=bytes(PIECE_BYTES))] * (RATE_BYTES // PIECE_BYTES)
+    down = [pb.ProbeRequest(wanted_bytes=RATE_BYTES)]
+    cure = "a sync moves 3 bits a parameter at this rate, over more connections: raise H, or the link's rate"
+    for way, requests in (("up", up), ("down", down)):
+        began = time.monotonic()
+        _probe(stub, requests)
+        rate = RATE_BYTES * 8 / 1e6 / max(1e-3, time.monotonic() - began - trip_s)
+        yield _judged(rate >= SLOW_MBIT, f"{rate:.0f} Mbit/s {way}, over one connection", cure)
+
+
+def _model(patient: Patient, told: pb.ProbeReply) -> Iterator[Finding]:
+    same = plan(patient.tensors, told.fragments).fingerprint == told.fingerprint
+    cure = "build the model of the run: the same names, shapes, dtypes and order of trainable parameters"
+    yield Finding(Verdict.GOOD, "the model's layout is the run's") if same else _bad("the run has another model", cure)
+    if same and patient.frozen_digest != told.frozen_digest:
+        yield _bad("the frozen parameters have other values than the run's", "load what the run began with")
+
+
+def _probe(stub: rpc.DoctorStub, requests: list[pb.ProbeRequest]) -> list[pb.ProbeReply]:
+    return list(stub.Probe(iter(requests), timeout=TIMEOUT_S))
+
+
+def _run(told: pb.ProbeReply) -> str:
+    return f"run {told.run}" if told.run else "and has no run yet"
+
+
+def _cure(error: grpc.RpcError, patient: Patient) -> str:
+    if patient.access.tls is not None:
+        return "see whether both certificates are of one authority, valid, and for this host name (atoll certs show)"
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return "see whether it is a core or front, and whether it wants certificates (--tls)"
+    return "use the same version of Atoll on both sides"
+
+
+def _judged(good: bool, what: str, cure: str) -> Finding:
+    return Finding(Verdict.GOOD, what) if good else Finding(Verdict.DOUBTFUL, what, cure)
+
+
+def _bad(what: str, remedy: str) -> Finding:
+    return Finding(Verdict.BAD, what, remedy)

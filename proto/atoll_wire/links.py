@@ -1,0 +1,138 @@
+"""The connections to one address, as a learner or a front dials it: channels, their options, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from atoll_wire.access import LOCAL, Access
+from atoll_wire.frames import FrameStub
+from atoll_wire.lanes import Lanes
+
+MESSAGE_BYTES = 16 << 20
+DEAD_S = 20.0  # without a frame on a connection that was given up: a message is 8 MiB at most, of float32
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: `Presence` knows much earlier
+    ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
+    ("grpc.http2.ping_timeout_ms", 20_000),  # the one that counts where frames are on their way: a minute otherwise
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # whoever calls waits between its attempts; this must not add to it
+    ("grpc.max_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # in truth how long a connection may take to come about: round trips
+    ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
+]
+KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+ALERT = [  # where no frame stands before a ping
+    *(option for option in OPTIONS if option[0] not in KEEPALIVE),
+    *zip(KEEPALIVE, (6_000, 8_000, 8_000), strict=True),
+]
+WINDOWS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 << 20)]  # a frame does not wait for an answer
+
+
+class Call(Protocol):
+    """Of gRPC, as far as it is needed to give it up."""
+
+    def cancel(self) -> object:
+        """Whoever waits for it sees a CancelledError."""
+
+
+def hung_up() -> bool:
+    """After a CancelledError: it was the call that was cancelled, with its connection, and not the task that waited."""
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
+
+
+class Transfers:
+    """Calls of one link that carry frames, and when each was last seen to."""
+
+    def __init__(self) -> None:
+        self._moved_at: dict[Call, float] = {}
+
+    @contextlib.contextmanager
+    def of(self, call: Call) -> Iterator[Callable[[], None]]:
+        """While it lasts; what is given is called for each frame. The call is cancelled at the end."""
+
+        def moved() -> None:
+            self._moved_at[call] = time.monotonic()
+
+        moved()
+        try:
+            yield moved
+        finally:
+            del self._moved_at[call]
+            call.cancel()
+
+    async def end(self) -> None:
+        """Waits for those whose frames still move, and cancels the others: the connection was given up."""
+        while self._moved_at:
+            for call, at in list(self._moved_at.items()):
+                if time.monotonic() - at > DEAD_S:
+                    call.cancel()
+            await asyncio.sleep(DEAD_S / 10)
+
+
+class Link:
+    """The connections to one address: for what must be quick, for what is said of uploads, and lanes for frames."""
+
+    def __init__(self, address: str, access: Access = LOCAL) -> None:
+        self.address, self._access, self._stamp = address, access, access.stamp()
+        self._channel = self._dial()
+        self.control = FrameStub(self._channel)
+        self.offers, self._offering = self.lane()
+        self.up, self.down = Lanes(self.lane), Lanes(self.lane)
+        self.transfers = Transfers()
+
+    def _dial(self, *options: tuple[str, int]) -> grpc.aio.Channel:
+        return self._access.dial(self.address, [*OPTIONS, *options])
+
+    def quick_lane(self) -> tuple[FrameStub, grpc.aio.Channel]:
+        """A connection of its own for what carries no frames: its death is found out soon."""
+        channel = self._access.dial(self.address, ALERT)
+        return FrameStub(channel), channel
+
+    def lane(self) -> tuple[FrameStub, grpc.aio.Channel]:
+        """A connection of its own."""
+        channel = self._dial(*WINDOWS)
+        return FrameStub(channel), channel
+
+    @property
+    def stale(self) -> bool:
+        """Whether the certificates that it was dialled with have been replaced."""
+        return self._access.stamp() not in {(), self._stamp}
+
+    def answered(self, after_s: float) -> None:
+        """How long an answer took that waited behind no frame."""
+        self.up.answered(after_s)
+        self.down.answered(after_s)
+
+    def rest(self) -> None:
+        """Called now and then: hangs up what was not needed for a while."""
+        self.up.rest()
+        self.down.rest()
+
+    async def close(self) -> None:
+        """Hangs up."""
+        await self._channel.close()
+        await self._offering.close()
+        await self.up.close()
+        await self.down.close()
+
+
+async def retire(link: Link) -> None:
+    """Hangs up when nothing moves on it any more."""
+    link.up.give_up()
+    link.down.give_up()
+    try:
+        await link.transfers.end()
+    finally:
+        await link.close()

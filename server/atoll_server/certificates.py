@@ -1,0 +1,130 @@
+"""Certificates for a run's processes: an authority of one's own, and what it issues.
+
+Who somebody is stands in the certificate as a URI, `atoll://ROLE/NAME`, beside the host names that it may serve under.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from atoll_wire.access import AUTHORITY, CERTIFICATE, KEY
+from atoll_wire.certificate import NAME, SCHEME, CertificateError, Role
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_KEY = "ca-key.pem"
+AUTHORITY_DAYS = 3650
+EARLIER = datetime.timedelta(minutes=5)  # valid already where the clock is behind
+SERVES, CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALLS], Role.CORE: [SERVES]}
+
+
+def init(directory: Path) -> Path:
+    """Makes an authority: `ca.pem` for everybody, `ca-key.pem` for nobody else. Returns the former."""
+    if (directory / AUTHORITY_KEY).exists():
+        raise CertificateError(f"{directory} has an authority already: use it, or give another --dir")
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll")])
+    builder = (
+        _builder(name, name, key, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    _write(directory, {AUTHORITY_KEY: _key_pem(key), AUTHORITY: _pem(builder.sign(key, hashes.SHA256()))})
+    return directory / AUTHORITY
+
+
+def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
+    """Makes, or renews, the directory that a process is given: authority, certificate and key. Returns it."""
+    if not NAME.fullmatch(name):
+        raise CertificateError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
+    if hosts and SERVES not in USES[role]:
+        raise CertificateError(f"a {role.value} serves nobody: leave --host out")
+    if not hosts and SERVES in USES[role]:
+        raise CertificateError(f"a {role.value} is called by its host names: give each of them with --host")
+    try:
+        authority = x509.load_pem_x509_certificate((directory / AUTHORITY).read_bytes())
+        signer = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"--dir {directory} has no authority: make one with `atoll certs init`") from error
+    assert isinstance(signer, ec.EllipticCurvePrivateKey), "init made it"
+    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    names = [x509.UniformResourceIdentifier(f"{SCHEME}{role.value}/{name}"), *map(_host, hosts)]
+    builder = (
+        _builder(subject, authority.subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(USES[role]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    certificate = builder.sign(signer, hashes.SHA256())
+    out = directory / f"{role.value}-{name}"
+    _write(out, {KEY: _key_pem(key), CERTIFICATE: _pem(certificate), AUTHORITY: _pem(authority)})
+    return out
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, now + datetime.timedelta(days=days)) - EARLIER)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        try:
+            return x509.DNSName(host)
+        except ValueError as error:
+            raise CertificateError(f"--host {host} is neither a name nor an address") from error
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(directory: Path, files: dict[str, bytes]) -> None:
+    """Keys are for their owner's eyes. Each file is replaced whole, since processes may be reading it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, content in files.items():
+            part = directory / (name + ".part")
+            part.unlink(missing_ok=True)
+            secret = name in {KEY, AUTHORITY_KEY}
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            part.replace(directory / name)
+    except OSError as error:
+        raise CertificateError(
+            f"{directory} cannot be written ({error.strerror}): give a directory that you may write"
+        ) from error

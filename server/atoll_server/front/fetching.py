@@ -1,0 +1,147 @@
+"""Fetches of a region's learners: each published update and whole fragment comes over the WAN once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
+
+import grpc
+import grpc.aio
+from atoll_wire import frames
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.frames import Sent, WireFrame, frames_in
+from atoll_wire.links import hung_up
+from atoll_wire.streams import download
+
+from atoll_server.front.metrics import FrontMetrics
+from atoll_server.front.sessions import Sessions
+from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
+from atoll_server.front.upstream import Upstream
+from atoll_server.refusal import Refused, Status
+
+TRIES = 4  # for a whole fragment: each time another version may come between what is asked and what is sent
+ASK_S = 20.0  # for a header
+
+
+class Fetching:
+    """Keeps what may be asked for again, in a bounded memory, and relays what does not fit."""
+
+    def __init__(self, upstream: Upstream, sessions: Sessions, metrics: FrontMetrics, limit_bytes: int) -> None:
+        self._upstream, self._sessions, self._metrics = upstream, sessions, metrics
+        self.shelf = Shelf(limit_bytes)
+        self._counts: dict[tuple[str, int, int], int] = {}  # frames of each run's and generation's fragments
+        self._bringing: set[asyncio.Task[None]] = set()
+
+    async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
+        """What a core would answer. Raises AioRpcError as the core did, and Refused."""
+        served = self._metrics.learners.labels(request.session.learner, "down")
+        if not request.header_only:
+            for _ in range(TRIES):
+                begun = False
+                try:
+                    header, item = await self._item(request)
+                    yield pb.FetchReply(header=header)
+                    begun = True
+                    stripes = request.stripes or 1
+                    mine = range(request.stripe, header.frames, stripes)
+                    async for message in item.read(mine, frames.TOGETHER if stripes == 1 else 1):
+                        served.inc(len(message))
+                        yield message
+                    return
+                except SpoiltError as error:
+                    if begun:
+                        text = f"fragment {request.fragment} changed while it was sent: ask again"
+                        raise Refused(Status.UNAVAILABLE, text) from error
+                except NoRoomError as error:
+                    if begun:
+                        text = "this front has no room for it now: ask again"
+                        raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
+                    break
+        async for reply in self._relay(request):
+            yield reply
+
+    async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, Item]:
+        """What is asked for, on its way or whole, and its header for who asks."""
+        session, header = request.session, None
+        fragment = (session.run, session.generation, request.fragment)
+        place = Place(*fragment, request.whole, request.version)
+        known = self._sessions.known(session, time.monotonic()) and fragment in self._counts
+        if request.whole or not known:
+            # The core says who may ask; and of a whole fragment, which version it is, and what became of whose work.
+            header = await self._header(request)
+            self._counts[fragment] = header.frames
+            place = place._replace(version=header.version)
+        item = self.shelf.find(place)
+        if item is None:
+            item = self.shelf.begin(place, self._counts[fragment])
+            task = asyncio.create_task(self._bring(request, item))  # goes on when its learner goes away
+            self._bringing.add(task)
+            task.add_done_callback(self._bringing.discard)
+        begun = await item.begun()
+        return header or begun, item
+
+    async def _header(self, request: pb.FetchRequest) -> pb.FetchHeader:
+        asked = pb.FetchRequest(header_only=True)
+        asked.MergeFrom(request)
+        began = time.monotonic()
+        with self._upstream.quick.line() as line:
+            reply = await line.stub.Fetch(asked, timeout=ASK_S).read()
+        self._upstream.link.answered(time.monotonic() - began)
+        if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
+            raise Refused(Status.UNAVAILABLE, "the core answered without a header: ask again")
+        self._sessions.answered(request.session, time.monotonic())
+        return reply.header
+
+    async def _bring(self, request: pb.FetchRequest, item: Item) -> None:
+        """Fetches what has been begun. What goes wrong is told to whoever waits for it."""
+        wanted = pb.FetchRequest(
+            session=request.session, fragment=request.fragment, version=request.version, whole=request.whole
+        )
+        counter = self._metrics.whole if request.whole else self._metrics.updates
+
+        def took(header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
+            counter.inc(len(frame.payload))
+            item.took(header, frame)
+
+        try:
+            header = await download(self._upstream.link, wanted, len(item.messages), took)
+            if header is None or not item.whole:
+                raise SpoiltError
+        except (SpoiltError, NoRoomError) as error:
+            item.failed(type(error))
+        except grpc.aio.AioRpcError as error:
+            item.failed(partial(_again, error.code(), error.details() or ""))
+        except asyncio.CancelledError:
+            item.failed(partial(_again, grpc.StatusCode.UNAVAILABLE, "the connection to the core was given up"))
+            if not hung_up():
+                raise
+        finally:
+            if not item.whole:
+                self.shelf.drop(item)
+            self._metrics.cached.set(self.shelf.size_bytes)
+
+    async def _relay(self, request: pb.FetchRequest) -> AsyncIterator[Sent]:
+        """As the core sends it, for this learner alone."""
+        served = self._metrics.learners.labels(request.session.learner, "down")
+        counter = self._metrics.whole if request.whole else self._metrics.updates
+        with self._upstream.carriers.line() as line:
+            call = line.stub.Fetch(request)
+            with self._upstream.link.transfers.of(call) as moved:
+                async for reply in call:
+                    moved()
+                    size = sum(len(frame.payload) for frame in frames_in(reply))
+                    counter.inc(size)
+                    served.inc(size)
+                    yield reply
+
+    async def end(self) -> None:
+        """Stops fetching."""
+        for task in self._bringing:
+            task.cancel()
+        await asyncio.gather(*self._bringing, return_exceptions=True)
+
+
+def _again(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

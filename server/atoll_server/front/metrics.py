@@ -1,0 +1,27 @@
+"""What a front tells Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class FrontMetrics:
+    """Its own registry, so that a process may hold several."""
+
+    def __init__(self, region: str) -> None:
+        self.registry = CollectorRegistry()
+        wan = Counter(
+            "atoll_front_wan_bytes_total", "Payload bytes between this front and the core",
+            ["region", "direction", "kind"], registry=self.registry,
+        )  # fmt: skip
+        self.up, self.whole_up = wan.labels(region, "up", "contribution"), wan.labels(region, "up", "whole")
+        self.updates, self.whole = wan.labels(region, "down", "update"), wan.labels(region, "down", "whole")
+        self.learners = Counter(
+            "atoll_front_learner_bytes_total", "Payload bytes between this front and a learner",
+            ["learner", "direction"], registry=self.registry,
+        )  # fmt: skip
+        self.refused = Counter(
+            "atoll_front_refused_total", "Calls that ended here, by status", ["status"], registry=self.registry
+        )
+        self.cached = Gauge("atoll_front_cached_bytes", "Updates and fragments in memory", registry=self.registry)
+        self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)

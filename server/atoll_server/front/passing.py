@@ -1,0 +1,68 @@
+"""Calls that go through a front unread: what operators ask, and the probes of `atoll doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from atoll_wire import outer_pb2 as pb
+
+from atoll_server.calls import Context, abort, end, let_go
+from atoll_server.front.upstream import Upstream
+from atoll_server.identity import caller
+from atoll_server.refusal import Refused
+from atoll_server.tokens import HEADER
+
+Passing = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
+
+
+def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str) -> None:
+    """Adds the services of operators and doctors.
+
+    A certificate says nothing at the core, which sees the front's: operators need a token here.
+    """
+    marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
+    for name, mark in marks.items():
+        handlers: dict[str, Any] = {}
+        for method in pb.DESCRIPTOR.services_by_name[name].methods:
+            passing = _passing(upstream, f"/atoll.v1.{name}/{method.name}", mark)
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(passing)  # one message is a short stream
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"atoll.v1.{name}", handlers),))
+
+
+def _passing(upstream: Upstream, path: str, mark: bytes) -> Passing:
+    """mark: put behind each answer; of a message in two parts protobuf makes one."""
+
+    async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        try:
+            caller(context)
+            shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == HEADER)
+            with upstream.carriers.line() as line:
+                channel: Any = line.channel
+                call = channel.stream_stream(path)(metadata=shown)
+                sending = asyncio.create_task(_send(requests, call))
+                try:
+                    async for reply in call:
+                        yield reply + mark
+                finally:
+                    sending.cancel()
+                    call.cancel()
+        except Refused as refused:
+            await abort(context, refused)
+        except grpc.aio.AioRpcError as error:
+            await end(context, error.code(), error.details() or "")
+        finally:
+            await let_go(requests)
+
+    return passing
+
+
+async def _send(requests: AsyncIterator[bytes], call: Any) -> None:  # noqa: ANN401 - gRPC's
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()

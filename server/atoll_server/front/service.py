@@ -1,0 +1,261 @@
+"""gRPC <-> gRPC: learners below, the core above. What is decided about a run is decided there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from atoll_wire import frames
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.certificate import Role
+from atoll_wire.checksums import crc32c
+from atoll_wire.frames import Pushed, Sent
+from atoll_wire.links import hung_up
+
+from atoll_server.acts import Acts
+from atoll_server.calls import Context, end, first, let_go
+from atoll_server.front.fetching import Fetching
+from atoll_server.front.metrics import FrontMetrics
+from atoll_server.front.sessions import Sessions
+from atoll_server.front.upstream import Upstream, away
+from atoll_server.identity import caller
+from atoll_server.refusal import Refused, Status
+
+log = structlog.get_logger()
+
+JOIN_S = 60.0  # a core may have to read a whole model before it answers
+QUICK_S = 20.0
+
+
+class FrontService(rpc.OuterServicer):
+    """What learners of a region call."""
+
+    def __init__(self, upstream: Upstream, metrics: FrontMetrics, cache_bytes: int, pushes: int, acts: Acts) -> None:
+        """cache_bytes: of updates and whole fragments; pushes: that carry frames at a time."""
+        self._upstream, self._metrics, self._acts = upstream, metrics, acts
+        self._sessions = Sessions()
+        self.fetching = Fetching(upstream, self._sessions, metrics, cache_bytes)
+        self._slots = asyncio.Semaphore(pushes)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Tells every follower that it has to go elsewhere."""
+        self._stopping.set()
+
+    # ------------------------------------------------------------------------------ passed on as they are
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        """The core lets in; the session that it gives is known here from now on."""
+        async with self._answering(context):
+            self._may(context, request.learner)
+            began = time.monotonic()
+            with self._upstream.quick.line() as line:
+                reply: pb.JoinReply = await line.stub.Join(request, timeout=JOIN_S)
+            self._upstream.link.answered(time.monotonic() - began)
+            session = pb.Session(
+                run=reply.run, learner=request.learner, incarnation=reply.incarnation, generation=reply.generation,
+                token=reply.token,
+            )  # fmt: skip
+            if reply.state != pb.JoinReply.STATE_CONFIRM:
+                self._sessions.answered(session, time.monotonic())
+                log.info("joined", learner=request.learner, incarnation=reply.incarnation, region=request.region)
+            return reply
+
+    async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
+        """The first parameters go through."""
+        async with self._answering(context):
+            try:
+                header = await first(requests, "an Initialise stream")
+                self._may(context, header.header.session.learner)
+                with self._upstream.carriers.line() as line:
+                    call = line.stub.Initialise()
+                    with self._upstream.link.transfers.of(call) as moved:
+                        with _until_it_ends():
+                            await call.write(header)
+                            async for request in requests:
+                                await call.write(request)
+                                self._metrics.whole_up.inc(len(request.chunk))
+                                moved()
+                            await call.done_writing()
+                        reply: pb.InitialiseReply = await call
+                return reply
+            finally:
+                await let_go(requests)
+
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
+        """What the core tells, until it, the learner or this front goes."""
+        async with self._answering(context, request.session):
+            self._may(context, request.session.learner)
+            with self._upstream.quick.line() as line:
+                call = line.stub.Follow(request)
+                stopping = asyncio.create_task(self._stopping.wait())
+                stopping.add_done_callback(lambda ended: ended.cancelled() or call.cancel())
+                try:
+                    async for happening in call:
+                        self._sessions.answered(request.session, time.monotonic())
+                        self._metrics.core_up.set(1)
+                        yield happening
+                except (asyncio.CancelledError, grpc.aio.AioRpcError):
+                    if not self._stopping.is_set():
+                        raise
+                    yield pb.Happening(shutting_down=pb.ShuttingDown())
+                finally:
+                    stopping.cancel()
+                    call.cancel()
+
+    async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
+        """How training goes, for the core to count."""
+        async with self._answering(context):
+            try:
+                with self._upstream.quick.line() as line:
+                    call = line.stub.Report()
+                    try:
+                        with _until_it_ends():
+                            async for told in requests:
+                                if told.HasField("session"):
+                                    self._may(context, told.session.learner)
+                                await call.write(told)
+                            await call.done_writing()
+                        reply: pb.ReportReply = await call
+                    finally:
+                        call.cancel()
+                return reply
+            finally:
+                await let_go(requests)
+
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
+        """A good-bye."""
+        async with self._answering(context, request.session):
+            self._may(context, request.session.learner)
+            with self._upstream.quick.line() as line:
+                reply: pb.LeaveReply = await line.stub.Leave(request, timeout=QUICK_S)
+            self._sessions.refused(request.session)
+            return reply
+
+    # ------------------------------------------------------------------------------ contributions
+
+    async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
+        """Passes frames on that are what they say; what the core has is the core's to say."""
+        async with self._answering(context):
+            try:
+                request = await first(requests, "a Push stream")
+                if not isinstance(request, pb.PushRequest) or request.frames:
+                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
+                header = request.header
+                self._may(context, header.session.learner)
+                trunk = self._upstream.quick if header.asks_only else self._upstream.carriers
+                async with contextlib.nullcontext() if header.asks_only else self._slots:
+                    with trunk.line() as line:
+                        call = line.stub.Push()
+                        with _until_it_ends():
+                            await call.write(request)
+                        async for reply in self._carried(call, requests, header):
+                            yield reply
+            finally:
+                await let_go(requests)
+
+    async def _carried(
+        self,
+        call: Any,  # noqa: ANN401 - gRPC's
+        requests: AsyncIterator[Pushed],
+        header: pb.PushHeader,
+    ) -> AsyncIterator[pb.PushReply]:
+        with self._upstream.link.transfers.of(call) as moved:
+            sending = asyncio.create_task(self._frames(call, requests, header))
+            sending.add_done_callback(lambda ended: ended.cancelled() or (ended.exception() and call.cancel()))
+            try:
+                async for reply in call:
+                    moved()
+                    yield reply
+            except (asyncio.CancelledError, grpc.aio.AioRpcError):
+                if sending.done() and not sending.cancelled() and (error := sending.exception()) is not None:
+                    raise error from None  # it was what ended the call
+                raise
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+
+    async def _frames(self, call: Any, requests: AsyncIterator[Pushed], header: pb.PushHeader) -> None:  # noqa: ANN401
+        """Upwards, as long as the core takes them. Raises Refused for what is not what it says."""
+        up = self._metrics.learners.labels(header.session.learner, "up")
+        with _until_it_ends():
+            async for request in requests:
+                size = _checked(request, header)
+                await call.write(request)
+                self._metrics.up.inc(size)
+                up.inc(size)
+            await call.done_writing()
+
+    # ------------------------------------------------------------------------------ updates
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
+        """From this front's memory, or through it."""
+        async with self._answering(context, request.session):
+            self._may(context, request.session.learner)
+            async with aclosing(self.fetching.fetch(request)) as replies:
+                async for reply in replies:
+                    yield reply
+
+    # ------------------------------------------------------------------------------ ends
+
+    def _may(self, context: Context, learner: str) -> None:
+        """Raises Refused for a name that is not the caller's: above it counts that this front says so."""
+        who = caller(context)
+        if who.role not in {None, Role.LEARNER}:
+            text = f"a front serves learners, and this is the certificate of {who}: see atoll certs issue learner"
+            raise Refused(Status.PERMISSION_DENIED, text)
+        who.speaks_for(learner)
+
+    @asynccontextmanager
+    async def _answering(self, context: Context, session: pb.Session | None = None) -> AsyncIterator[None]:
+        """Ends a call as the core ended it, or with what was refused here."""
+        try:
+            yield
+        except Refused as refused:
+            code, details = grpc.StatusCode[refused.status.name], refused.detail
+            self._acts.note("refused", status=refused.status.value, detail=details, peer=context.peer())
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details() or ""
+            if away(error):
+                self._metrics.core_up.set(0)
+                self._upstream.suspect()
+                code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {self._upstream.address}: {details}"
+            if session is not None:
+                self._sessions.refused(session)
+        except asyncio.CancelledError:
+            if not hung_up():
+                raise
+            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {self._upstream.address} is silent: try again"
+        else:
+            return
+        self._metrics.refused.labels(code.name.lower()).inc()
+        await end(context, code, details)
+
+
+@contextlib.contextmanager
+def _until_it_ends() -> Iterator[None]:
+    """A call that has ended takes nothing more: reading from it tells why."""
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
+        yield
+
+
+def _checked(request: Pushed, header: pb.PushHeader) -> int:
+    """Bytes of a message's payloads. Raises Refused for frames that are not what they say, or not of this header."""
+    brought = frames.frames_in(request)
+    if not 0 < len(brought) <= frames.TOGETHER:
+        text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
+        raise Refused(Status.INVALID_ARGUMENT, text)
+    for frame in brought:
+        if frame.index >= header.frames or len(frame.payload) > header.size_bytes:
+            raise Refused(Status.INVALID_ARGUMENT, f"frame {frame.index} is none of the {header.frames} declared")
+        if crc32c(frame.payload) != frame.crc32c:
+            raise Refused(Status.DATA_LOSS, f"frame {frame.index} does not have its checksum: send it again")
+    return sum(len(frame.payload) for frame in brought)

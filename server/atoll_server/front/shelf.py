@@ -1,0 +1,134 @@
+"""What was fetched from the core once, for all learners of a region: frames as they come, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from atoll_wire import frames
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.frames import WireFrame
+
+
+class Place(NamedTuple):
+    """What stays the same for ever under this name: a published update, or a whole fragment, at a version."""
+
+    run: str
+    generation: int
+    fragment: int
+    whole: bool
+    version: int
+
+
+class NoRoomError(Exception):
+    """It does not fit beside what others still read."""
+
+
+class SpoiltError(Exception):
+    """It did not come as it should have: ask again."""
+
+
+class Item:
+    """One of them, on its way or whole. messages: its frames as they are sent on; empty: not here yet."""
+
+    def __init__(self, place: Place, count: int, make_room: Callable[[Item, int], None]) -> None:
+        self.place, self.header, self.readers = place, pb.FetchHeader(), 0
+        self.messages = [b""] * count
+        self._make_room, self._left = make_room, count
+        self._error: Callable[[], Exception] | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def size_bytes(self) -> int:
+        """As its header declares: 0 before that is here."""
+        return self.header.size_bytes
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is here."""
+        return not self._left
+
+    def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
+        """One frame came. Raises NoRoomError, and SpoiltError for a frame of something else."""
+        if not self.header.frames:
+            if (header.version, header.frames) != (self.place.version, len(self.messages)):
+                raise SpoiltError
+            self._make_room(self, header.size_bytes)
+            self.header.CopyFrom(header)
+        elif (header.version, header.crc32c) != (self.header.version, self.header.crc32c):
+            raise SpoiltError
+        self.messages[frame.index] = frames.encode(frame.index, frame.crc32c, frame.payload)
+        self._left -= 1
+        self._tell()
+
+    def failed(self, error: Callable[[], Exception]) -> None:
+        """It will never be whole: who waits is told why, each with an error of its own."""
+        self._error = error
+        self._tell()
+
+    async def begun(self) -> pb.FetchHeader:
+        """Its header, once that is here. Raises what `read` raises."""
+        while not self.header.frames:
+            await self._next()
+        return self.header
+
+    async def read(self, indices: range, together: int) -> AsyncIterator[bytes]:
+        """These frames, some in a message, as soon as they are here. Raises an error above, or the core's."""
+        self.readers += 1
+        try:
+            for start in range(0, len(indices), together):
+                some = indices[start : start + together]
+                for index in some:
+                    while not self.messages[index]:
+                        await self._next()
+                yield b"".join(self.messages[index] for index in some)
+        finally:
+            self.readers -= 1
+
+    async def _next(self) -> None:
+        if self._error is not None:
+            raise self._error()
+        await self._news.wait()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class Shelf:
+    """Items by place; the one that was asked for longest ago goes first, unless somebody reads it."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._items: OrderedDict[Place, Item] = OrderedDict()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all that is here or declared."""
+        return sum(item.size_bytes for item in self._items.values())
+
+    def find(self, place: Place) -> Item | None:
+        """What is here, or on its way."""
+        item = self._items.get(place)
+        if item is not None:
+            self._items.move_to_end(place)
+        return item
+
+    def begin(self, place: Place, count: int) -> Item:
+        """A place for something on its way, of so many frames."""
+        item = self._items[place] = Item(place, count, self._make_room)
+        return item
+
+    def drop(self, item: Item) -> None:
+        """It is not found here any more; who reads it still does."""
+        if self._items.get(item.place) is item:
+            del self._items[item.place]
+
+    def _make_room(self, newcomer: Item, size_bytes: int) -> None:
+        idle = [item for item in self._items.values() if item.whole and not item.readers and item is not newcomer]
+        while self.size_bytes + size_bytes > self._limit_bytes:
+            if not idle:
+                raise NoRoomError
+            self.drop(idle.pop(0))

@@ -1,0 +1,104 @@
+"""What every process of the service needs: addresses, files, signals, health, metrics, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from wsgiref.simple_server import WSGIServer
+
+import grpc
+import grpc.aio
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.access import Access, on_loopback
+from atoll_wire.errors import UserError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, start_http_server
+
+UNLIMITED_FILES = 10_240  # what macOS takes where it says that there is no limit
+GRACE_S = 10.0  # for calls that run when a process is asked to stop
+SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+
+
+class SettingsError(UserError):
+    """A setting that cannot be; one line, with the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """A gRPC server beside its health."""
+
+    server: grpc.aio.Server
+    health: health_aio.HealthServicer
+    credentials: grpc.ServerCredentials | None
+
+    @classmethod
+    def of(cls, server: grpc.aio.Server, listen: Iterable[str], access: Access) -> Public:
+        """Adds health, and on loopback reflection. Raises AccessError."""
+        health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        if on_loopback(listen):
+            reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
+        return cls(server, health, access.serving())
+
+    def bind(self, address: str) -> str:
+        """Returns the address with its port, which may be the system's choice. Raises SettingsError."""
+        text = f"--listen {address} cannot be bound: the port is in use or not yours; give another"
+        try:
+            port = (
+                self.server.add_insecure_port(address)
+                if self.credentials is None
+                else self.server.add_secure_port(address, self.credentials)
+            )
+        except RuntimeError as error:
+            raise SettingsError(text) from error
+        if port == 0 and not address.startswith("unix:"):
+            raise SettingsError(text)
+        return f"{address.rpartition(':')[0]}:{port}" if port else address
+
+    async def begin(self) -> None:
+        """From now on calls are answered."""
+        await self.server.start()
+        for name in ("", *SERVICES):
+            await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def end(self, grace_s: float = GRACE_S) -> None:
+        """Calls that run may end by themselves within the grace."""
+        await self.health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
+
+
+def check_metrics(address: str | None, *, plaintext: bool) -> None:
+    """Raises SettingsError for an address beyond loopback: metrics are plain HTTP."""
+    if address is not None and not on_loopback([address]) and not plaintext:
+        raise SettingsError(f"--metrics-listen {address} is not loopback: say --metrics-plaintext if that may be")
+
+
+def serve_metrics(registry: CollectorRegistry, address: str) -> WSGIServer:
+    """Offers metrics over HTTP from a thread of their own. Raises SettingsError."""
+    host, _, port = address.rpartition(":")
+    try:
+        return start_http_server(int(port), host.strip("[]"), registry=registry)[0]
+    except (OSError, OverflowError, ValueError) as error:
+        raise SettingsError(f"--metrics-listen {address} cannot be bound ({error}): give another HOST:PORT") from error
+
+
+def open_files() -> None:
+    """As many as this process may have: each contribution of a merge is one, and a learner up to 65 connections."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), most))
+
+
+def told_to_stop() -> asyncio.Event:
+    """Is set by SIGTERM and SIGINT."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    return told

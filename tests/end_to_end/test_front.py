@@ -1,0 +1,109 @@
+"""Learners behind fronts: they train as if they called the core, and each update crosses the WAN once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.end_to_end.relay import Relay
+from tests.end_to_end.world import Trainee, core, eventually, front, train
+
+STEPS = 150
+
+
+def updates(figures: dict[str, float]) -> float:
+    return figures['atoll_front_wan_bytes_total{direction="down",kind="update",region="eu"}']
+
+
+def served(figures: dict[str, float], learner: str) -> float:
+    return figures[f'atoll_front_learner_bytes_total{{direction="down",learner="{learner}"}}']
+
+
+def test_learners_behind_a_front_train_and_updates_come_once(tmp_path):
+    with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
+        trainees = train(eu.address, "a", "b", "c", steps=STEPS)
+        status, figures = it.status(), eu.figures()
+    assert status.contributions.merged > 10
+    assert status.contributions.pending == status.contributions.refused == 0
+    for trainee in trainees:
+        assert trainee.losses[-1] < 0.7 * trainee.losses[0]
+        assert trainee.learner.stats().mismatches == 0
+    assert status.wire.down == updates(figures), "the core sent what the front took"
+    once = sum(each.version * each.parameters for each in status.fragments)
+    assert status.wire.down_parameters <= once, "each update crossed the WAN at most once"
+    assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates(figures), (
+        "and was used by all"
+    )
+
+
+def test_a_front_that_is_killed_costs_its_learners_a_reconnect(tmp_path):
+    with (
+        core(tmp_path / "home") as it,
+        front(tmp_path / "one", it.address, name="one") as one,
+        front(tmp_path / "two", it.address, name="two") as two,
+    ):
+        trainee = Trainee(
+            [one.address, two.address], "a", lambda t: len(t.losses) > 2000 or t.learner.stats().merged > 30
+        )
+        other = Trainee(two.address, "b", lambda _: not trainee.is_alive())
+        trainee.start(), other.start()
+        eventually(lambda: hasattr(trainee, "learner") and trainee.learner.stats().merged > 2)
+        one.kill()
+        eventually(lambda: trainee.learner.stats().reconnects > 0 and trainee.learner.stats().connected)
+        before = trainee.learner.stats().merged
+        eventually(lambda: trainee.learner.stats().merged > before + 2)
+        trainee.done(), other.done()
+        status = it.status()
+    assert trainee.longest_step_s < 1.0
+    assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
+    assert [each.incarnation for each in status.learners] == [1, 1], "the same processes"
+
+
+def test_learners_train_on_while_their_front_cannot_reach_the_core_and_are_merged_again_after_it(tmp_path):
+    with core(tmp_path / "home") as it:
+        relay = Relay(it.address)
+        with front(tmp_path / "eu", relay.address) as eu:
+            trainee = Trainee(eu.address, "a", lambda t: len(t.losses) > 6000 or t.learner.stats().merged > 30)
+            trainee.start()
+            eventually(lambda: it.status().contributions.merged > 2)
+            relay.stall()
+            eventually(lambda: trainee.learner.stats().reconnects > 0, timeout_s=40)
+            steps, merged = len(trainee.losses), trainee.learner.stats().merged
+            eventually(lambda: trainee.learner.stats().connected, timeout_s=40)
+            eventually(lambda: trainee.learner.stats().merged > merged + 2, timeout_s=40)
+            assert len(trainee.losses) > steps
+            trainee.done()
+
+
+def test_a_new_learner_is_brought_up_by_the_front(tmp_path):
+    with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
+        train(it.address, "first", steps=60)
+        train(eu.address, "a", "b", "c", steps=20)
+        status, figures = it.status(), eu.figures()
+        whole = figures['atoll_front_wan_bytes_total{direction="down",kind="whole",region="eu"}']
+    assert whole <= 4 * status.parameters * 1.5, (
+        "the model came over once, and perhaps a fragment that changed meanwhile"
+    )
+
+
+def test_a_front_needs_neither_numpy_nor_numba_nor_torch():
+    script = """
+import sys
+for name in ("numpy", "numba", "torch", "zstandard", "safetensors", "atoll"):
+    sys.modules[name] = None
+import atoll_server.front.server, atoll_server.front.commands
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("bad", [["--core", "nowhere.invalid:1"], ["--core", "10.0.0.1:7070"]])
+def test_a_front_that_cannot_be_says_so_in_one_line(bad, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "atoll.command", "front", "--listen", "127.0.0.1:0", *bad],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1

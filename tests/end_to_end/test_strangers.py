@@ -1,0 +1,296 @@
+"""Who is not who they say: each is refused, and the run goes on. `docs/security.md` lists these cases."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from atoll_server import certificates
+from atoll_server.certificates import init, issue
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.access import Access, AccessError
+from atoll_wire.certificate import Role
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.end_to_end.test_refusals import Hand, request
+from tests.end_to_end.world import Trainee, core, eventually, front, train
+
+HERE = ("127.0.0.1", "localhost")
+DENIED, AWAY = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE
+
+
+class Papers:
+    """An authority, and what it issued; `other` is nobody's authority."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.other = place, place / "other"
+        init(place), init(self.other)
+        self.core = issue(place, Role.CORE, "home", HERE, 1)
+        self.front = issue(place, Role.FRONT, "eu", HERE, 1)
+        self.operator = issue(place, Role.OPERATOR, "alice", (), 1)
+
+    def learner(self, name: str) -> Path:
+        return issue(self.place, Role.LEARNER, name, (), 1)
+
+    def expired(self, name: str) -> Path:
+        return issue(self.place, Role.LEARNER, name, (), -1)
+
+    def future(self, name: str, monkeypatch) -> Path:
+        """Valid from tomorrow on."""
+        monkeypatch.setattr(certificates, "EARLIER", datetime.timedelta(days=-1))
+        try:
+            return issue(self.place, Role.LEARNER, name, (), 2)
+        finally:
+            monkeypatch.undo()
+
+    def without_role(self) -> Path:
+        """Of the same authority, as a company's may be, without a word of Atoll in it."""
+        out = self.learner("nobody")
+        authority = x509.load_pem_x509_certificate((self.place / "ca.pem").read_bytes())
+        signer = certificates.serialization.load_pem_private_key((self.place / "ca-key.pem").read_bytes(), None)
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "nobody")])
+        builder = certificates._builder(name, authority.subject, key, 1)
+        (out / "cert.pem").write_bytes(certificates._pem(builder.sign(signer, hashes.SHA256())))
+        (out / "key.pem").write_bytes(certificates._key_pem(key))
+        return out
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    return Papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, papers):
+    with core(tmp_path_factory.mktemp("home"), "--tls", str(papers.core)) as it:
+        it.access = Access(papers.operator)
+        train(it.address, "a", steps=40, tls=papers.learner("a"))
+        yield it
+
+
+@pytest.fixture(scope="module")
+def eu(tmp_path_factory, papers, home):
+    with front(tmp_path_factory.mktemp("eu"), home.address, "--tls", str(papers.front)) as it:
+        yield it
+
+
+@contextlib.contextmanager
+def calling(address: str, access: Access):
+    with access.dial_and_wait(address) as channel:
+        yield rpc.OuterStub(channel)
+
+
+def refused(call) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value
+
+
+def audited(home) -> list[dict]:
+    path = home.directory / "audit.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_learners_with_certificates_train_through_a_front_and_at_the_core(home, eu, papers):
+    trainees = [
+        Trainee(address, name, lambda t: len(t.losses) >= 60, tls=papers.learner(name))
+        for name, address in (("b", eu.address), ("c", home.address))
+    ]
+    for trainee in trainees:
+        trainee.start()
+    for trainee in trainees:
+        trainee.done()
+    joined = [act for act in audited(home) if act["act"] == "joined"]
+    assert {act["learner"] for act in joined} >= {"a", "b", "c"}
+    assert any(act["learner"] == "b" and act["by"].startswith("front eu at ") for act in joined)
+
+
+HANDSHAKES = {
+    "no TLS": lambda papers, _: Access(),
+    "no certificate": lambda papers, _: None,
+    "another authority's": lambda papers, _: Access(_of_another_authority(papers)),
+    "expired": lambda papers, _: Access(papers.expired("old")),
+    "not valid yet": lambda papers, monkeypatch: Access(papers.future("early", monkeypatch)),
+    "a core's, as a caller": lambda papers, _: Access(papers.core),
+}
+
+
+def _of_another_authority(papers: Papers) -> Path:
+    """Signed elsewhere, and ready to believe this core."""
+    out = issue(papers.other, Role.LEARNER, "a", (), 1)
+    (out / "ca.pem").write_bytes((papers.place / "ca.pem").read_bytes())
+    return out
+
+
+@pytest.mark.parametrize("who", HANDSHAKES)
+@pytest.mark.parametrize("where", ["core", "front"])
+def test_a_handshake_without_a_good_certificate_fails(who, where, home, eu, papers, monkeypatch):
+    address = home.address if where == "core" else eu.address
+    access = HANDSHAKES[who](papers, monkeypatch)
+    if access is None:
+        credentials = grpc.ssl_channel_credentials((papers.place / "ca.pem").read_bytes())
+        with grpc.secure_channel(address, credentials) as channel:
+            error = refused(lambda: rpc.OuterStub(channel).Join(request("a"), timeout=20))
+    else:
+        with calling(address, access) as stub:
+            error = refused(lambda: stub.Join(request("a"), timeout=20))
+    assert error.code() is AWAY, error.details()
+
+
+def test_a_server_that_is_not_who_it_says_is_not_called(tmp_path, papers):
+    """Its certificate is for another host."""
+    elsewhere = issue(papers.place, Role.CORE, "elsewhere", ["core.example"], 1)
+    with core(tmp_path, "--tls", str(elsewhere)) as it, calling(it.address, Access(papers.learner("a"))) as stub:
+        error = refused(lambda: stub.Join(request("a"), timeout=20))
+    assert error.code() is AWAY
+
+
+def test_a_learners_certificate_serves_nobody(tmp_path, papers):
+    """Also where it has the right host name: it is for calling only."""
+    thief = papers.learner("thief")
+    with core(tmp_path, "--tls", str(thief)) as it, calling(it.address, Access(papers.learner("a"))) as stub:
+        error = refused(lambda: stub.Join(request("a"), timeout=20))
+    assert error.code() is AWAY
+
+
+WRONG_ROLES = {
+    "an operator's": lambda papers: papers.operator,
+    "of another name": lambda papers: papers.learner("somebody"),
+    "without a role": lambda papers: papers.without_role(),
+}
+
+
+@pytest.mark.parametrize("who", WRONG_ROLES)
+@pytest.mark.parametrize("where", ["core", "front"])
+def test_a_certificate_counts_for_its_role_and_name_only(who, where, home, eu, papers):
+    address = home.address if where == "core" else eu.address
+    with calling(address, Access(WRONG_ROLES[who](papers))) as stub:
+        error = refused(lambda: stub.Join(request("a"), timeout=20))
+    assert error.code() is DENIED, error.details()
+    assert "atoll certs issue" in error.details()
+
+
+def test_a_front_does_not_serve_fronts(eu, papers):
+    with calling(eu.address, Access(papers.front)) as stub:
+        assert refused(lambda: stub.Join(request("a"), timeout=20)).code() is DENIED
+
+
+STOLEN = {
+    "Follow": lambda stub, s: list(stub.Follow(pb.FollowRequest(session=s), timeout=20)),
+    "Push": lambda stub, s: list(stub.Push(iter([pb.PushRequest(header=pb.PushHeader(session=s))]), timeout=20)),
+    "Fetch": lambda stub, s: list(stub.Fetch(pb.FetchRequest(session=s, whole=True), timeout=20)),
+    "Report": lambda stub, s: stub.Report(iter([pb.Progress(session=s)]), timeout=20),
+    "Leave": lambda stub, s: stub.Leave(pb.LeaveRequest(session=s), timeout=20),
+    "Initialise": lambda stub, s: stub.Initialise(
+        iter([pb.InitialiseRequest(header=pb.InitialiseHeader(session=s))]), timeout=20
+    ),
+}
+
+
+@pytest.mark.parametrize("call", STOLEN)
+@pytest.mark.parametrize("where", ["core", "front"])
+def test_a_session_that_was_stolen_is_of_no_use(call, where, home, eu, papers):
+    """Token and all: the thief's certificate has another name."""
+    with calling(home.address, Access(papers.learner("victim"))) as stub:
+        session = Hand(stub, "victim").session
+    address = home.address if where == "core" else eu.address
+    with calling(address, Access(papers.learner("thief"))) as stub:
+        error = refused(lambda: STOLEN[call](stub, session))
+    assert error.code() is DENIED, error.details()
+
+
+def operators(home, access: Access, *metadata: tuple[str, str]):
+    with access.dial_and_wait(home.address) as channel:
+        return rpc.OperatorStub(channel).Status(pb.StatusRequest(), timeout=20, metadata=metadata)
+
+
+def test_operators_are_told_by_their_certificate(home, papers):
+    assert operators(home, Access(papers.operator)).run
+    for other in (papers.learner("a"), papers.front):
+        error = refused(lambda other=other: operators(home, Access(other)))
+        assert error.code() is DENIED
+        assert "for operators" in error.details()
+    assert any(act["act"] == "operator refused" for act in audited(home))
+
+
+def test_acts_of_operators_are_written_down(home, papers):
+    command = [sys.executable, "-m", "atoll.command", "evict", "nobody-yet", "--server", home.address]
+    done = subprocess.run([*command, "--tls", str(papers.operator)], capture_output=True, text=True, timeout=60)
+    assert "no learner" in done.stderr
+    eventually(lambda: any(act["act"] == "evict" and act["operator"] == "alice" for act in audited(home)))
+
+
+def test_tokens(tmp_path):
+    tokens = tmp_path / "tokens"
+    make = [sys.executable, "-m", "atoll.command", "token", "--file", str(tokens)]
+    alice, bob = (subprocess.run([*make, n], capture_output=True, text=True, check=True).stdout.strip() for n in "ab")
+    with core(tmp_path, "--operator-tokens", str(tokens)) as it:
+        with_token = lambda token: operators(it, Access(), ("authorization", f"Bearer {token}"))  # noqa: E731
+        assert with_token(alice).run
+        assert refused(lambda: operators(it, Access())).code() is DENIED
+        assert refused(lambda: with_token("guessed")).code() is grpc.StatusCode.UNAUTHENTICATED
+        tokens.write_text("".join(line + "\n" for line in tokens.read_text().splitlines() if line.startswith("b ")))
+        assert refused(lambda: with_token(alice)).code() is grpc.StatusCode.UNAUTHENTICATED, "taken out while it runs"
+        assert with_token(bob).run
+        shown = subprocess.run(
+            [sys.executable, "-m", "atoll.command", "status", "--server", it.address, "--token", bob],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert shown.returncode == 0, shown.stderr
+    assert alice not in tokens.read_text()
+
+
+def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
+    """Core, front and learner go on with new ones of another authority, and nobody stops."""
+    place = tmp_path / "own"
+    own = Papers(place)
+    mine = own.learner("a")
+    with (
+        core(tmp_path / "home", "--tls", str(own.core)) as it,
+        front(tmp_path / "eu", it.address, "--tls", str(own.front)) as eu,
+    ):
+        it.access = Access(own.operator)
+        trainee = Trainee(eu.address, "a", lambda t: t.learner.stats().merged > 40, tls=mine)
+        trainee.start()
+        eventually(lambda: it.status().contributions.merged > 2)
+        init(place / "next")
+        both = (place / "ca.pem").read_bytes() + (place / "next" / "ca.pem").read_bytes()
+        for directory in (own.core, own.front, mine, own.operator):  # first everybody trusts both
+            (directory / "ca.pem").write_bytes(both)
+        for directory, role, name, hosts in (
+            (own.core, Role.CORE, "home", HERE), (own.front, Role.FRONT, "eu", HERE), (mine, Role.LEARNER, "a", ()),
+        ):  # fmt: skip
+            new = issue(place / "next", role, name, hosts, 1)
+            for file in ("key.pem", "cert.pem"):
+                (directory / file).write_bytes((new / file).read_bytes())
+        for process in (eu, it):
+            eventually(lambda process=process: "new certificates are taken" in process.child.log.read_text())
+        eventually(lambda: "new certificates: dialling again" in eu.child.log.read_text())
+        merged = it.status().contributions.merged
+        eventually(lambda: it.status().contributions.merged > merged + 2, timeout_s=60)
+        eventually(lambda: trainee.learner.stats().connected)
+        trainee.done(120)
+
+
+def test_what_cannot_be_used_is_said_in_one_line(tmp_path, papers):
+    with pytest.raises(AccessError, match=r"ca.pem cannot be read"):
+        Access(tmp_path).check([])
+    mixed = papers.learner("mixed")
+    (mixed / "key.pem").write_bytes((papers.learner("other") / "key.pem").read_bytes())
+    with pytest.raises(AccessError, match="issue them again"):
+        Access(mixed).check([])
+    for address in ("10.0.0.1:7070", "core.example:7070"):
+        with pytest.raises(AccessError, match="--insecure-plaintext"):
+            Access().check([address])
+    Access(plaintext=True).check(["10.0.0.1:7070"])
+    Access().check(["127.0.0.1:1", "localhost:1", "unix:/tmp/x"])

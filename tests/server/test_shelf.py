@@ -1,0 +1,126 @@
+"""What a front keeps: each thing once, in bounded memory, and nothing of something else under its name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from atoll_server.front.sessions import KNOWN_S, MOST, Sessions
+from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
+from atoll_wire import frames
+from atoll_wire import outer_pb2 as pb
+
+SIZE = 100
+
+
+def place(version: int = 1, fragment: int = 0) -> Place:
+    return Place("run", 1, fragment, False, version)
+
+
+def header(version: int = 1, count: int = 2, crc: int = 7) -> pb.FetchHeader:
+    return pb.FetchHeader(version=version, frames=count, size_bytes=SIZE, crc32c=crc)
+
+
+def frame(index: int) -> pb.Frame:
+    return pb.Frame(index=index, crc32c=5, payload=bytes([index]) * 10)
+
+
+def fill(shelf: Shelf, where: Place) -> Item:
+    item = shelf.begin(where, 2)
+    for index in range(2):
+        item.took(header(where.version), frame(index))
+    return item
+
+
+def read(item: Item, indices: range = range(2), together: int = 1) -> list[bytes]:
+    async def all_of() -> list[bytes]:
+        return [message async for message in item.read(indices, together)]
+
+    return asyncio.run(all_of())
+
+
+def test_what_came_is_read_as_often_as_it_is_asked_for():
+    item = fill(shelf := Shelf(1000), place())
+    assert shelf.find(place()) is item
+    expected = [frames.encode(n, 5, frame(n).payload) for n in range(2)]
+    assert read(item) == expected
+    assert read(item, range(1, 2)) == expected[1:]
+    assert read(item, together=4) == [b"".join(expected)]
+
+
+def test_a_reader_waits_for_frames_that_are_not_here_yet_and_hears_of_a_failure():
+    async def both() -> tuple[list[bytes], BaseException | None]:
+        item = Shelf(1000).begin(place(), 2)
+
+        async def all_of() -> list[bytes]:
+            return [message async for message in item.read(range(2), 1)]
+
+        first, second = asyncio.create_task(all_of()), asyncio.create_task(all_of())
+        await asyncio.sleep(0)
+        item.took(header(), frame(1))
+        item.took(header(), frame(0))
+        told = await first
+        await second
+        broken = Shelf(1000).begin(place(2), 2)
+        waiting = asyncio.create_task(broken.begun())
+        await asyncio.sleep(0)
+        broken.failed(SpoiltError)
+        await asyncio.wait([waiting])
+        return told, waiting.exception()
+
+    told, error = asyncio.run(both())
+    assert len(told) == 2
+    assert isinstance(error, SpoiltError)
+
+
+def test_a_frame_of_another_version_is_not_taken():
+    item = Shelf(1000).begin(place(), 2)
+    with pytest.raises(SpoiltError):
+        item.took(header(version=2), frame(0))
+    item.took(header(), frame(0))
+    with pytest.raises(SpoiltError):
+        item.took(header(crc=8), frame(1))
+
+
+def test_what_was_asked_for_longest_ago_goes_first_and_what_is_read_stays():
+    shelf = Shelf(3 * SIZE)
+    items = [fill(shelf, place(version)) for version in (1, 2, 3)]
+    assert shelf.size_bytes == 3 * SIZE
+    shelf.find(place(1))
+    fill(shelf, place(4))
+    assert shelf.find(place(2)) is None, "it was asked for longest ago"
+    assert shelf.find(place(1)) is items[0]
+    assert shelf.size_bytes == 3 * SIZE
+    for version in (1, 3, 4):
+        shelf.find(place(version)).readers += 1
+    with pytest.raises(NoRoomError):
+        fill(shelf, place(5))
+
+
+def test_something_larger_than_the_shelf_has_no_room():
+    with pytest.raises(NoRoomError):
+        fill(Shelf(SIZE - 1), place())
+
+
+def test_a_session_is_known_for_a_while_after_the_cores_answer_and_only_as_a_whole():
+    sessions = Sessions()
+    session = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")
+    assert not sessions.known(session, 0.0)
+    sessions.answered(session, 0.0)
+    assert sessions.known(session, KNOWN_S - 0.1)
+    assert not sessions.known(session, KNOWN_S)
+    for change in ({"token": b"u"}, {"generation": 2}, {"run": "s"}, {"incarnation": 2}, {"learner": "b"}):
+        other = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")
+        for name, value in change.items():
+            setattr(other, name, value)
+        assert not sessions.known(other, 0.0), change
+    sessions.refused(session)
+    assert not sessions.known(session, 0.1)
+
+
+def test_sessions_are_bounded():
+    sessions = Sessions()
+    for number in range(MOST + 10):
+        sessions.answered(pb.Session(learner=str(number)), 0.0)
+    assert not sessions.known(pb.Session(learner="0"), 0.0)
+    assert sessions.known(pb.Session(learner=str(MOST + 9)), 0.0)

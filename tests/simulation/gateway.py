@@ -1,0 +1,30 @@
+"""A front's process in the simulation: the real servicer, on the simulated network, between learners and the core."""
+
+from __future__ import annotations
+
+import random
+
+from atoll_server.acts import Acts
+from atoll_server.front.metrics import FrontMetrics
+from atoll_server.front.service import FrontService
+from atoll_server.front.upstream import Upstream
+
+from tests.simulation.loop import Process
+from tests.simulation.network import CORE, Network, SimulatedLink
+
+
+class Gateway:
+    """Serves at the address of its name until it is killed."""
+
+    def __init__(self, network: Network, name: str, life: int, rng: random.Random) -> None:
+        self.process = Process(f"{name}#{life}")
+        self.name, self._network = name, network
+        self._cache_bytes = rng.choice((600, 6_000, 1 << 20))  # nothing fits; some fragments; all of them
+        self._pushes = rng.choice((1, 64))
+        self.process.start(self._serve(), name=self.process.name)
+
+    async def _serve(self) -> None:
+        upstream = Upstream(CORE, dial=lambda address, _: SimulatedLink(self._network, self.process, address))
+        service = FrontService(upstream, FrontMetrics(self.name), self._cache_bytes, self._pushes, Acts(None))
+        self._network.servers[self.name] = (service, self.process)
+        await upstream.watch()
