@@ -3,7 +3,7 @@
 A sync begins when every learner has trained and all fragments are due, and ends when each learner has adopted each of
 them with everybody's contribution in it. fsync, checksums, zstd and merging by direction are on; a snapshot that comes
 due is made when it is due, in whichever sync that is.
-python -m benchmarks.sync --learners 2 --size 124m --syncs 5 --json PATH
+python -m benchmarks.sync --learners 2 --size 124m --syncs 5 [--front] --json PATH
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Sync:
     wall_s: float
     cpu_s: float
     core_cpu_s: float
+    front_cpu_s: float
     bytes: int
 
 
@@ -58,13 +59,20 @@ class Measured:
         return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
 
 
-def measure(learners: int, size: str, syncs: int) -> Measured:
-    """Runs a core and its learners through one sync to warm up, and then through those that count."""
+def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Measured:
+    """Runs a core and its learners through one sync to warm up, and then through those that count.
+
+    behind: learners call a front.
+    """
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
         command = [sys.executable, "-m", "benchmarks.sync_core", directory, "core", "--dir", str(place / "run")]
         core = group.start("core", [*command, "--listen", "127.0.0.1:0", *OPTIONS], piped=True)
         address = group.serving(core)
+        fronts = list[Child]()
+        if behind:
+            front, address = group.start_front("front", "127.0.0.1:0", address)
+            fronts.append(front)
         arguments = [address, size, str(syncs), directory]
         islands = [
             group.start(f"learner {n}", [sys.executable, "-m", "benchmarks.sync_learner", str(n), *arguments])
@@ -73,24 +81,28 @@ def measure(learners: int, size: str, syncs: int) -> Measured:
         found, told = [], list[dict[str, float]]()
         for number in range(syncs + 1):
             wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
-            before, core_before, bytes_before = sum(map(cpu_s, (core, *islands))), cpu_s(core), loopback_bytes()
+            everybody = (core, *fronts, *islands)
+            before, core_before, bytes_before = sum(map(cpu_s, everybody)), cpu_s(core), loopback_bytes()
+            front_before = sum(map(cpu_s, fronts))
             began = time.monotonic()
             (place / f"go.{number}").touch()
             done = [place / f"{n}.{number}" for n in range(learners)]
             wait(islands, done)
-            used, core_used = sum(map(cpu_s, (core, *islands))) - before, cpu_s(core) - core_before
+            used, core_used = sum(map(cpu_s, everybody)) - before, cpu_s(core) - core_before
+            front_used = sum(map(cpu_s, fronts)) - front_before
             moved = loopback_bytes() - bytes_before
             told = [json.loads(path.read_text()) for path in done]
             merged = sum(one["merged"] for one in told)
             if number and merged != learners * FRAGMENTS:
                 raise SystemExit(f"{merged:.0f} of {learners * FRAGMENTS} contributions came into their rounds")
             wall = max(one["ended"] for one in told) - began
-            found.append(Sync(wall, used, core_used, moved))
+            found.append(Sync(wall, used, core_used, front_used, moved))
         (place / "leave").touch()
         for child in islands:
             child.process.wait(PATIENCE_S)
         peak = peak_bytes(core)
-        group.stop(core)
+        for child in (*fronts, core):
+            group.stop(child)
     added = max(int(one["added_bytes"]) for one in told)
     return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added)
 
@@ -125,11 +137,13 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--size", default="124m")
     parser.add_argument("--syncs", type=int, default=5)
+    parser.add_argument("--front", action="store_true")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
-    measured = measure(arguments.learners, arguments.size, arguments.syncs)
+    measured = measure(arguments.learners, arguments.size, arguments.syncs, behind=arguments.front)
     for sync in measured.syncs:
-        print(f"wall {sync.wall_s:.2f} s, processors {sync.cpu_s:.2f} s, of which the core's {sync.core_cpu_s:.2f} s")
+        parts = f"the core's {sync.core_cpu_s:.2f} s, a front's {sync.front_cpu_s:.2f} s"
+        print(f"wall {sync.wall_s:.2f} s, processors {sync.cpu_s:.2f} s, of which {parts}")
     print(f"median: wall {measured.median(lambda s: s.wall_s):.2f} s, {measured.median(lambda s: s.cpu_s):.2f} s")
     print(f"{measured.bytes_per_parameter:.3f} bytes a parameter and learner, both ways")
     print(f"core's peak {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")

@@ -108,7 +108,7 @@ class Inside:
 def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
     """Two namespaces and the link between them, quick until it is told."""
     names = f"atoll-home-{os.getpid()}", f"atoll-far-{os.getpid()}"
-    up, inside = Path(f"/run/netns/{names[0]}.up"), Inside(names)
+    up, inside = Path(f"/run/netns/{names[0]}.wan0.up"), Inside(names)
     try:
         for name in names:
             subprocess.run([IP, "netns", "add", name], check=True)

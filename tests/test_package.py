@@ -37,18 +37,31 @@ def test_the_wheel_holds_the_three_packages_and_no_tests(wheel):
 def test_the_wheel_runs_a_core_in_an_empty_environment(wheel, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     binary = tmp_path / "venv/bin"
-    subprocess.run([binary / "python", "-m", "pip", "install", "--quiet", wheel], check=True)
+    pip = [binary / "python", "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, wheel], check=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     helped = subprocess.run([binary / "atoll", "--help"], capture_output=True, text=True, check=True, env=clean)
     assert "core" in helped.stdout
     missing = subprocess.run([binary / "atoll", "demo"], capture_output=True, text=True, check=False, env=clean)
     assert missing.returncode == 1
-    assert missing.stderr.startswith("error: atoll demo needs torch and psutil: pip install '.[learner]'")
+    assert missing.stderr.startswith(
+        "error: atoll demo needs torch and psutil and numba and zstandard: pip install '.[learner]'"
+    )
+    without = subprocess.run([binary / "atoll", "core", "--dir", "x"], capture_output=True, text=True, env=clean)
+    assert without.stderr.startswith("error: atoll core needs numba and zstandard: pip install '.[server]'")
+    front = [binary / "atoll", "front", "--core", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
+    _serves(front, "atoll front serves 127.0.0.1:", clean)
+    subprocess.run([*pip, f"{wheel}[server]"], check=True)
     command = [binary / "atoll", "core", "--dir", tmp_path / "run", "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean)
+    _serves(command, "atoll core serves 127.0.0.1:", clean)
+
+
+def _serves(command: list, said: str, environment: dict) -> None:
+    """It says that it serves, and ends well when it is told to."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     try:
-        assert process.stdout.readline().startswith("atoll core serves 127.0.0.1:")
+        assert process.stdout.readline().startswith(said)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from atoll_wire.errors import UserError
+from atoll_wire.errors import need
 
 MODEL = "Model and text"
 JOINING = "Joining"
-
-
-class MissingPackage(UserError):  # noqa: N818 - says what is missing
-    """A subcommand needs what comes with the extra [learner]."""
+TRAINING = ("torch", "psutil", "numba", "zstandard")
 
 
 def register(app: typer.Typer) -> None:
@@ -24,13 +20,6 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
     app.command()(demo)
     app.command()(chaos)
-
-
-def _need_extra(subcommand: str) -> None:
-    missing = [name for name in ("torch", "psutil") if importlib.util.find_spec(name) is None]
-    if missing:
-        text = f"atoll {subcommand} needs {' and '.join(missing)}: pip install '.[learner]' where Atoll's sources are"
-        raise MissingPackage(text)
 
 
 def _finite(value: float) -> float:
@@ -63,7 +52,7 @@ def learner(
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
 ) -> None:  # fmt: skip
     """Train the reference model as one learner of a run."""
-    _need_extra("learner")
+    need("learner", "learner", *TRAINING)
     from atoll_wire.logs import configure
 
     from atoll.reference.model import SIZES
@@ -98,7 +87,7 @@ def doctor(
         raise typer.BadParameter("give --server of a core or front, or --dir of a core", param_hint="--server")
     model: dict[str, Any] = {}
     if size is not None:
-        _need_extra("doctor --size")
+        need("doctor --size", "learner", *TRAINING)
         from atoll.reference.model import SIZES, Transformer
         from atoll.reference.train import optimizer_for
 
@@ -124,7 +113,7 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.")] = None,
 ) -> None:  # fmt: skip
     """One core and some learners on this machine, with a SIGKILL of each kind on the way."""
-    _need_extra("demo")
+    need("demo", "learner", *TRAINING)
     from atoll.demo.run import DemoSettings, run_demo
 
     run_demo(DemoSettings(learners or 2 * regions or 3, regions, steps, kills, solo, seed, data, json_path, keep))
@@ -149,7 +138,7 @@ def chaos(
     keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.")] = None,
 ) -> None:  # fmt: skip
     """Kill, pause and restart processes of a local deployment, and see what it costs."""
-    _need_extra("chaos")
+    need("chaos", "learner", *TRAINING)
     from atoll.chaos.run import ChaosSettings, run_chaos
 
     run_chaos(

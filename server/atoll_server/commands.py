@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from atoll_wire.errors import need
 
+KEEPING = ("numba", "zstandard")
 REACH = "How a core is reached"
 Server = Annotated[
     str, typer.Option(help="Address of a core, or of a front.", metavar="HOST:PORT", rich_help_panel=REACH)
@@ -76,6 +78,7 @@ def core(
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
 ) -> None:  # fmt: skip
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
+    need("core", "server", *KEEPING)
     from atoll_wire.access import Access
     from atoll_wire.logs import configure
 
@@ -129,6 +132,7 @@ def receipts_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show what became of contributions: merged in which version, with which weight; or refused, and why."""
+    need("receipts", "server", *KEEPING)
     from atoll_server.receipts import from_core, from_directory, show
 
     if directory is not None:
@@ -196,10 +200,12 @@ def checkpoint_export(
     initial: Annotated[bool, typer.Option("--initial", help="The first parameters, version 0.")] = False,
 ) -> None:
     """Write the published model as a file that load_state_dict(strict=True) takes."""
-    from atoll_server.offline import export_from_directory
     from atoll_server.remote import export_checkpoint
 
     if directory is not None:
+        need("checkpoint export --dir", "server", *KEEPING)
+        from atoll_server.offline import export_from_directory
+
         export_from_directory(directory, out, initial=initial)
     else:
         export_checkpoint(_core(server, tls, token, insecure_plaintext), out, initial=initial)

@@ -1,0 +1,261 @@
+"""Three regions behind long links, as a user would run them: python -m benchmarks.regions [--json PATH] [--seeds 3].
+
+As root, in network namespaces of its own: a core at home; in each region a front and two learners of the reference
+model, behind a link of 100 Mbit/s and 40 ms each way. It shows that each front took one copy of each published update,
+what the link carried in all, that the model comes out as over loopback with the same seeds, and what a minute without a
+link costs a region's learners.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import grpc
+from atoll.demo.processes import ATOLL, Child, Children, children
+from atoll.reference.train import loss_of_file
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+
+from benchmarks.sync import wait
+from benchmarks.wan import IP
+
+REGIONS, EACH = ("eu", "us", "ap"), 2
+MBIT, DELAY_MS = 100.0, 40.0
+BATCH, CONTEXT, FRAGMENTS = 8, 128, 8
+PORT, METRICS = 7070, 9100
+CUT_AT, CUT_S = 0.3, 60.0  # of the tokens; how long
+WATCH_S, SETTLE_S = 1.0, 5.0
+ANSWER_S = 30.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One run. copies: of all published updates that each front took; link_bytes: over its link, up and down.
+
+    pace: inner steps a second of the learners that were cut off, during the cut and until they were heard again, over
+    theirs before it; merged_after: contributions of everybody since.
+    """
+
+    seed: int
+    loss: float
+    seconds: float
+    merged: int
+    copies: dict[str, float] = field(default_factory=dict)
+    update_bytes: dict[str, int] = field(default_factory=dict)
+    link_bytes: dict[str, list[int]] = field(default_factory=dict)
+    pace: float | None = None
+    merged_after: int | None = None
+
+
+class Place:
+    """Namespaces and links: home, and a region at the other end of each link."""
+
+    def __init__(self, group: Children, directory: Path) -> None:
+        self._mark = f"atoll-{os.getpid()}"
+        self.home = f"{self._mark}-home"
+        self.names = {region: f"{self._mark}-{region}" for region in REGIONS}
+        self.links: dict[str, Child] = {}
+        self.counts = {region: directory / f"{region}.link" for region in REGIONS}
+        for name in (self.home, *self.names.values()):
+            subprocess.run([IP, "netns", "add", name], check=True)
+            subprocess.run([IP, "-n", name, "link", "set", "lo", "up"], check=True)
+        for number, (region, name) in enumerate(self.names.items()):
+            device = f"wan{number}"
+            options = ["--mbit", f"{MBIT}", "--delay-ms", f"{DELAY_MS}", "--seed", str(number), "--device", device]
+            command = [sys.executable, "-m", "benchmarks.link", self.home, name, *options]
+            link = group.start(f"link {region}", [*command, "--counts", str(self.counts[region])])
+            self.links[region] = link
+            wait([link], [Path(f"/run/netns/{self.home}.{device}.up")])
+            for side, end in ((self.home, 1), (name, 2)):
+                subprocess.run([IP, "-n", side, "addr", "add", f"10.78.{number}.{end}/30", "dev", device], check=True)
+                subprocess.run([IP, "-n", side, "link", "set", device, "up"], check=True)
+
+    def inside(self, namespace: str, words: list[str]) -> list[str]:
+        """A command, there."""
+        return [IP, "netns", "exec", namespace, *words]
+
+    def remove(self) -> None:
+        """Whatever of it is there."""
+        for number in range(len(REGIONS)):
+            Path(f"/run/netns/{self.home}.wan{number}.up").unlink(missing_ok=True)
+        for name in (self.home, *self.names.values()):
+            subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def _place(group: Children, directory: Path) -> Iterator[Place]:
+    place = Place(group, directory)
+    try:
+        yield place
+    finally:
+        group.end()  # who is in a namespace keeps it
+        place.remove()
+
+
+def over_loopback(seed: int, steps: int) -> Outcome:
+    """The same learners without fronts and links."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        place, began = Path(directory), time.monotonic()
+        core, address = group.start_core(place / "run", "127.0.0.1:0", ["--fragments", str(FRAGMENTS)])
+        learners = [group.start(name, _learner(name, region, address, seed, steps)) for region, name in _names()]
+        status = _until(address, lambda _: all(each.process.poll() is not None for each in learners), learners)
+        loss = _loss(address, place)
+        group.stop(core)
+    return Outcome(seed, loss, time.monotonic() - began, status.contributions.merged)
+
+
+def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
+    """cut: the last region's link, for a minute."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        path = Path(directory)
+        with _place(group, path) as place:
+            began = time.monotonic()
+            options = ["--dir", str(path / "run"), "--fragments", str(FRAGMENTS), "--insecure-plaintext"]
+            command = [*ATOLL, "core", "--listen", f"0.0.0.0:{PORT}", "--listen", f"unix:{path}/core", *options]
+            core = group.start("core", place.inside(place.home, command), piped=True)
+            group.serving(core)
+            for number, (region, name) in enumerate(place.names.items()):
+                words = [*ATOLL, "front", "--listen", f"127.0.0.1:{PORT}", "--core", f"10.78.{number}.1:{PORT}"]
+                more = ["--region", region, "--metrics-listen", f"127.0.0.1:{METRICS}", "--insecure-plaintext"]
+                group.serving(group.start(f"front {region}", place.inside(name, [*words, *more]), piped=True))
+            learners = {}
+            for region, name in _names():
+                words = _learner(name, region, f"127.0.0.1:{PORT}", seed, steps)
+                learners[name] = group.start(name, place.inside(place.names[region], words))
+            outcome = Outcome(seed, 0.0, 0.0, 0)
+            island = _Cut(place, outcome, steps * BATCH * CONTEXT) if cut else None
+
+            def done(status: pb.StatusReply) -> bool:
+                if island is not None:
+                    island.look(status)
+                return all(each.process.poll() is not None for each in learners.values())
+
+            status = _until(f"unix:{path}/core", done, list(learners.values()))
+            outcome.merged, outcome.loss = status.contributions.merged, _loss(f"unix:{path}/core", path)
+            once = sum(each.version * each.parameters for each in status.fragments)
+            bits = status.wire.down * 8 / max(1, status.wire.down_parameters)
+            for region, name in place.names.items():
+                took = _taken(place.inside(name, [sys.executable, "-c", READ, str(METRICS)]))
+                outcome.update_bytes[region] = took
+                outcome.copies[region] = took * 8 / bits / once
+                outcome.link_bytes[region] = json.loads(place.counts[region].read_text())
+            outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+READ = """
+import sys, urllib.request
+text = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=20).read().decode()
+print(sum(int(float(l.rpartition(" ")[2])) for l in text.splitlines()
+          if l.startswith('atoll_front_wan_bytes_total{direction="down",kind="update"')))
+"""
+
+
+class _Cut:
+    """Cuts the last region off for a while, and sees what its learners do."""
+
+    def __init__(self, place: Place, outcome: Outcome, tokens: int) -> None:
+        self._link, self._region = place.links[REGIONS[-1]], REGIONS[-1]
+        self._outcome, self._tokens = outcome, tokens
+        self._began = self._ended = 0.0
+        self._steps: dict[str, tuple[float, int]] = {}
+
+    def look(self, status: pb.StatusReply) -> None:
+        """Once a second, as the core sees it; what it did not hear during the cut it hears after it."""
+        now, mine = time.monotonic(), [each for each in status.learners if each.region == self._region]
+        steps, merged = sum(each.steps for each in mine), status.contributions.merged
+        if not self._began:
+            self._steps.setdefault("first", (now, steps)) if steps else None
+            if status.tokens_trained >= CUT_AT * self._tokens:
+                self._link.process.send_signal(signal.SIGUSR2)
+                self._began, self._steps["cut"] = now, (now, steps)
+        elif not self._ended and now - self._began >= CUT_S:
+            self._link.process.send_signal(signal.SIGUSR2)
+            self._ended, self._steps["merged"] = now, (now, merged)
+        elif self._ended and "heard" not in self._steps and max(each.heard_s for each in mine) < 1.0:
+            self._steps["heard"] = (now, steps)
+            first, cut = self._steps["first"], self._steps["cut"]
+            before = (cut[1] - first[1]) / (cut[0] - first[0])
+            self._outcome.pace = (steps - cut[1]) / (now - cut[0]) / before
+        if self._ended:
+            self._outcome.merged_after = merged - self._steps["merged"][1]
+
+
+def _names() -> list[tuple[str, str]]:
+    return [(region, f"{region}-{number + 1}") for region in REGIONS for number in range(EACH)]
+
+
+def _learner(name: str, region: str, address: str, seed: int, steps: int) -> list[str]:
+    return [
+        *ATOLL, "learner", "--server", address, "--name", name, "--region", region, "--size", "tiny",
+        "--batch", str(BATCH), "--total-tokens", str(steps * BATCH * CONTEXT), "--seed", str(seed), "--device", "cpu",
+    ]  # fmt: skip
+
+
+def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[Child]) -> pb.StatusReply:
+    """Looks once a second; the last state, when nothing is pending any more."""
+    with grpc.insecure_channel(address) as channel:
+        stub, settled_at = rpc.OperatorStub(channel), 0.0
+        while True:
+            status: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=ANSWER_S, wait_for_ready=True)
+            for child in learners:
+                if child.process.poll() not in {None, 0}:
+                    raise SystemExit(f"{child.name} ended: {child.tail()}")
+            if done(status):
+                settled_at = settled_at or time.monotonic()
+                if not status.contributions.pending or time.monotonic() - settled_at > SETTLE_S:
+                    return status
+            time.sleep(WATCH_S)
+
+
+def _loss(address: str, place: Path) -> float:
+    """Of the published model, on the text that nobody trained on."""
+    path = place / "last.safetensors"
+    with grpc.insecure_channel(address) as channel, path.open("wb") as file:
+        for reply in rpc.OperatorStub(channel).ExportCheckpoint(pb.ExportCheckpointRequest()):
+            file.write(reply.chunk)
+    return loss_of_file(path, "tiny", None)
+
+
+def _taken(command: list[str]) -> int:
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> None:
+    """Measures, prints, and says what does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--json", type=Path, dest="json_path")
+    arguments = parser.parse_args()
+    near, far = list[Outcome](), list[Outcome]()
+    for seed in range(arguments.seeds):
+        far.append(over_regions(seed, arguments.steps, cut=seed == 0))
+        near.append(over_loopback(seed, arguments.steps))
+        print(f"seed {seed}: loss {far[-1].loss:.4f} over regions, {near[-1].loss:.4f} over loopback", flush=True)
+    for one in far:
+        copies = ", ".join(f"{region} {share:.3f}" for region, share in one.copies.items())
+        print(f"seed {one.seed}: copies of all updates by front: {copies}; link bytes {one.link_bytes}")
+    cut = far[0]
+    print(f"cut off for {CUT_S:.0f} s: pace {cut.pace} of before; {cut.merged_after} contributions merged after it")
+    differences = [f.loss - n.loss for f, n in zip(far, near, strict=True)]
+    print(f"loss over regions - over loopback: {statistics.mean(differences):+.4f} {differences}")
+    if arguments.json_path is not None:
+        found = {"regions": list(map(asdict, far)), "loopback": list(map(asdict, near))}
+        arguments.json_path.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
