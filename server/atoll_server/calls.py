@@ -29,6 +29,7 @@ def message_options(most_bytes: int, window_bytes: int = WINDOW_BYTES) -> list[t
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_concurrent_streams", 64),
+        ("grpc.server_handshake_timeout_ms", 10_000),  # who says nothing has to go
         ("grpc.http2.bdp_probe", 0),  # a window that grows with the link would be memory that grows with learners
         ("grpc.http2.lookahead_bytes", window_bytes),
     ]

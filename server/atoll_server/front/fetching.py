@@ -36,7 +36,7 @@ class Fetching:
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
         """What a core would answer. Raises AioRpcError as the core did, and Refused."""
-        served = self._metrics.learners.labels(request.session.learner, "down")
+        served = self._metrics.learner(request.session.learner, "down")
         if not request.header_only:
             for _ in range(TRIES):
                 begun = False
@@ -124,7 +124,7 @@ class Fetching:
 
     async def _relay(self, request: pb.FetchRequest) -> AsyncIterator[Sent]:
         """As the core sends it, for this learner alone."""
-        served = self._metrics.learners.labels(request.session.learner, "down")
+        served = self._metrics.learner(request.session.learner, "down")
         counter = self._metrics.whole if request.whole else self._metrics.updates
         with self._upstream.carriers.line() as line:
             call = line.stub.Fetch(request)

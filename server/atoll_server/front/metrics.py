@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+MOST_NAMES, OTHERS = 1024, "others"
+
 
 class FrontMetrics:
     """Its own registry, so that a process may hold several."""
@@ -16,7 +18,8 @@ class FrontMetrics:
         )  # fmt: skip
         self.up, self.whole_up = wan.labels(region, "up", "contribution"), wan.labels(region, "up", "whole")
         self.updates, self.whole = wan.labels(region, "down", "update"), wan.labels(region, "down", "whole")
-        self.learners = Counter(
+        self._names: set[str] = set()
+        self._learners = Counter(
             "atoll_front_learner_bytes_total", "Payload bytes between this front and a learner",
             ["learner", "direction"], registry=self.registry,
         )  # fmt: skip
@@ -25,3 +28,9 @@ class FrontMetrics:
         )
         self.cached = Gauge("atoll_front_cached_bytes", "Updates and fragments in memory", registry=self.registry)
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
+
+    def learner(self, name: str, direction: str) -> Counter:
+        """Of one learner; beyond so many names of all others together: they are what callers say."""
+        if len(self._names) < MOST_NAMES:
+            self._names.add(name)
+        return self._learners.labels(name if name in self._names else OTHERS, direction)

@@ -185,7 +185,7 @@ class FrontService(rpc.OuterServicer):
 
     async def _frames(self, call: Any, requests: AsyncIterator[Pushed], header: pb.PushHeader) -> None:  # noqa: ANN401
         """Upwards, as long as the core takes them. Raises Refused for what is not what it says."""
-        up = self._metrics.learners.labels(header.session.learner, "up")
+        up = self._metrics.learner(header.session.learner, "up")
         with _until_it_ends():
             async for request in requests:
                 size = _checked(request, header)

@@ -1,0 +1,208 @@
+"""Callers that mean harm, at a core and at a front before it: refused or bounded, and the others train on."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.frames import TOGETHER
+
+from tests.end_to_end.test_refusals import Hand, request
+from tests.end_to_end.world import Trainee, core, eventually, front, train
+
+INVALID, LOSS = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS
+UNKNOWN, EXISTS = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.ALREADY_EXISTS
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    with core(tmp_path_factory.mktemp("home"), "--inner-steps", "1000") as it:
+        train(it.address, "a", steps=20)
+        yield it
+
+
+@pytest.fixture(scope="module")
+def eu(tmp_path_factory, home):
+    with front(tmp_path_factory.mktemp("eu"), home.address) as it:
+        yield it
+
+
+@pytest.fixture(params=["core", "front"])
+def where(request, home, eu):
+    return {"core": home, "front": eu}[request.param]
+
+
+@contextlib.contextmanager
+def hand(address: str, name: str):
+    with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", 64 << 20)]) as channel:
+        yield Hand(rpc.OuterStub(channel), name)
+
+
+def refused(code: grpc.StatusCode, call) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    assert caught.value.code() is code, caught.value
+    return caught.value.details()
+
+
+def _spoil(_, frames):
+    frames[0].payload = bytes(len(frames[0].payload))
+
+
+def _elsewhere(_, frames):
+    frames[0].index = 77
+
+
+def test_a_frame_that_is_not_what_it_says_ends_at_the_front(home, eu):
+    with hand(eu.address, "spoilt") as it:
+        before = eu.figures()['atoll_front_wan_bytes_total{direction="up",kind="contribution",region=""}']
+        refused(LOSS, lambda: it.push(_spoil))
+        refused(INVALID, lambda: it.push(_elsewhere))
+        refused(
+            INVALID, lambda: it.push(sends=lambda m: [m[0], pb.PushRequest(frames=[*m[1].frames] * (TOGETHER + 1))])
+        )
+        refused(INVALID, lambda: it.push(sends=lambda m: [pb.PushRequest(header=m[0].header, frames=m[1].frames)]))
+        refused(INVALID, lambda: it.push(sends=lambda m: m[1:]))
+        after = eu.figures()['atoll_front_wan_bytes_total{direction="up",kind="contribution",region=""}']
+        assert before == after, "nothing of it crossed the WAN"
+        assert it.push(seq=2).fate == pb.FATE_PENDING, "and what is sound does"
+
+
+def test_a_contribution_counts_once_however_often_it_is_sent(where, home):
+    with hand(where.address, f"again-{where.address.rpartition(':')[2]}") as it:
+        first = it.push()
+        accepted = home.status().contributions.accepted
+        assert it.push().seq == first.seq
+        assert home.status().contributions.accepted == accepted
+        refused(EXISTS, lambda: it.push(lambda header, frames: setattr(header, "digest", b"x" * 32)))
+
+
+def test_nobody_claims_anothers_contribution(where, home):
+    port = where.address.rpartition(":")[2]
+    with hand(where.address, f"owner-{port}") as owner, hand(where.address, f"thief-{port}") as thief:
+        accepted = home.status().contributions.accepted
+        guessed = pb.Session()
+        guessed.CopyFrom(owner.session)
+        guessed.token = thief.session.token
+        refused(UNKNOWN, lambda: owner.push(lambda header, _: header.session.CopyFrom(guessed)))
+        mixed = pb.Session()
+        mixed.CopyFrom(thief.session)
+        mixed.learner = owner.session.learner
+        refused(UNKNOWN, lambda: thief.push(lambda header, _: header.session.CopyFrom(mixed)))
+        assert home.status().contributions.accepted == accepted
+        assert owner.push().fate == pb.FATE_PENDING
+
+
+def test_what_a_front_has_in_memory_is_not_for_everybody(home, eu):
+    with hand(eu.address, "reader") as it:
+        wanted = pb.FetchRequest(session=it.session, fragment=0, whole=True)
+        assert len(list(it.stub.Fetch(wanted, timeout=20))) > 1
+        assert eu.figures()["atoll_front_cached_bytes"] > 0
+        for change in ({"token": b"guessed"}, {"learner": "nobody"}, {"generation": 7}, {"run": "another"}):
+            other = pb.FetchRequest()
+            other.CopyFrom(wanted)
+            for name, value in change.items():
+                setattr(other.session, name, value)
+            for whole in (True, False):
+                other.whole = whole
+                refused(UNKNOWN, lambda other=other: list(it.stub.Fetch(other, timeout=20)))
+        refused(INVALID, lambda: list(it.stub.Fetch(pb.FetchRequest(session=it.session, fragment=99), timeout=20)))
+        strange = pb.FetchRequest(session=it.session, fragment=0, whole=True, stripe=2**31, stripes=2**32 - 1)
+        assert len(list(it.stub.Fetch(strange, timeout=20))) == 1, "a header, and none of that stripe's frames"
+
+
+def test_messages_that_are_too_large_are_not_taken(where):
+    with hand(where.address, "large") as it:
+        large = pb.Frame(index=0, payload=bytes(17 << 20))
+        refused(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: it.push(sends=lambda m: [m[0], pb.PushRequest(frames=[large])])
+        )
+        refused(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            lambda: it.stub.Join(request("large", frozen_digest=bytes(17 << 20)), timeout=20),
+        )
+
+
+def test_bytes_of_another_protocol_are_hung_up_on(where):
+    host, _, port = where.address.rpartition(":")
+    for said in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes(64), b"\x16\x03\x01\x02\x00\x01" + bytes(300)):
+        with socket.create_connection((host, int(port)), timeout=20) as it:
+            it.sendall(said)
+            with contextlib.suppress(ConnectionError):
+                while it.recv(1 << 16):
+                    pass
+
+
+def resident(child) -> int:
+    lines = Path(f"/proc/{child.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) << 10
+
+
+COUNT = 10_000
+
+
+def test_ten_thousand_connections_that_say_nothing_stop_nobody(where):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    trainee = Trainee(where.address, "steadfast", lambda _: enough.is_set())
+    enough, silent = threading.Event(), list[socket.socket]()
+    try:
+        trainee.start()
+        eventually(lambda: len(trainee.losses) > 10, 40)
+        before, host, port = resident(where.child), *where.address.rsplit(":", 1)
+        for _ in range(COUNT):
+            silent.append(socket.create_connection((host, int(port)), timeout=20))
+        steps = len(trainee.losses)
+        with hand(where.address, f"late-{port}") as it:
+            assert it.session.token, "there is room for another one"
+        eventually(lambda: len(trainee.losses) > steps + 20)
+        assert trainee.learner.stats().connected
+        assert resident(where.child) - before < 400 << 20
+        silent[0].settimeout(40)
+        with contextlib.suppress(ConnectionError):
+            while silent[0].recv(1 << 16):
+                pass
+    finally:
+        for each in silent:
+            each.close()
+        enough.set()
+        trainee.done()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.slow
+def test_an_upload_that_trickles_gives_its_room_back(where, home):
+    """A header and no frame: it ends after a minute, and what it had reserved is free."""
+    with hand(where.address, "slow") as it:
+        quiet = threading.Event()
+
+        def header_only(messages):
+            yield messages[0]
+            quiet.wait(100)
+
+        call = threading.Thread(target=lambda: refused(grpc.StatusCode.UNAVAILABLE, lambda: it.push(sends=header_only)))
+        call.start()
+        call.join(90)
+        quiet.set()
+        assert not call.is_alive()
+
+
+def test_reflection_is_there_on_loopback_only(tmp_path):
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    asked = reflection_pb2.ServerReflectionRequest(list_services="*")
+    for name, more in (("near", []), ("far", ["--listen", "0.0.0.0:0", "--insecure-plaintext"])):
+        with core(tmp_path / name, *more) as it, grpc.insecure_channel(it.address) as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            ask = lambda stub=stub: list(stub.ServerReflectionInfo(iter([asked]), timeout=20))  # noqa: E731
+            if more:
+                refused(grpc.StatusCode.UNIMPLEMENTED, ask)
+            else:
+                assert ask()
