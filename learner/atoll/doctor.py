@@ -22,7 +22,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import Access, AccessError
 from atoll_wire.certificate import CertificateError, Role, show
-from atoll_wire.layout import TensorSpec, plan
+from atoll_wire.layout import LayoutError, TensorSpec, plan
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +103,9 @@ def examine(patient: Patient) -> Iterator[Finding]:
     except AccessError as error:
         yield _bad(str(error), "issue them again, see atoll certs")
     except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            yield Finding(Verdict.DOUBTFUL, f"{patient.address} is busy: {error.details()}", "ask again in a minute")
+            return
         yield _bad(f"{patient.address} does not answer as Atoll does: {error.details()}", _cure(error, patient))
 
 
@@ -203,7 +206,10 @@ def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
 
 
 def _model(patient: Patient, told: pb.ProbeReply) -> Iterator[Finding]:
-    same = plan(patient.tensors, told.fragments).fingerprint == told.fingerprint
+    try:
+        same = plan(patient.tensors, told.fragments).fingerprint == told.fingerprint
+    except LayoutError:
+        same = False
     cure = "build the model of the run: the same names, shapes, dtypes and order of trainable parameters"
     yield Finding(Verdict.GOOD, "the model's layout is the run's") if same else _bad("the run has another model", cure)
     if same and patient.frozen_digest != told.frozen_digest:

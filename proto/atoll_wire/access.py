@@ -6,11 +6,12 @@ change while a process runs count for its next connections.
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -20,7 +21,7 @@ from atoll_wire.errors import UserError
 
 log = structlog.get_logger()
 
-LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
+Stamp: TypeAlias = tuple[int, ...]  # of files
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 
 
@@ -30,7 +31,14 @@ class AccessError(UserError):
 
 def on_loopback(addresses: Iterable[str]) -> bool:
     """Whether nobody but this machine is behind any of these."""
-    return all(address.startswith(LOOPBACK) for address in addresses)
+    return all(address.startswith("unix:") or _is_loopback(address.rpartition(":")[0]) for address in addresses)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,9 @@ class Access:
                     "on a network where nobody else listens"
                 )
 
-    def stamp(self) -> tuple[int, ...]:
-        """Changes when the files do."""
-        return () if self.tls is None else _stamp(self.tls)
+    def stamp(self) -> Stamp:
+        """Changes when there are other files that can be used."""
+        return () if self.tls is None else _newest(self.tls).stamp
 
     def dial(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
         """A channel to an address. Raises AccessError when the files cannot be used."""
@@ -105,7 +113,40 @@ def read(directory: Path) -> Pem:
     return found
 
 
-def _stamp(directory: Path) -> tuple[int, ...]:
+@dataclass(slots=True)
+class _Known:
+    """What a directory had when it could be used last. seen: the files that were looked at last."""
+
+    pem: Pem
+    stamp: Stamp
+    seen: Stamp
+
+
+_KNOWN: dict[Path, _Known] = {}
+
+
+def _newest(directory: Path) -> _Known:
+    """The newest that can be used; while files are being replaced, those before. Raises AccessError when none can."""
+    now, known = _look(directory), _KNOWN.get(directory)
+    if known is not None and now == known.seen:
+        return known
+    try:
+        pem = read(directory)
+        if _look(directory) != now:
+            raise AccessError(f"--tls {directory}: the files are being replaced: try again")
+    except AccessError as error:
+        if known is None:
+            raise
+        known.seen = now
+        log.warning("new certificates are not taken", error=str(error))
+        return known
+    if known is not None:
+        log.info("new certificates are taken", directory=str(directory))
+    _KNOWN[directory] = known = _Known(pem, now, now)
+    return known
+
+
+def _look(directory: Path) -> Stamp:
     found = []
     for name in (AUTHORITY, CERTIFICATE, KEY):
         try:
@@ -117,31 +158,21 @@ def _stamp(directory: Path) -> tuple[int, ...]:
 
 
 def _channel_credentials(directory: Path) -> grpc.ChannelCredentials:
-    pem = read(directory)
+    pem = _newest(directory).pem
     return grpc.ssl_channel_credentials(pem.authority, pem.key, pem.certificate)
 
 
 def _server_credentials(directory: Path) -> grpc.ServerCredentials:
     """Every connection is shown the newest certificate that can be used, and has to show one itself."""
-    seen, first = _stamp(directory), _configuration(read(directory))
+    shown = _newest(directory)
 
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal seen
-        now = _stamp(directory)
-        if now == seen or not now:
-            return None
-        try:
-            newest = _configuration(read(directory))
-        except AccessError as error:
-            log.error("new certificates are not taken", error=str(error))
-            return None
-        finally:
-            seen = now
-        log.info("new certificates are taken", directory=str(directory))
-        return newest
+    def fetch() -> grpc.ServerCertificateConfiguration | None:  # None: as it was, whatever the types say
+        nonlocal shown
+        before, shown = shown, _newest(directory)
+        return None if shown.stamp == before.stamp else _configuration(shown.pem)
 
-    # None means that nothing has changed, whatever the types say.
-    return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)  # type: ignore[arg-type]
+    first, newer = _configuration(shown.pem), cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch)
+    return grpc.dynamic_ssl_server_credentials(first, newer, require_client_authentication=True)
 
 
 def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:

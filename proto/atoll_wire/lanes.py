@@ -160,7 +160,11 @@ class Lanes:
             raise asyncio.CancelledError
         lane = min(self._lanes, key=lambda lane: lane.busy)
         if lane.busy and len(self._lanes) < self.count:
-            lane = Lane(*self._dial())
+            try:
+                lane = Lane(*self._dial())
+            except BaseException:
+                self._turns.release()
+                raise
             self._lanes.append(lane)
         lane.busy += 1
         return lane

@@ -91,7 +91,7 @@ class RunSettings(_message.Message):
     def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s")
+    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[JoinReply.State]
@@ -115,6 +115,7 @@ class JoinReply(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRY_S_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     state: JoinReply.State
     run: str
     generation: int
@@ -126,7 +127,8 @@ class JoinReply(_message.Message):
     versions: _containers.RepeatedScalarFieldContainer[int]
     run_tokens: int
     retry_s: float
-    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ...) -> None: ...
+    log: int
+    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("run", "learner", "incarnation", "generation", "token")

@@ -1,6 +1,6 @@
 """The audit log: who joined, who was refused, and what operators did, as JSON lines in a file of bounded size.
 
-Written by a thread of its own; what repeats itself within a minute is counted instead of written again.
+Written by a thread of its own; refusals that repeat themselves within a minute are counted.
 """
 
 from __future__ import annotations
@@ -50,21 +50,34 @@ class Acts:
             self._thread.start()
 
     def note(self, act: str, **what: str) -> None:
-        """Something was done, or refused."""
+        """Something was done."""
+        if self._thread is not None:
+            self._put({"act": act, **what})
+
+    def refused(self, act: str, peer: str, **what: str) -> None:
+        """Somebody was turned away; again and again, perhaps."""
         if self._thread is None:
             return
-        now = time.monotonic()
-        place = (act, *what.values())
+        now, place = time.monotonic(), (act, peer.rpartition(":")[0], *what.values())
         at, times = self._seen.get(place, (-AGAIN_S, 0))
         if now - at < AGAIN_S:
             self._seen[place] = (at, times + 1)
             return
         if len(self._seen) >= KNOWN:
-            self._seen.clear()
+            self._settle()
         self._seen[place] = (now, 0)
-        line: dict[str, Any] = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "act": act, **what}
-        if times:
-            line["repeated"] = times
+        line = {"act": act, **what, "peer": peer}
+        self._put(line | {"repeated": times} if times else line)
+
+    def _settle(self) -> None:
+        """What was only counted is written down, and forgotten."""
+        for (act, peer, *what), (_, times) in self._seen.items():
+            if times:
+                self._put({"act": act, "peer": peer, "what": what, "repeated": times})
+        self._seen.clear()
+
+    def _put(self, what: dict[str, Any]) -> None:
+        line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **what}
         if self._lost:
             line["lost_before"] = self._lost
         try:
@@ -76,6 +89,7 @@ class Acts:
     def close(self) -> None:
         """Writes what waits."""
         if self._thread is not None:
+            self._settle()
             self._waiting.put(None)
             self._thread.join()
 

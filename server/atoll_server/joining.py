@@ -68,6 +68,7 @@ class Joining:
             incarnation=incarnation, token=token, settings=self._core.settings_message(),
             fingerprint=self._core.layout.fingerprint, versions=self._core.versions(),
             run_tokens=self._core.roster.tokens(), retry_s=1.0,
+            log=self._core.happenings.number,
         )  # fmt: skip
 
     async def _let_in(

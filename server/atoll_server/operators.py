@@ -50,7 +50,7 @@ class OperatorService(rpc.OperatorServicer):
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
         except Refused as refused:
             told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
-            self._core.acts.note("operator refused", asked=act or "read", **told)
+            self._core.acts.refused("operator refused", asked=act or "read", **told)
             await abort(context, refused)
         if act:
             log.info(act, operator=name, **what)

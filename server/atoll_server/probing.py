@@ -17,7 +17,7 @@ from atoll_server.refusal import Refused, Status
 MOST_BYTES = 64 << 20  # over one call, each way
 PIECE_BYTES = 256 << 10
 AT_ONCE = 2
-IDLE_S = 10.0  # without a request
+IDLE_S, LONGEST_S = 10.0, 60.0  # without a request; a call in all
 
 
 class DoctorService(rpc.DoctorServicer):
@@ -34,7 +34,7 @@ class DoctorService(rpc.DoctorServicer):
             caller(context)
             if self._slots.locked():
                 raise Refused(Status.RESOURCE_EXHAUSTED, f"{AT_ONCE} probes run already: try again in a minute")
-            async with self._slots:
+            async with self._slots, asyncio.timeout(LONGEST_S):
                 while (request := await self._next(requests)) is not None:
                     up, down = up + len(request.padding), down + request.wanted_bytes
                     if max(up, down) > MOST_BYTES:
@@ -44,6 +44,8 @@ class DoctorService(rpc.DoctorServicer):
                         yield pb.ProbeReply(padding=bytes(min(left, PIECE_BYTES)))
         except Refused as refused:
             await abort(context, refused)
+        except TimeoutError:
+            await abort(context, Refused(Status.RESOURCE_EXHAUSTED, f"a probe takes at most {LONGEST_S:.0f} s"))
         finally:
             await let_go(requests)
 

@@ -138,6 +138,8 @@ class OuterService(rpc.OuterServicer):
         while not upload.whole() and (request := await self._next(requests, upload)) is not None:
             self._core.roster.still(entry, header.session.incarnation)
             brought, now = frames.frames_in(request), time.monotonic()
+            if header.asks_only:
+                raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
             if not 0 < len(brought) <= frames.TOGETHER:
                 text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
                 raise Refused(Status.INVALID_ARGUMENT, text)
@@ -250,7 +252,7 @@ class OuterService(rpc.OuterServicer):
 
     def _note(self, context: Context, refused: Refused, learner: str) -> None:
         told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
-        self._core.acts.note("refused", learner=learner[:80], **told)
+        self._core.acts.refused("refused", learner=learner[:80], **told)
 
     async def _next(self, requests: AsyncIterator[Pushed], upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""

@@ -9,11 +9,14 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+import structlog
 from atoll_wire.certificate import NAME, Role
 
 from atoll_server.identity import Caller
 from atoll_server.process import SettingsError
 from atoll_server.refusal import Refused, Status
+
+log = structlog.get_logger()
 
 HEADER = "authorization"
 BEARER = "Bearer "
@@ -28,8 +31,12 @@ class Tokens:
 
     def name_of(self, token: str) -> str | None:
         """Whose token it is; None: nobody's."""
-        if self._stamp != self._look():
-            self._stamp, self._sums = self._read()
+        if self._stamp != (now := self._look()):
+            try:
+                self._stamp, self._sums = self._read()
+            except SettingsError as error:
+                self._stamp = now
+                log.error("new operators' tokens are not taken", error=str(error))
         found = hashlib.sha256(token.encode()).hexdigest()
         matching = [name for name, known in self._sums.items() if hmac.compare_digest(known, found)]
         return matching[0] if matching else None
@@ -45,8 +52,8 @@ class Tokens:
         stamp = self._look()
         try:
             lines = [line.split() for line in self._path.read_text().splitlines() if line.strip()]
-        except OSError as error:
-            text = f"--operator-tokens {self._path} cannot be read ({error.strerror}): make it with `atoll token NAME`"
+        except (OSError, UnicodeDecodeError) as error:
+            text = f"--operator-tokens {self._path} cannot be read ({error}): make it with `atoll token NAME`"
             raise SettingsError(text) from error
         if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
             raise SettingsError(f"--operator-tokens {self._path}: a line is a name and a SHA-256 sum, see atoll token")
@@ -74,8 +81,8 @@ def new(path: Path, name: str) -> str:
 def operator_name(tokens: Tokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Which operator calls; "" where nobody has to say. Raises Refused."""
     given = next((str(value) for key, value in metadata if key == HEADER), "")
-    if given and tokens is not None:
-        name = tokens.name_of(given.removeprefix(BEARER))
+    if given:
+        name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))
         if name is None:
             raise Refused(Status.UNAUTHENTICATED, "the token is not known here: ask for one made by `atoll token NAME`")
         return name

@@ -8,7 +8,7 @@ import atoll
 import pytest
 import torch
 from atoll_server.offline import export_from_directory
-from atoll_server.remote import export_checkpoint, list_checkpoints, take_checkpoint
+from atoll_server.remote import Remote, export_checkpoint, list_checkpoints, take_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -36,8 +36,8 @@ def test_an_export_loads_strictly_and_is_what_a_new_learner_is_given(tmp_path):
     with core(tmp_path) as running:
         _train_theirs(running.address, first)
         eventually(lambda: running.status().contributions.pending == 0)
-        export_checkpoint(running.address, tmp_path / "now.safetensors", initial=False)
-        export_checkpoint(running.address, tmp_path / "then.safetensors", initial=True)
+        export_checkpoint(Remote(running.address), tmp_path / "now.safetensors", initial=False)
+        export_checkpoint(Remote(running.address), tmp_path / "then.safetensors", initial=True)
         fresh = Somebodys()
         fresh.frozen.load_state_dict(first.frozen.state_dict())
         _train_theirs(running.address, fresh, "fresh", steps=0)
@@ -90,7 +90,7 @@ def test_a_file_of_another_model_is_refused_and_the_run_stays_empty(tmp_path, te
 def test_snapshots_can_be_taken_and_listed(tmp_path, capsys):
     with core(tmp_path) as running:
         train(running.address, "a", steps=40)
-        take_checkpoint(running.address)
+        take_checkpoint(Remote(running.address))
         assert "checkpoint 1 taken" in capsys.readouterr().out
-        list_checkpoints(running.address)
+        list_checkpoints(Remote(running.address))
         assert str(sum(f.version for f in running.status().fragments)) in capsys.readouterr().out

@@ -34,7 +34,7 @@ runpy.run_module("atoll_server", run_name="__main__")
 """.replace("DIR", repr(str(tmp_path / "other")))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: nowhere:0 is not loopback and there is no TLS yet: listen on 127.0.0.1")
+    assert done.stderr.startswith("error: nowhere:0 is not loopback: give --tls DIR")
 
 
 def test_health_and_reflection_answer(tmp_path):

@@ -53,7 +53,16 @@ class Aborted(Exception):
 class Context:
     """What a servicer sees of a call."""
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    def peer(self) -> str:
+        return "fuzz"
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def abort(self, code: grpc.StatusCode, details: str, _: object = ()) -> None:
         assert code in DECLARED, f"{code}: {details}"
         assert "\n" not in details, details
         assert len(details) < 2000, details[:300]

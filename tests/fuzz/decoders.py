@@ -111,7 +111,7 @@ class Layouts:
 
     def _feed(self, request: pb.JoinRequest, fragments: int) -> bool:
         try:
-            layout = plan(self._service._tensors(request), fragments)
+            layout = plan(self._service._joining._tensors(request), fragments)
         except (Refused, LayoutError) as error:
             str(error).encode()  # as gRPC will
             return False

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import grpc
 import numpy as np
 from atoll import adoption, fetching, sending
 from atoll_server import (
@@ -35,6 +36,8 @@ from atoll_server import (
     uploads,
     writer,
 )
+from atoll_server.front import service as front_service
+from atoll_server.front import upstream
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.shelf import Place, Shelf
 from atoll_wire import outer_pb2 as pb
@@ -563,6 +566,21 @@ def a_front_takes_versions_for_each_other() -> Iterator[None]:
         return found
 
     with patch(Shelf, "find", nearly), patch(fetching, "_anchor", _unchecked):
+        yield
+
+
+@defect
+def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
+    """Calls that end because it dialled again make it dial again (found by seed 19)."""
+    lost = upstream.lost
+
+    def or_hung_up(error: Any) -> bool:
+        return lost(error) or error.code() is grpc.StatusCode.CANCELLED
+
+    def suspect(self: upstream.Upstream, _: Any) -> None:
+        self._suspected = True
+
+    with patch(front_service, "lost", or_hung_up), patch(upstream.Upstream, "suspect", suspect):
         yield
 
 

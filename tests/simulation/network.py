@@ -26,8 +26,8 @@ CORE = "core"  # its address
 KEEPALIVE_S = 4.0  # a silent connection is given up after so long
 REPLAYED = {"Join", "Push", "Leave", "Report"}
 UNARY_REPLY = {"Join", "Leave", "Initialise", "Report"}
-Status = tuple[grpc.StatusCode, str]
-LOST: Status = (grpc.StatusCode.UNAVAILABLE, "the connection was lost")
+Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # and trailing metadata
+LOST: Status = (grpc.StatusCode.UNAVAILABLE, "the connection was lost", ())
 
 
 class Aborted(Exception):
@@ -38,7 +38,7 @@ class Context:
     """What a servicer sees of a call."""
 
     def __init__(self) -> None:
-        self.status: Status = (grpc.StatusCode.OK, "")
+        self.status: Status = (grpc.StatusCode.OK, "", ())
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {}
@@ -46,8 +46,8 @@ class Context:
     def peer(self) -> str:
         return "simulated"
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        self.status = (code, details)
+    async def abort(self, code: grpc.StatusCode, details: str, trailing: tuple[tuple[str, str], ...] = ()) -> None:
+        self.status = (code, details, trailing)
         raise Aborted
 
 
@@ -168,7 +168,7 @@ class Call:
         if self._connected is None:
             network.loop.after(network.delay_s(), self._finish, LOST)
         if timeout_s is not None:
-            late = (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline exceeded")
+            late = (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline exceeded", ())
             network.loop.after(timeout_s, self._finish, late)
 
     # ------------------------------------------------------------------------------ the caller's side
@@ -226,7 +226,7 @@ class Call:
     def cancel(self) -> None:
         """The caller lost interest; the server hears of it later, or never if the caller dies first."""
         if not self._status.done():
-            self._finish((grpc.StatusCode.CANCELLED, "cancelled"))
+            self._finish((grpc.StatusCode.CANCELLED, "cancelled", ()))
 
     async def code(self) -> grpc.StatusCode:
         return (await self._status)[0]
@@ -240,9 +240,9 @@ class Call:
     trailing_metadata = initial_metadata
 
     def _raise_status(self) -> None:
-        code, details = self._status.result()
+        code, details, trailing = self._status.result()
         if code is not grpc.StatusCode.OK:
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)
 
     def _replied(self, message: Any) -> None:
         if self.learner.alive and not self._status.done():
@@ -332,7 +332,7 @@ class Call:
         except Aborted:
             pass
         except Exception as error:
-            context.status = (grpc.StatusCode.UNKNOWN, repr(error))
+            context.status = (grpc.StatusCode.UNKNOWN, repr(error), ())
             self.network.loop.unhandled.append({"message": f"{self.method} raised", "exception": error})
         if not self._broken:
             self._down.send(context.status)

@@ -67,7 +67,8 @@ class Regions:
         found = {}
         for region in self.all:
             link = json.loads(region.counts.read_text())
-            found[region.name] = dict(region.before + _counted(region)) | {
+            counted = _counted(region)
+            found[region.name] = {name: region.before[name] + counted[name] for name in SERIES} | {
                 "link_up_bytes": link["up"], "link_down_bytes": link["down"],
             }  # fmt: skip
         return found

@@ -22,6 +22,7 @@ from pathlib import Path
 CHUNK_BYTES = 1 << 16
 QUEUED_S = 0.1  # that what has come may wait for its turn, as in a router: beyond that nothing more is read
 COUNT_S = 0.5
+QUEUED = 256  # chunks on the way: 16 MiB, more than 100 Mbit/s has in a second
 
 
 @dataclass(slots=True)
@@ -44,16 +45,19 @@ class Way:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, carried: Callable[[int], None]
     ) -> None:
         """Until one side ends. carried: told how much comes."""
-        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED)
         leaving = asyncio.create_task(self._deliver(queue, writer))
         try:
-            while data := await reader.read(CHUNK_BYTES):
+            while not leaving.done():
+                await self._open.wait()
+                if not (data := await reader.read(CHUNK_BYTES)):
+                    break
                 now = time.monotonic()
                 self._free_at = max(self._free_at, now) + len(data) / self._bytes_per_s
-                queue.put_nowait((self._free_at + self._delay_s, data))
+                await queue.put((self._free_at + self._delay_s, data))
                 carried(len(data))
                 await asyncio.sleep(max(0.0, self._free_at - now - QUEUED_S))
-            queue.put_nowait((time.monotonic() + self._delay_s, b""))
+            await queue.put((time.monotonic() + self._delay_s, b""))
             await leaving
         finally:
             leaving.cancel()

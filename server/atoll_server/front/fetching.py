@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from functools import partial
 
 import grpc
 import grpc.aio
+import structlog
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.frames import Sent, WireFrame, frames_in
@@ -21,8 +22,13 @@ from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltErro
 from atoll_server.front.upstream import Upstream
 from atoll_server.refusal import Refused, Status
 
+log = structlog.get_logger()
+
 TRIES = 4  # for a whole fragment: each time another version may come between what is asked and what is sent
 ASK_S = 20.0  # for a header
+OF_THE_SESSION = {
+    grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION,
+}  # fmt: skip
 
 
 class Fetching:
@@ -32,6 +38,8 @@ class Fetching:
         self._upstream, self._sessions, self._metrics = upstream, sessions, metrics
         self.shelf = Shelf(limit_bytes)
         self._counts: dict[tuple[str, int, int], int] = {}  # frames of each run's and generation's fragments
+        self._newest: dict[tuple[str, int, int], int] = {}  # versions of them that were heard of
+        self._log = 0
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
@@ -62,17 +70,30 @@ class Fetching:
         async for reply in self._relay(request):
             yield reply
 
+    def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]] = ()) -> None:
+        """The core spoke. log: what it kept of another one may never have been; versions: of fragments, that are."""
+        if log != self._log:
+            self._log = log
+            self.shelf.clear()
+            self._sessions.clear()
+            self._newest.clear()
+        self._sessions.answered(session, time.monotonic())
+        for number, version in versions:
+            fragment = (session.run, session.generation, number)
+            self._newest[fragment] = max(version, self._newest.get(fragment, 0))
+
     async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, Item]:
         """What is asked for, on its way or whole, and its header for who asks."""
         session, header = request.session, None
         fragment = (session.run, session.generation, request.fragment)
         place = Place(*fragment, request.whole, request.version)
         known = self._sessions.known(session, time.monotonic()) and fragment in self._counts
-        if request.whole or not known:
+        there = self.shelf.find(place) is not None or request.version <= self._newest.get(fragment, 0)
+        if request.whole or not known or not there:
             # The core says who may ask; and of a whole fragment, which version it is, and what became of whose work.
             header = await self._header(request)
             self._counts[fragment] = header.frames
-            place = place._replace(version=header.version)
+            place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)
         item = self.shelf.find(place)
         if item is None:
             item = self.shelf.begin(place, self._counts[fragment])
@@ -112,11 +133,18 @@ class Fetching:
         except (SpoiltError, NoRoomError) as error:
             item.failed(type(error))
         except grpc.aio.AioRpcError as error:
-            item.failed(partial(_again, error.code(), error.details() or ""))
+            if error.code() in OF_THE_SESSION:  # not of those who wait for it as well: each asks for itself
+                self._sessions.refused(request.session)
+                item.failed(SpoiltError)
+            else:
+                item.failed(partial(_again, error.code(), error.details() or ""))
         except asyncio.CancelledError:
             item.failed(partial(_again, grpc.StatusCode.UNAVAILABLE, "the connection to the core was given up"))
             if not hung_up():
                 raise
+        except Exception as error:
+            log.exception("a fetch failed", fragment=request.fragment)
+            item.failed(partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))
         finally:
             if not item.whole:
                 self.shelf.drop(item)

@@ -10,37 +10,44 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.links import hung_up
 
 from atoll_server.calls import Context, abort, end, let_go
 from atoll_server.front.upstream import Upstream
 from atoll_server.identity import caller
-from atoll_server.refusal import Refused
+from atoll_server.refusal import Refused, Status
 from atoll_server.tokens import HEADER
 
 Passing = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 
 
-def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str) -> None:
-    """Adds the services of operators and doctors.
+def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str, *, near: bool) -> None:
+    """Adds the services of operators and doctors. near: nobody but this machine can call.
 
-    A certificate says nothing at the core, which sees the front's: operators need a token here.
+    A certificate says nothing at the core, which sees the front's; and a core that lets everybody on its machine do
+    everything did not mean this front's network. So operators need a token here.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
     for name, mark in marks.items():
         handlers: dict[str, Any] = {}
         for method in pb.DESCRIPTOR.services_by_name[name].methods:
-            passing = _passing(upstream, f"/atoll.v1.{name}/{method.name}", mark)
+            passing = _passing(
+                upstream, f"/atoll.v1.{name}/{method.name}", mark, token_needed=name == "Operator" and not near
+            )
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(passing)  # one message is a short stream
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"atoll.v1.{name}", handlers),))
 
 
-def _passing(upstream: Upstream, path: str, mark: bytes) -> Passing:
+def _passing(upstream: Upstream, path: str, mark: bytes, *, token_needed: bool) -> Passing:
     """mark: put behind each answer; of a message in two parts protobuf makes one."""
 
     async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         try:
             caller(context)
             shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == HEADER)
+            if token_needed and not shown:
+                text = "through this front operators need a token: give --token, or call the core"
+                raise Refused(Status.PERMISSION_DENIED, text)
             with upstream.carriers.line() as line:
                 channel: Any = line.channel
                 call = channel.stream_stream(path)(metadata=shown)
@@ -51,10 +58,15 @@ def _passing(upstream: Upstream, path: str, mark: bytes) -> Passing:
                 finally:
                     sending.cancel()
                     call.cancel()
+                    await asyncio.gather(sending, return_exceptions=True)  # it reads what is let go below
         except Refused as refused:
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
             await end(context, error.code(), error.details() or "")
+        except asyncio.CancelledError:
+            if not hung_up():
+                raise
+            await end(context, grpc.StatusCode.UNAVAILABLE, "the core is silent: try again")
         finally:
             await let_go(requests)
 

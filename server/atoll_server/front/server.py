@@ -8,6 +8,7 @@ from collections.abc import Callable
 import grpc.aio
 import structlog
 from atoll_wire import frames
+from atoll_wire.access import on_loopback
 
 from atoll_server.acts import Acts
 from atoll_server.calls import message_options
@@ -36,7 +37,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     )
     public = Public.of(server, settings.listen, settings.access)
     frames.serve(service, server)
-    pass_on(server, upstream, settings.region)
+    pass_on(server, upstream, settings.region, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     scraped = None if settings.metrics_listen is None else serve_metrics(metrics.registry, settings.metrics_listen)
     watching = asyncio.create_task(upstream.watch())

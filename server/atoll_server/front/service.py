@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from atoll_server.calls import Context, end, first, let_go
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.sessions import Sessions
-from atoll_server.front.upstream import Upstream, away
+from atoll_server.front.upstream import Upstream, lost
 from atoll_server.identity import caller
 from atoll_server.refusal import Refused, Status
 
@@ -65,7 +65,7 @@ class FrontService(rpc.OuterServicer):
                 token=reply.token,
             )  # fmt: skip
             if reply.state != pb.JoinReply.STATE_CONFIRM:
-                self._sessions.answered(session, time.monotonic())
+                self.fetching.told(reply.log, session, enumerate(reply.versions))
                 log.info("joined", learner=request.learner, incarnation=reply.incarnation, region=request.region)
             return reply
 
@@ -100,7 +100,7 @@ class FrontService(rpc.OuterServicer):
                 stopping.add_done_callback(lambda ended: ended.cancelled() or call.cancel())
                 try:
                     async for happening in call:
-                        self._sessions.answered(request.session, time.monotonic())
+                        self.fetching.told(happening.log, request.session, _versions(happening))
                         self._metrics.core_up.set(1)
                         yield happening
                 except (asyncio.CancelledError, grpc.aio.AioRpcError):
@@ -151,14 +151,15 @@ class FrontService(rpc.OuterServicer):
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
                 self._may(context, header.session.learner)
-                trunk = self._upstream.quick if header.asks_only else self._upstream.carriers
                 async with contextlib.nullcontext() if header.asks_only else self._slots:
+                    trunk = self._upstream.quick if header.asks_only else self._upstream.carriers
                     with trunk.line() as line:
                         call = line.stub.Push()
                         with _until_it_ends():
                             await call.write(request)
-                        async for reply in self._carried(call, requests, header):
-                            yield reply
+                        async with aclosing(self._carried(call, requests, header)) as replies:
+                            async for reply in replies:
+                                yield reply
             finally:
                 await let_go(requests)
 
@@ -167,7 +168,7 @@ class FrontService(rpc.OuterServicer):
         call: Any,  # noqa: ANN401 - gRPC's
         requests: AsyncIterator[Pushed],
         header: pb.PushHeader,
-    ) -> AsyncIterator[pb.PushReply]:
+    ) -> AsyncGenerator[pb.PushReply, None]:
         with self._upstream.link.transfers.of(call) as moved:
             sending = asyncio.create_task(self._frames(call, requests, header))
             sending.add_done_callback(lambda ended: ended.cancelled() or (ended.exception() and call.cancel()))
@@ -217,16 +218,19 @@ class FrontService(rpc.OuterServicer):
     @asynccontextmanager
     async def _answering(self, context: Context, session: pb.Session | None = None) -> AsyncIterator[None]:
         """Ends a call as the core ended it, or with what was refused here."""
+        link = self._upstream.link
         try:
             yield
         except Refused as refused:
             code, details = grpc.StatusCode[refused.status.name], refused.detail
-            self._acts.note("refused", status=refused.status.value, detail=details, peer=context.peer())
+            self._acts.refused("refused", context.peer(), status=refused.status.value, detail=details)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
-            if away(error):
+            if lost(error):
                 self._metrics.core_up.set(0)
-                self._upstream.suspect()
+                self._upstream.suspect(link)
+            # INTERNAL: gRPC's word for a message written to a call that had ended, whatever that ended with.
+            if lost(error) or code in {grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL}:
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {self._upstream.address}: {details}"
             if session is not None:
                 self._sessions.refused(session)
@@ -250,6 +254,8 @@ def _until_it_ends() -> Iterator[None]:
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
     """Bytes of a message's payloads. Raises Refused for frames that are not what they say, or not of this header."""
     brought = frames.frames_in(request)
+    if header.asks_only:
+        raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
     if not 0 < len(brought) <= frames.TOGETHER:
         text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
         raise Refused(Status.INVALID_ARGUMENT, text)
@@ -259,3 +265,11 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
         if crc32c(frame.payload) != frame.crc32c:
             raise Refused(Status.DATA_LOSS, f"frame {frame.index} does not have its checksum: send it again")
     return sum(len(frame.payload) for frame in brought)
+
+
+def _versions(happening: pb.Happening) -> Iterable[tuple[int, int]]:
+    """Of fragments, that a happening tells."""
+    if happening.HasField("current"):
+        return enumerate(happening.current.versions)
+    published = happening.published
+    return [(published.fragment, published.version)] if happening.HasField("published") else []

@@ -28,6 +28,10 @@ class Sessions:
         """The core did not, or nobody knows any more."""
         self._answered_at.pop(_key(session), None)
 
+    def clear(self) -> None:
+        """Nobody is known any more."""
+        self._answered_at.clear()
+
     def known(self, session: pb.Session, now: float) -> bool:
         """Whether the core would answer it, as far as can be told without asking."""
         at = self._answered_at.get(_key(session))

@@ -13,13 +13,17 @@ from atoll_wire.frames import WireFrame
 
 
 class Place(NamedTuple):
-    """What stays the same for ever under this name: a published update, or a whole fragment, at a version."""
+    """What stays the same under this name, as long as the core has this log: an update, or a whole fragment.
+
+    crc32c: of a whole fragment.
+    """
 
     run: str
     generation: int
     fragment: int
     whole: bool
     version: int
+    crc32c: int = 0
 
 
 class NoRoomError(Exception):
@@ -125,6 +129,10 @@ class Shelf:
         """It is not found here any more; who reads it still does."""
         if self._items.get(item.place) is item:
             del self._items[item.place]
+
+    def clear(self) -> None:
+        """Nothing is found any more; who reads it still does."""
+        self._items.clear()
 
     def _make_room(self, newcomer: Item, size_bytes: int) -> None:
         idle = [item for item in self._items.values() if item.whole and not item.readers and item is not newcomer]

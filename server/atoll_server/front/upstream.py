@@ -15,6 +15,8 @@ from atoll_wire.frames import FrameStub
 from atoll_wire.lanes import Closing
 from atoll_wire.links import Link, retire
 
+from atoll_server.calls import SAID
+
 log = structlog.get_logger()
 
 QUICK_CALLS = 48  # on one connection: a core takes 64
@@ -100,9 +102,9 @@ class Upstream:
             for trunk in (self.quick, self.carriers):
                 await trunk.rest(now)
 
-    def suspect(self) -> None:
-        """A call failed with its connection: the others may be dead, too, without anybody having said so."""
-        self._suspected = True
+    def suspect(self, link: Link) -> None:
+        """A call failed with its connection: the others of its time may be dead, too, and nobody said so."""
+        self._suspected |= link is self.link
 
     def again(self) -> None:
         """New connections for whatever begins from now on. What waits on the old ones ends; what moves goes on."""
@@ -126,6 +128,7 @@ class Upstream:
         await self.link.close()
 
 
-def away(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call failed because the core was not there."""
-    return error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+def lost(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call failed with its connection: the core did not say so, and nobody here hung up."""
+    said = {key for key, _ in error.trailing_metadata() or ()}
+    return error.code() is grpc.StatusCode.UNAVAILABLE and SAID[0][0] not in said
