@@ -596,6 +596,9 @@ class Anything(int):
     def __eq__(self, _: object) -> bool:
         return True
 
+    def __ne__(self, _: object) -> bool:
+        return False
+
     __hash__ = int.__hash__
 
 
