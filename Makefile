@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not root
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills test test-slow test-root lint format proto simulate simulate-defects fuzz bench wheel clean
+.PHONY: help demo chaos bench-kills bench-regions test test-slow test-root lint format proto simulate simulate-defects fuzz bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -68,6 +68,10 @@ fuzz: $(READY) ## unsound bytes for everything that decodes from a network: INPU
 
 bench: $(READY) ## the data plane beside this machine's memory and its peers: ARGS="--json PATH --only kernels"
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-regions: $(READY) ## three regions with fronts behind long links, beside the same over loopback: as root
+	@$(BIN)/python -m benchmarks.fronts
+	@$(BIN)/python -m benchmarks.regions $(ARGS)
 
 wheel: $(READY) ## build dist/*.whl
 	@$(BIN)/python -m build --wheel --no-isolation

@@ -48,6 +48,7 @@ class Measured:
     syncs: list[Sync]
     core_bytes: int
     learner_bytes: int
+    front_bytes: int = 0
 
     def median(self, of: Callable[[Sync], float]) -> float:
         """Over the syncs."""
@@ -100,11 +101,11 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
         (place / "leave").touch()
         for child in islands:
             child.process.wait(PATIENCE_S)
-        peak = peak_bytes(core)
+        peak, front_peak = peak_bytes(core), max(map(peak_bytes, fronts), default=0)
         for child in (*fronts, core):
             group.stop(child)
     added = max(int(one["added_bytes"]) for one in told)
-    return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added)
+    return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added, front_peak)
 
 
 def wait(islands: list[Child], marks: list[Path]) -> None:

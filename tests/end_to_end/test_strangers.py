@@ -250,6 +250,20 @@ def test_tokens(tmp_path):
     assert alice not in tokens.read_text()
 
 
+def test_an_open_core_is_not_open_to_a_fronts_network(tmp_path):
+    """A core on loopback lets everybody do everything; that was not said of the network that its front is on."""
+    with (
+        core(tmp_path / "home") as it,
+        front(tmp_path / "eu", it.address, "--listen", "0.0.0.0:0", "--insecure-plaintext") as eu,
+    ):
+        assert operators(it, Access()).run == it.status().run
+        for metadata in ((), (("authorization", "Bearer guessed"),)):
+            error = refused(lambda metadata=metadata: operators(eu, Access(), *metadata))
+            assert error.code() in {DENIED, grpc.StatusCode.UNAUTHENTICATED}
+    with core(tmp_path / "near") as it, front(tmp_path / "us", it.address) as us:
+        assert operators(us, Access()).run == it.status().run
+
+
 def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
     """Core, front and learner go on with new ones of another authority, and nobody stops."""
     place = tmp_path / "own"
@@ -265,6 +279,8 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
         eventually(lambda: it.status().contributions.merged > 2)
         init(place / "next")
         both = (place / "ca.pem").read_bytes() + (place / "next" / "ca.pem").read_bytes()
+        (own.front / "key.pem").write_bytes(b"half of a k")  # in the middle of being replaced
+        eventually(lambda: "new certificates are not taken" in eu.child.log.read_text())
         for directory in (own.core, own.front, mine, own.operator):  # first everybody trusts both
             (directory / "ca.pem").write_bytes(both)
         for directory, role, name, hosts in (
