@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from atoll_wire import memory
+from atoll_wire import allocator
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
@@ -74,7 +74,7 @@ class Core:
     async def take_directory(self) -> None:
         """Warms up, then makes the directory this core's; a standby waits for it as long as another core lives."""
         await asyncio.to_thread(merge.warm_up)
-        memory.let_go_of_code("libllvmlite")  # 50 MiB that compile nothing any more
+        allocator.let_go_of_code("libllvmlite")  # 50 MiB that compile nothing any more
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self.started_at, self.clock = time.monotonic(), RunClock()  # a standby may have waited for weeks

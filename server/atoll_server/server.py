@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import structlog
-from atoll_wire import frames, memory
+from atoll_wire import allocator, frames
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.errors import UserError
 
@@ -48,7 +48,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
     """
     settings.check()
-    memory.lean()
+    allocator.lean()
     open_files()
     core = Core(settings, given)
     told = told_to_stop()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
-from atoll_wire import memory
+from atoll_wire import allocator, memory
 
 LLVM = "libllvmlite"
 LENGTH = memory.LEAST_BYTES  # in parameters: four times that in bytes
@@ -30,7 +30,7 @@ def test_a_library_whose_code_was_let_go_of_works_on():
     double = numba.njit(lambda x: 2 * x)
     assert double(2) == 4
     before = resident_bytes()
-    memory.let_go_of_code(LLVM)
+    allocator.let_go_of_code(LLVM)
     assert resident_bytes() < before // 2
     assert double(2.5) == 5.0, "compiled once more"
 

@@ -23,7 +23,7 @@ def front(
     tls: Annotated[Path | None, typer.Option("--tls", help="Directory of certificates, see atoll certs.", envvar="ATOLL_TLS")] = None,
     insecure_plaintext: Annotated[bool, typer.Option("--insecure-plaintext", help="Allow an address beyond loopback without TLS.")] = False,
     audit_log: Annotated[Path | None, typer.Option(help="Write down who was refused, as JSON lines.")] = None,
-    cache_mib: Annotated[int, typer.Option(help="Memory for updates and whole fragments; what does not fit is passed through.", min=1)] = 64,
+    cache_mib: Annotated[int, typer.Option(help="Memory for updates and whole fragments; what does not fit is passed through.", min=1)] = 48,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:  # fmt: skip

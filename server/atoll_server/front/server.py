@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc.aio
 import structlog
-from atoll_wire import frames
+from atoll_wire import allocator, frames
 from atoll_wire.access import on_loopback
 
 from atoll_server.acts import Acts
@@ -28,6 +28,7 @@ GOODBYE_S = 2.0  # for calls that run: whoever follows was told to go elsewhere
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
     """Runs a front until SIGTERM or SIGINT. announce: told each address once it serves. Raises SettingsError."""
     settings.check()
+    allocator.lean()
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
     upstream, acts = Upstream(settings.core, settings.access), Acts(settings.audit_log)

@@ -20,7 +20,7 @@ class FrontSettings:
     metrics_listen: str | None = None
     access: Access = LOCAL
     metrics_plaintext: bool = False
-    cache_bytes: int = 64 << 20  # of updates and whole fragments; what does not fit is passed through
+    cache_bytes: int = 48 << 20  # of updates and whole fragments; what does not fit is passed through
     pushes: int = 64  # that carry frames at a time: each holds a message in memory
     calls: int = 16_384  # at a time, of any kind
     audit_log: Path | None = None
