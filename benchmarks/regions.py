@@ -243,18 +243,24 @@ def main() -> None:
     near, far = list[Outcome](), list[Outcome]()
     for seed in range(arguments.seeds):
         far.append(over_regions(seed, arguments.steps, cut=seed == 0))
+        _tell(far[-1])
         near.append(over_loopback(seed, arguments.steps))
         print(f"seed {seed}: loss {far[-1].loss:.4f} over regions, {near[-1].loss:.4f} over loopback", flush=True)
-    for one in far:
-        copies = ", ".join(f"{region} {share:.3f}" for region, share in one.copies.items())
-        print(f"seed {one.seed}: copies of all updates by front: {copies}; link bytes {one.link_bytes}")
-    cut = far[0]
-    print(f"cut off for {CUT_S:.0f} s: pace {cut.pace} of before; {cut.merged_after} contributions merged after it")
+        if arguments.json_path is not None:
+            found = {"regions": list(map(asdict, far)), "loopback": list(map(asdict, near))}
+            arguments.json_path.write_text(json.dumps(found, indent=2) + "\n")
     differences = [f.loss - n.loss for f, n in zip(far, near, strict=True)]
     print(f"loss over regions - over loopback: {statistics.mean(differences):+.4f} {differences}")
-    if arguments.json_path is not None:
-        found = {"regions": list(map(asdict, far)), "loopback": list(map(asdict, near))}
-        arguments.json_path.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _tell(one: Outcome) -> None:
+    copies = ", ".join(f"{region} {share:.3f}" for region, share in one.copies.items())
+    print(f"seed {one.seed}: copies of all updates by front: {copies}; over links, up and down: {one.link_bytes}")
+    if one.pace is not None:
+        print(
+            f"cut off for {CUT_S:.0f} s: {one.pace:.2f} of the pace before; {one.merged_after} merged after it",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
