@@ -39,7 +39,7 @@ class Papers:
         self.operator = issue(place, Role.OPERATOR, "alice", (), 1)
 
     def learner(self, name: str) -> Path:
-        return issue(self.place, Role.LEARNER, name, (), 1)
+        return issue(self.place, Role.LEARNER, name, (), 100)
 
     def expired(self, name: str) -> Path:
         return issue(self.place, Role.LEARNER, name, (), -1)

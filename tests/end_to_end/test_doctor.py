@@ -1,0 +1,105 @@
+"""`atoll doctor`: what is well is said, what is not comes with its remedy, and nothing is changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from atoll import doctor
+from atoll.demo.processes import free_port
+from atoll.doctor import Patient, Verdict, examine, examine_disk, of_model
+from atoll_wire.access import Access
+from torch import nn
+from torch.optim import SGD
+
+from tests.end_to_end.test_strangers import Papers
+from tests.end_to_end.world import core, front, small_model, train
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    return Papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, papers):
+    with core(tmp_path_factory.mktemp("home"), "--tls", str(papers.core)) as it:
+        it.access = Access(papers.operator)
+        train(it.address, "a", steps=20, tls=papers.learner("a"))
+        yield it
+
+
+@pytest.fixture(scope="module")
+def eu(tmp_path_factory, papers, home):
+    with front(tmp_path_factory.mktemp("eu"), home.address, "--tls", str(papers.front), "--region", "eu") as it:
+        yield it
+
+
+def bad(patient: Patient) -> list[tuple[str, str]]:
+    """What it found, where that is not well."""
+    return [(f.what, f.remedy) for f in examine(patient) if f.verdict is not Verdict.GOOD and "Mbit/s" not in f.what]
+
+
+def test_all_is_well_on_the_way_through_a_front(eu, papers, home):
+    before = home.status()
+    command = [sys.executable, "-m", "atoll.command", "doctor", "--server", eu.address, "--name", "a"]
+    done = subprocess.run(
+        [*command, "--tls", str(papers.place / "learner-a")], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("a core is there by eu", "port", "the certificate of learner/a is valid for", "clocks", "Mbit/s up",
+                 "Mbit/s down", "messages of 9 MiB come through", home.status().run):  # fmt: skip
+        assert said in done.stdout, done.stdout
+    assert home.status().contributions == before.contributions
+
+
+def test_what_is_wrong_on_the_way_is_named_with_its_remedy(eu, papers):
+    [(what, cure)] = bad(Patient(f"127.0.0.1:{free_port()}", Access()))
+    assert "cannot be reached" in what
+    assert "firewalls" in cure
+    [(what, _)] = bad(Patient("no-such-host.invalid:7070", Access(plaintext=True)))
+    assert "no name that is known" in what
+    [(what, _)] = bad(Patient("7070", Access()))
+    assert "no HOST:PORT" in what
+    found = bad(Patient(eu.address, Access(papers.learner("a")), "b"))
+    assert any("the learner is called b" in what and cure == "atoll certs issue learner b" for what, cure in found)
+    found = bad(Patient(eu.address, Access(papers.expired("old"))))
+    assert any("has expired" in what for what, _ in found)
+    assert any("does not answer as Atoll does" in what for what, _ in found)
+    [(what, cure)] = bad(Patient(eu.address, Access()))
+    assert "--tls" in cure
+    (papers.learner("torn") / "cert.pem").unlink()
+    [(what, _), *_] = bad(Patient(eu.address, Access(papers.place / "learner-torn")))
+    assert "cert.pem cannot be read" in what
+
+
+def test_models_are_compared_with_the_runs(home, papers):
+    access = Access(papers.learner("a"))
+
+    def found(model: nn.Module) -> list[str]:
+        patient = Patient(home.address, access, **of_model(model, SGD(model.parameters(), 0.1)))
+        return [what for what, _ in bad(patient)]
+
+    assert found(small_model()) == []
+    assert found(nn.Linear(3, 3)) == ["the run has another model"]
+    wider = small_model()
+    wider.register_buffer("more", None)
+    wider.append(nn.Linear(32, 32, bias=False).requires_grad_(False))
+    assert found(wider) == ["the frozen parameters have other values than the run's"]
+
+
+def test_clocks_that_differ_are_found(home, papers, monkeypatch):
+    now = time.time
+    monkeypatch.setattr(doctor.time, "time", lambda: now() + 100.0)
+    found = bad(Patient(home.address, Access(papers.learner("a"))))
+    assert any("clocks are 100" in what and "NTP" in cure for what, cure in found)
+
+
+def test_a_disk_is_looked_at(tmp_path):
+    assert Verdict.BAD not in [finding.verdict for finding in examine_disk(tmp_path / "new")]
+    assert not list((tmp_path / "new").iterdir())
+    (tmp_path / "file").touch()
+    [finding] = examine_disk(tmp_path / "file")
+    assert finding.verdict is Verdict.BAD
