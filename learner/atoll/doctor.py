@@ -6,6 +6,7 @@ disk of a core, and whether a model is the run's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -92,6 +93,11 @@ def examine(patient: Patient) -> Iterator[Finding]:
     if isinstance(place, Finding):
         yield place
         return
+    try:
+        patient.access.check([patient.address])
+    except AccessError as error:
+        yield _bad(str(error), "see atoll certs")
+        return
     reached = list(_reach(*place))
     yield from reached
     if any(finding.verdict is Verdict.BAD for finding in reached):
@@ -111,21 +117,25 @@ def examine(patient: Patient) -> Iterator[Finding]:
 
 def examine_disk(directory: Path) -> Iterator[Finding]:
     """Where a core would keep a run."""
+    file = directory / ".atoll-doctor"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        free, file = shutil.disk_usage(directory).free, directory / ".atoll-doctor"
-        began = time.monotonic()
+        free, began = shutil.disk_usage(directory).free, time.monotonic()
         with file.open("wb") as out:
             for _ in range(DISK_BYTES >> 20):
                 out.write(os.urandom(1 << 20))
             out.flush()
             os.fsync(out.fileno())
         rate = DISK_BYTES / 1e6 / (time.monotonic() - began)
-        file.unlink()
     except OSError as error:
-        yield _bad(f"{directory} cannot be written ({error.strerror})", "give a directory that you may write")
+        yield _bad(
+            f"{directory} cannot be written ({error.strerror})", "give a directory that you may write, with room"
+        )
         return
-    room = "12 bytes a parameter for each of 3 snapshots, and what waits to be merged: make room"
+    finally:
+        with contextlib.suppress(OSError):  # it never came to be
+            file.unlink()
+    room = "some 48 bytes a parameter: snapshots, the first parameters, what waits to be merged: make room"
     yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free at {directory}", room)
     quick = "contributions are acknowledged when they are on the disk: use a quicker one"
     yield _judged(rate >= SLOW_DISK_MB, f"{rate:.0f} MB/s are written and synced", quick)
@@ -141,8 +151,8 @@ def _place(address: str) -> tuple[str, int] | Finding:
 def _reach(host: str, port: int) -> Iterator[Finding]:
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        yield _bad(f"{host} is no name that is known here ({error.strerror})", "correct it, or mend the name service")
+    except (OSError, UnicodeError) as error:
+        yield _bad(f"{host} is no name that is known here ({error})", "correct it, or mend the name service")
         return
     yield Finding(Verdict.GOOD, f"{host} is {', '.join(sorted(found))}")
     try:
@@ -158,12 +168,11 @@ def _certificate(patient: Patient) -> Iterator[Finding]:
     if directory is None:
         return
     try:
-        patient.access.check([patient.address])
         mine = show(directory)
-    except (AccessError, CertificateError) as error:
+    except CertificateError as error:
         yield _bad(str(error), "issue it again, see atoll certs")
         return
-    renew = f"renew it: atoll certs issue {mine.identity.replace('/', ' ')}"
+    renew = " ".join(("renew it: atoll certs issue", *mine.identity.split("/"), *(f"--host {h}" for h in mine.hosts)))
     if mine.days_left <= 0:
         yield _bad(f"the certificate of {mine.identity} has expired", renew)
     else:
@@ -192,6 +201,8 @@ def _way(stub: rpc.DoctorStub, patient: Patient) -> Iterator[Finding]:
     yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the limit")
     if patient.tensors and told.fingerprint:
         yield from _model(patient, told)
+    elif patient.tensors:
+        yield Finding(Verdict.GOOD, "the run has no model yet: this one would be it")
 
 
 def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
@@ -221,7 +232,7 @@ def _probe(stub: rpc.DoctorStub, requests: list[pb.ProbeRequest]) -> list[pb.Pro
 
 
 def _run(told: pb.ProbeReply) -> str:
-    return f"run {told.run}" if told.run else "and has no run yet"
+    return f"run {told.run}" if told.fingerprint else f"run {told.run}, which has not begun"
 
 
 def _cure(error: grpc.RpcError, patient: Patient) -> str:

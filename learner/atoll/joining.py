@@ -15,6 +15,7 @@ import psutil
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import LOCAL, Access, AccessError
+from atoll_wire.certificate import CertificateError, Role, check_role
 from atoll_wire.layout import MergeKind, TensorSpec
 
 from atoll.errors import NONSENSE, LearnerError
@@ -46,7 +47,8 @@ class Identity:
             return LearnerError("no server was given: name at least one HOST:PORT")
         try:
             self.access.check(self.addresses)
-        except AccessError as error:
+            check_role(self.access.tls, Role.LEARNER, self.name)
+        except (AccessError, CertificateError) as error:
             return LearnerError(str(error))
         return None
 

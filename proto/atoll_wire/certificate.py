@@ -67,3 +67,13 @@ def show(path: Path) -> Shown:
         " ".join(said) or authority, hosts, found.issuer.rfc4514_string(), found.not_valid_before_utc,
         found.not_valid_after_utc, found.fingerprint(hashes.SHA256()).hex(":"),
     )  # fmt: skip
+
+
+def check_role(directory: Path | None, role: Role, name: str = "") -> None:
+    """Raises CertificateError for a directory that is somebody else's. One without a word of Atoll is left to TLS."""
+    if directory is None:
+        return
+    found, wanted = show(directory).identity, f"{role.value}/{name}"
+    if "/" in found and not (found == wanted if name else found.startswith(wanted)):
+        text = f"--tls {directory}: this is the certificate of {found}, and a {role.value}'s is needed here"
+        raise CertificateError(f"{text}: atoll certs issue {role.value} {name or 'NAME'}")

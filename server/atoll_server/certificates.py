@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_KEY = "ca-key.pem"
 AUTHORITY_DAYS = 3650
 EARLIER = datetime.timedelta(minutes=5)  # valid already where the clock is behind
+HOST = re.compile(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 SERVES, CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALLS], Role.CORE: [SERVES]}
 
@@ -49,11 +51,17 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
     if not hosts and SERVES in USES[role]:
         raise CertificateError(f"a {role.value} is called by its host names: give each of them with --host")
     try:
-        authority = x509.load_pem_x509_certificate((directory / AUTHORITY).read_bytes())
+        trusted = (directory / AUTHORITY).read_bytes()
         signer = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
     except (OSError, ValueError) as error:
         raise CertificateError(f"--dir {directory} has no authority: make one with `atoll certs init`") from error
     assert isinstance(signer, ec.EllipticCurvePrivateKey), "init made it"
+    own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
+    if not own:
+        raise CertificateError(
+            f"{directory / AUTHORITY_KEY} is of none of the authorities in {AUTHORITY}: put it there"
+        )
+    authority = own[0]
     key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     names = [x509.UniformResourceIdentifier(f"{SCHEME}{role.value}/{name}"), *map(_host, hosts)]
     builder = (
@@ -66,7 +74,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
     )
     certificate = builder.sign(signer, hashes.SHA256())
     out = directory / f"{role.value}-{name}"
-    _write(out, {KEY: _key_pem(key), CERTIFICATE: _pem(certificate), AUTHORITY: _pem(authority)})
+    _write(out, {KEY: _key_pem(key), CERTIFICATE: _pem(certificate), AUTHORITY: trusted})
     return out
 
 
@@ -97,9 +105,11 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         try:
+            if not HOST.fullmatch(host):
+                raise ValueError
             return x509.DNSName(host)
         except ValueError as error:
-            raise CertificateError(f"--host {host} is neither a name nor an address") from error
+            raise CertificateError(f"--host {host} is neither a name nor an address: give it without a port") from error
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,7 @@ def issue_command(
     role: Annotated[str, typer.Argument(help="core, front, learner or operator.")],
     name: Annotated[str, typer.Argument(help="Unique; of a learner the one that it joins with.")],
     host: Annotated[list[str], typer.Option(help="A name or address by which a core or front is called; may be given several times.")] = [],  # noqa: B006 - typer copies it
-    days: Annotated[float, typer.Option(help="How long it is valid.", min=0.001)] = 365.0,
+    days: Annotated[float, typer.Option(help="How long it is valid.", min=0.001, max=3650.0)] = 365.0,
     directory: Folder = Path("certs"),
 ) -> None:  # fmt: skip
     """Make, or renew, the directory of certificates that a process is given as --tls."""
@@ -40,6 +41,8 @@ def issue_command(
 
     from atoll_server.certificates import issue
 
+    if not math.isfinite(days):
+        raise typer.BadParameter(f"{days}: give a finite number", param_hint="--days")
     roles = {each.value: each for each in Role}
     if role not in roles:
         raise typer.BadParameter(f"{role}: use one of {', '.join(roles)}", param_hint="ROLE")

@@ -43,6 +43,8 @@ def operator(remote: Remote) -> Iterator[rpc.OperatorStub]:
     """A stub for one core; OperatorError when it cannot be reached or refuses, AccessError for certificates."""
     address = remote.address
     remote.access.check([address])
+    if not (remote.token.isascii() and remote.token.isprintable()):
+        raise OperatorError("--token has characters that no token has: give what `atoll token` printed")
     with remote.access.dial_and_wait(address) as dialled:
         channel = grpc.intercept_channel(dialled, _Bearer(remote.token)) if remote.token else dialled
         try:

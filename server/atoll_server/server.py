@@ -15,6 +15,7 @@ import grpc.aio
 import structlog
 from atoll_wire import allocator, frames
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.certificate import Role, check_role
 from atoll_wire.errors import UserError
 
 from atoll_server.acts import Acts
@@ -48,6 +49,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
     """
     settings.check()
+    check_role(settings.access.tls, Role.CORE)
     allocator.lean()
     open_files()
     core = Core(settings, given)

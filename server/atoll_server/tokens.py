@@ -73,8 +73,8 @@ def new(path: Path, name: str) -> str:
         with os.fdopen(descriptor, "w") as file:
             file.write("\n".join([*kept, f"{name} {hashlib.sha256(token.encode()).hexdigest()}"]) + "\n")
         part.replace(path)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be written ({error.strerror}): give another --file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read and written ({error}): give another --file") from error
     return token
 
 

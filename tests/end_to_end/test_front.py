@@ -17,10 +17,6 @@ def updates(figures: dict[str, float]) -> float:
     return figures['atoll_front_wan_bytes_total{direction="down",kind="update",region="eu"}']
 
 
-def served(figures: dict[str, float], learner: str) -> float:
-    return figures[f'atoll_front_learner_bytes_total{{direction="down",learner="{learner}"}}']
-
-
 def test_learners_behind_a_front_train_and_updates_come_once(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
         trainees = train(eu.address, "a", "b", "c", steps=STEPS)

@@ -23,7 +23,7 @@ UNKNOWN, EXISTS = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.ALREADY_EXIST
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    with core(tmp_path_factory.mktemp("home"), "--inner-steps", "1000") as it:
+    with core(tmp_path_factory.mktemp("home"), "--inner-steps", "100") as it:
         train(it.address, "a", steps=20)
         yield it
 
@@ -161,10 +161,10 @@ def test_ten_thousand_connections_that_say_nothing_stop_nobody(where):
         before, host, port = resident(where.child), *where.address.rsplit(":", 1)
         for _ in range(COUNT):
             silent.append(socket.create_connection((host, int(port)), timeout=20))
-        steps = len(trainee.losses)
+        steps, merged = len(trainee.losses), trainee.learner.stats().merged
         with hand(where.address, f"late-{port}") as it:
             assert it.session.token, "there is room for another one"
-        eventually(lambda: len(trainee.losses) > steps + 20)
+        eventually(lambda: len(trainee.losses) > steps + 20 and trainee.learner.stats().merged > merged, 40)
         assert trainee.learner.stats().connected
         assert resident(where.child) - before < 400 << 20
         silent[0].settimeout(40)
@@ -180,8 +180,8 @@ def test_ten_thousand_connections_that_say_nothing_stop_nobody(where):
 
 
 @pytest.mark.slow
-def test_an_upload_that_trickles_gives_its_room_back(where, home):
-    """A header and no frame: it ends after a minute, and what it had reserved is free."""
+def test_an_upload_that_stops_is_given_up(where):
+    """A header and no frame: it ends after a minute."""
     with hand(where.address, "slow") as it:
         quiet = threading.Event()
 

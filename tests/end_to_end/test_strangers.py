@@ -7,6 +7,7 @@ import datetime
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -155,12 +156,37 @@ def test_a_server_that_is_not_who_it_says_is_not_called(tmp_path, papers):
     assert error.code() is AWAY
 
 
-def test_a_learners_certificate_serves_nobody(tmp_path, papers):
-    """Also where it has the right host name: it is for calling only."""
-    thief = papers.learner("thief")
-    with core(tmp_path, "--tls", str(thief)) as it, calling(it.address, Access(papers.learner("a"))) as stub:
-        error = refused(lambda: stub.Join(request("a"), timeout=20))
+def test_a_learners_certificate_serves_nobody(papers):
+    """Also where it has the right host name: it is for calling only. A core would not start with it."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(())
+    port = server.add_secure_port("127.0.0.1:0", Access(papers.learner("thief")).serving())
+    server.start()
+    try:
+        with calling(f"127.0.0.1:{port}", Access(papers.learner("a"))) as stub:
+            error = refused(lambda: stub.Join(request("a"), timeout=20))
+    finally:
+        server.stop(0)
     assert error.code() is AWAY
+
+
+def test_a_process_does_not_start_with_somebody_elses_certificate(papers, tmp_path):
+    for words, mine, wanted in (
+        (["core", "--dir", str(tmp_path)], papers.learner("a"), "core"),
+        (["front", "--core", "127.0.0.1:1"], papers.core, "front"),
+        (["learner", "--name", "b", "--server", "127.0.0.1:1"], papers.learner("a"), "learner"),
+        (["learner", "--name", "b", "--server", "127.0.0.1:1"], papers.core, "learner"),
+        (["learner", "--name", "b", "--server", "core.example:1"], None, "--insecure-plaintext"),
+        (["core", "--dir", str(tmp_path), "--listen", "0.0.0.0:0"], None, "--insecure-plaintext"),
+        (["front", "--core", "core.example:1"], None, "--insecure-plaintext"),
+        (["front", "--core", "127.0.0.1:1"], tmp_path / "nothing", "ca.pem cannot be read"),
+    ):
+        command = [sys.executable, "-m", "atoll.command", *words, *(["--tls", str(mine)] if mine else [])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1, words
+        [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert wanted in line, line
+        assert "Traceback" not in done.stderr
 
 
 WRONG_ROLES = {
@@ -298,7 +324,7 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
         trainee.done(120)
 
 
-def test_what_cannot_be_used_is_said_in_one_line(tmp_path, papers):
+def test_files_and_addresses_that_cannot_be_used(tmp_path, papers):
     with pytest.raises(AccessError, match=r"ca.pem cannot be read"):
         Access(tmp_path).check([])
     mixed = papers.learner("mixed")

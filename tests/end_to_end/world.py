@@ -60,19 +60,15 @@ class Core:
 
 
 class Front:
-    """One front process before a core; may be killed and started again on the same port."""
+    """One front process before a core."""
 
     def __init__(self, group: Children, name: str, core: str, options: list[str]) -> None:
-        self.group, self.name, self._core, self._options = group, name, core, options
         self.metrics_port = free_port()
         options += ["--metrics-listen", f"127.0.0.1:{self.metrics_port}"]
         self.child, self.address = group.start_front(name, "127.0.0.1:0", core, options)
 
     def kill(self) -> None:
         self.child.kill()
-
-    def start(self) -> None:
-        self.child, _ = self.group.start_front(self.name, self.address, self._core, self._options)
 
     def figures(self) -> dict[str, float]:
         """What it tells Prometheus, by series."""

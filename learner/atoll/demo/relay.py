@@ -31,7 +31,6 @@ class Counts:
 
     up: int = 0
     down: int = 0
-    connections: int = 0
 
 
 class Way:
@@ -100,7 +99,6 @@ class Relay:
         except OSError:
             writer.close()
             return
-        self.counts.connections += 1
         for each in (writer, far_writer):
             each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ways = (

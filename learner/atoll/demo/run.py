@@ -117,7 +117,7 @@ def _train(
         stub = rpc.OperatorStub(channel)
         while any(learner.process.poll() is None for learner in learners):
             time.sleep(POLL_S)
-            _check(learners, core)
+            _check(learners, core, *(child for region in regions.all for child in (region.front, region.relay)))
             status = _status(stub)
             progress.show(status)
             done = status.tokens_trained / settings.total_tokens
@@ -169,10 +169,10 @@ def _name(number: int) -> str:
     return NAMES[number] if number < len(NAMES) else f"island-{number + 1}"
 
 
-def _check(learners: list[Child], core: Child) -> None:
+def _check(learners: list[Child], *servers: Child) -> None:
     """A child that ended by itself and not well ends the demo."""
-    for child in (*learners, core):
-        if child.process.poll() not in {None, 0} or (child is core and child.process.poll() is not None):
+    for child in (*learners, *servers):
+        if child.process.poll() not in {None, 0} or (child in servers and child.process.poll() is not None):
             raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
 
 

@@ -12,6 +12,7 @@ import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.links import hung_up
 
+from atoll_server.acts import Acts
 from atoll_server.calls import Context, abort, end, let_go
 from atoll_server.front.upstream import Upstream
 from atoll_server.identity import caller
@@ -21,7 +22,7 @@ from atoll_server.tokens import HEADER
 Passing = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 
 
-def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str, *, near: bool) -> None:
+def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str, acts: Acts, *, near: bool) -> None:
     """Adds the services of operators and doctors. near: nobody but this machine can call.
 
     A certificate says nothing at the core, which sees the front's; and a core that lets everybody on its machine do
@@ -32,13 +33,13 @@ def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str, *, near: b
         handlers: dict[str, Any] = {}
         for method in pb.DESCRIPTOR.services_by_name[name].methods:
             passing = _passing(
-                upstream, f"/atoll.v1.{name}/{method.name}", mark, token_needed=name == "Operator" and not near
+                upstream, f"/atoll.v1.{name}/{method.name}", mark, acts, token_needed=name == "Operator" and not near
             )
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(passing)  # one message is a short stream
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"atoll.v1.{name}", handlers),))
 
 
-def _passing(upstream: Upstream, path: str, mark: bytes, *, token_needed: bool) -> Passing:
+def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_needed: bool) -> Passing:
     """mark: put behind each answer; of a message in two parts protobuf makes one."""
 
     async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -60,6 +61,7 @@ def _passing(upstream: Upstream, path: str, mark: bytes, *, token_needed: bool) 
                     call.cancel()
                     await asyncio.gather(sending, return_exceptions=True)  # it reads what is let go below
         except Refused as refused:
+            acts.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
             await end(context, error.code(), error.details() or "")

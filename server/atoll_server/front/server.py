@@ -9,6 +9,7 @@ import grpc.aio
 import structlog
 from atoll_wire import allocator, frames
 from atoll_wire.access import on_loopback
+from atoll_wire.certificate import Role, check_role
 
 from atoll_server.acts import Acts
 from atoll_server.calls import message_options
@@ -28,6 +29,7 @@ GOODBYE_S = 2.0  # for calls that run: whoever follows was told to go elsewhere
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
     """Runs a front until SIGTERM or SIGINT. announce: told each address once it serves. Raises SettingsError."""
     settings.check()
+    check_role(settings.access.tls, Role.FRONT)
     allocator.lean()
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
@@ -38,7 +40,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     )
     public = Public.of(server, settings.listen, settings.access)
     frames.serve(service, server)
-    pass_on(server, upstream, settings.region, near=on_loopback(settings.listen))
+    pass_on(server, upstream, settings.region, acts, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     scraped = None if settings.metrics_listen is None else serve_metrics(metrics.registry, settings.metrics_listen)
     watching = asyncio.create_task(upstream.watch())

@@ -211,7 +211,9 @@ class FrontService(rpc.OuterServicer):
         """Raises Refused for a name that is not the caller's: above it counts that this front says so."""
         who = caller(context)
         if who.role not in {None, Role.LEARNER}:
-            text = f"a front serves learners, and this is the certificate of {who}: see atoll certs issue learner"
+            assert who.role is not None
+            mine = f'{who.role.value} "{who.name}"'
+            text = f"a front serves learners, and this is the certificate of {mine}: see atoll certs issue learner"
             raise Refused(Status.PERMISSION_DENIED, text)
         who.speaks_for(learner)
 

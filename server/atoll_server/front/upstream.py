@@ -21,7 +21,6 @@ log = structlog.get_logger()
 
 QUICK_CALLS = 48  # on one connection: a core takes 64
 MOST_CARRIERS = 64  # connections: who has a slow one has more of them
-CARRIED_CALLS = 24  # on one connection when there are no more
 WATCH_S = 0.5
 AGAIN_S = 5.0  # between dialling and dialling again
 IDLE_S = 30.0  # before a connection without calls is hung up
