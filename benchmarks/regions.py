@@ -45,8 +45,8 @@ MOST_COPIES = 1.02
 class Outcome:
     """One run. copies: of all published updates that each front took; link_bytes: over its link, up and down.
 
-    pace: inner steps a second of the learners that were cut off, during the cut and until they were heard again, over
-    theirs before it; merged_after: contributions of everybody since.
+    pace: inner steps of the learners that were cut off beside those of the others, from the cut until they were heard
+    again, over the same before it: 1 is no step lost; merged_after: contributions of everybody since.
     """
 
     seed: int
@@ -176,33 +176,33 @@ class _Cut:
         self._link, self._region = place.links[REGIONS[-1]], REGIONS[-1]
         self._outcome, self._tokens = outcome, tokens
         self._began = self._ended = 0.0
-        self._steps: dict[str, tuple[float, int]] = {}
+        self._first = self._cut = (0, 0)  # steps of those who are cut off, and of the others
+        self._merged = 0
 
     def look(self, status: pb.StatusReply) -> None:
         """Once a second, as the core sees it; what it did not hear during the cut it hears after it."""
         now, mine = time.monotonic(), [each for each in status.learners if each.region == self._region]
-        steps, merged = sum(each.steps for each in mine), status.contributions.merged
+        all_steps, my_steps = sum(each.steps for each in status.learners), sum(each.steps for each in mine)
+        steps, merged = (my_steps, all_steps - my_steps), status.contributions.merged
         if not self._began:
-            if mine and all(each.steps for each in mine):
-                self._steps.setdefault("first", (now, steps))
+            if not self._first[0] and len(status.learners) == EACH * len(REGIONS) and all(each.steps for each in mine):
+                self._first = steps
             if status.tokens_trained >= CUT_AT * self._tokens:
                 self._link.process.send_signal(signal.SIGUSR2)
-                self._began, self._steps["cut"] = now, (now, steps)
+                self._began, self._cut = now, steps
         elif not self._ended and now - self._began >= CUT_S:
             self._link.process.send_signal(signal.SIGUSR2)
-            self._ended, self._steps["merged"] = now, (now, merged)
-        elif self._ended and "heard" not in self._steps and self._heard(mine, steps, now):
-            self._steps["heard"] = (now, steps)
-            first, cut = self._steps["first"], self._steps["cut"]
-            before = (cut[1] - first[1]) / (cut[0] - first[0])
-            self._outcome.pace = (steps - cut[1]) / (now - cut[0]) / before
+            self._ended, self._merged = now, merged
+        elif self._ended and self._outcome.pace is None and self._heard(mine, my_steps, now):
+            before = (self._cut[0] - self._first[0]) / (self._cut[1] - self._first[1])
+            self._outcome.pace = (steps[0] - self._cut[0]) / (steps[1] - self._cut[1]) / before
         if self._ended:
-            self._outcome.merged_after = merged - self._steps["merged"][1]
+            self._outcome.merged_after = merged - self._merged
 
     def _heard(self, mine: list[pb.LearnerStatus], steps: int, now: float) -> bool:
         """Whether all have reported since the cut was mended."""
         after_s = now - self._ended
-        return steps > self._steps["cut"][1] and all(0 < each.heard_s < min(after_s, 1.0) for each in mine)
+        return steps > self._cut[0] and all(0 < each.heard_s < min(after_s, 1.0) for each in mine)
 
 
 def _names() -> list[tuple[str, str]]:
@@ -260,23 +260,26 @@ def main() -> None:
             raise SystemExit(
                 "it does not hold: more than a copy, or the run ended before the cut did: give more --steps"
             )
+        _keep(arguments.json_path, far, near)
         near.append(over_loopback(seed, arguments.steps))
         print(f"seed {seed}: loss {far[-1].loss:.4f} over regions, {near[-1].loss:.4f} over loopback", flush=True)
-        if arguments.json_path is not None:
-            found = {"regions": list(map(asdict, far)), "loopback": list(map(asdict, near))}
-            arguments.json_path.write_text(json.dumps(found, indent=2) + "\n")
+        _keep(arguments.json_path, far, near)
     differences = [f.loss - n.loss for f, n in zip(far, near, strict=True)]
     print(f"loss over regions - over loopback: {statistics.mean(differences):+.4f} {differences}")
+
+
+def _keep(path: Path | None, far: list[Outcome], near: list[Outcome]) -> None:
+    found = {"regions": list(map(asdict, far)), "loopback": list(map(asdict, near))}
+    if path is not None:
+        path.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def _tell(one: Outcome) -> None:
     copies = ", ".join(f"{region} {share:.3f}" for region, share in one.copies.items())
     print(f"seed {one.seed}: copies of all updates by front: {copies}; over links, up and down: {one.link_bytes}")
     if one.pace is not None:
-        print(
-            f"cut off for {CUT_S:.0f} s: {one.pace:.2f} of the pace before; {one.merged_after} merged after it",
-            flush=True,
-        )
+        print(f"cut off for {CUT_S:.0f} s: {one.pace:.2f} of the steps to be expected", end="; ")
+        print(f"{one.merged_after} contributions merged after it", flush=True)
 
 
 if __name__ == "__main__":
