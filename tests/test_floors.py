@@ -15,7 +15,7 @@ FLOORS = {
     "atoll_wire": [
         ["__init__", "errors", "checksums", "allocator", "outer_pb2", "arrivals", "spans", "memory"],
         ["outer_pb2_grpc", "layout", "logs", "access"],
-        ["certificate"],
+        ["certificate", "scrape"],
         ["frames"],
         ["lanes"],
         ["links"],

@@ -30,13 +30,14 @@ def _finite(value: float) -> float:
 
 
 def learner(
-    name: Annotated[str, typer.Option(help="Unique among the run's learners.", rich_help_panel=JOINING)],
     server: Annotated[list[str], typer.Option(help="A core's address; may be given several times.", metavar="HOST:PORT", rich_help_panel=JOINING)] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
+    name: Annotated[str, typer.Option(help="Unique among the run's learners [REGION-HOSTNAME].", rich_help_panel=JOINING)] = "",
     region: Annotated[str, typer.Option(help="Where this learner is, for people.", rich_help_panel=JOINING)] = "",
     adoption: Annotated[str, typer.Option(help="rebase keeps outstanding work, overwrite drops it.", rich_help_panel=JOINING)] = "rebase",
     connect_timeout_s: Annotated[float, typer.Option(help="How long to wait for the core at the start.", min=0.0, callback=_finite, rich_help_panel=JOINING)] = 600.0,
     drain_s: Annotated[float, typer.Option(help="How long to wait for acknowledgements at the end.", min=0.0, callback=_finite, rich_help_panel=JOINING)] = 30.0,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.", min=1, max=65535)] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", metavar="HOST:PORT")] = None,
+    metrics_plaintext: Annotated[bool, typer.Option("--metrics-plaintext", help="Allow metrics beyond loopback: they are plain HTTP.")] = False,
     tls: Annotated[Path | None, typer.Option("--tls", help="Directory of certificates, see atoll certs.", envvar="ATOLL_TLS", rich_help_panel=JOINING)] = None,
     insecure_plaintext: Annotated[bool, typer.Option("--insecure-plaintext", help="Allow an address beyond loopback without TLS.", rich_help_panel=JOINING)] = False,
     size: Annotated[str, typer.Option(help="tiny (1M), 25m or 124m parameters.", rich_help_panel=MODEL)] = "tiny",
@@ -55,6 +56,7 @@ def learner(
     need("learner", "learner", *TRAINING)
     from atoll_wire.logs import configure
 
+    from atoll.joining import own_name
     from atoll.reference.model import SIZES
     from atoll.reference.train import Joining, TrainSettings, train
 
@@ -66,8 +68,10 @@ def learner(
     kept: Literal["rebase", "overwrite"] = "rebase" if adoption == "rebase" else "overwrite"
     train(
         TrainSettings(size, data, batch, learning_rate, total_tokens, max_steps, seed, device, threads, slow_down),
-        Joining(tuple(server), name, region, kept, connect_timeout_s, drain_s, metrics_port, tls, insecure_plaintext),
-    )
+        Joining(
+            tuple(server), name or own_name(region), region, kept, connect_timeout_s, drain_s, metrics_listen, metrics_plaintext, tls, insecure_plaintext,
+        ),
+    )  # fmt: skip
 
 
 def doctor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -51,6 +52,11 @@ class Identity:
         except (AccessError, CertificateError) as error:
             return LearnerError(str(error))
         return None
+
+
+def own_name(region: str) -> str:
+    """Of a learner that was given none: REGION-HOSTNAME, which a restarted container or pod has again."""
+    return "-".join(filter(None, (region, socket.gethostname())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.layout import Layout, plan
+from atoll_wire.scrape import ScrapeError
 from torch import nn
 
 from atoll.adoption import Track
@@ -20,7 +21,7 @@ from atoll.agent import Agent
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
 from atoll.island import NOTHING, STOP, Island, island
-from atoll.joining import FirstModel, Identity, process_age_s
+from atoll.joining import FirstModel, Identity, own_name, process_age_s
 from atoll.local import Local
 from atoll.parameters import Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
@@ -46,10 +47,10 @@ class Learner:
     Trainable are parameters that require gradients and that the optimizer updates. Under torchrun every rank makes a
     Learner and calls `step`. Start data loaders that fork before entering: gRPC's threads do not survive a fork.
 
-    server: an address or several, tried in turn. name: unique among the run's learners. region: its place, for people.
-    adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" drops it (as in the paper).
-    metrics_port: serve Prometheus metrics there. tls: directory of certificates, see `atoll certs`; without it only
-    addresses on loopback are dialled, unless insecure_plaintext says that nobody else listens on that network.
+    server: an address or several, tried in turn. region: its place, for people. name: unique in the run, by itself
+    REGION-HOSTNAME. adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" (the paper's) not.
+    metrics_listen: HOST:PORT for Prometheus; beyond loopback only with metrics_plaintext. tls: directory of
+    certificates, see `atoll certs`; without it only loopback is dialled, unless insecure_plaintext allows more.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class Learner:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         server: str | Sequence[str],
-        name: str,
+        name: str = "",
         *,
         region: str = "",
         adoption: Literal["rebase", "overwrite"] = "rebase",
         connect_timeout_s: float = 600.0,
         drain_s: float = 30.0,
-        metrics_port: int | None = None,
-        metrics_address: str = "127.0.0.1",
+        metrics_listen: str | None = None,
+        metrics_plaintext: bool = False,
         tls: str | Path | None = None,
         insecure_plaintext: bool = False,
     ) -> None:
@@ -73,9 +74,9 @@ class Learner:
         self._model, self._optimizer = model, optimizer
         addresses = [server] if isinstance(server, str) else list(server)
         access = Access(None if tls is None else Path(tls), insecure_plaintext)
-        self._identity = Identity(name, region, addresses, connect_timeout_s, access)
+        self._identity = Identity(name or own_name(region), region, addresses, connect_timeout_s, access)
         self._keep, self._drain_s = adoption == "rebase", drain_s
-        self._metrics = (metrics_address, metrics_port)
+        self._metrics = (metrics_listen, metrics_plaintext)
         self._leaving = contextlib.ExitStack()  # what is to be ended when this learner leaves
         self._counters, self._handover = Counters(), Handover()
         self._island: Island | None = None
@@ -83,8 +84,7 @@ class Learner:
         self._parameters: Parameters | None = None
         self._layout: Layout | None = None
         self._local: Local | None = None
-        self._run_tokens = 0
-        self._left_step_at, self._paused_since_step = 0.0, 0.0
+        self._run_tokens, self._left_step_at, self._paused_since_step = 0, 0.0, 0.0
 
     # ------------------------------------------------------------------------------ joining and leaving
 
@@ -116,12 +116,13 @@ class Learner:
 
     def _join(self, parameters: Parameters) -> LearnerError | None:
         """Waits for the first anchors and takes them over. Returns why that failed."""
-        address, port = self._metrics
-        if port is not None:
+        address, plaintext = self._metrics
+        metrics = LearnerMetrics(self._counters, self._identity.name)
+        if address is not None:
             try:
-                self._leaving.callback(LearnerMetrics(self._counters, self._identity.name).serve(port, address))
-            except OSError as error:
-                return LearnerError(f"metrics port {port} cannot be bound ({error.strerror}): give another one")
+                self._leaving.callback(metrics.serve(address, plaintext=plaintext))
+            except ScrapeError as error:
+                return LearnerError(str(error))
         if problem := self._identity.problem():
             return problem
         model = FirstModel(parameters.tensors, parameters.frozen_digest(), parameters.save)

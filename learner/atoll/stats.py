@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from atoll_wire import outer_pb2 as pb
-from prometheus_client import CollectorRegistry, start_http_server
+from atoll_wire import scrape
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -128,14 +129,12 @@ class LearnerMetrics(Collector):
             counter.add_metric([self._name] if plain else [self._name, direction], value)
         return counter
 
-    def serve(self, port: int, address: str) -> Callable[[], None]:
-        """Offers them over HTTP from a thread of their own; returns what ends it. OSError when the port is in use."""
+    def serve(self, address: str, *, plaintext: bool) -> Callable[[], None]:
+        """Tells them, and whether the learner is connected; returns what ends it. Raises ScrapeError."""
+        scrape.check(address, plaintext=plaintext)
         registry = CollectorRegistry()
         registry.register(self)
-        server, _ = start_http_server(port, address, registry=registry)
+        return scrape.serve(registry, address, lambda: "", self._not_ready).end
 
-        def end() -> None:
-            server.shutdown()
-            server.server_close()
-
-        return end
+    def _not_ready(self) -> str:
+        return "" if self._counters.connected else "no core answers: what is trained is kept"

@@ -16,6 +16,7 @@ from atoll_wire.errors import UserError
 
 SCHEME = "atoll://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ANY = "*"  # at the end of a learner's: any name that begins so, for fleets whose members nobody knows beforehand
 
 
 class Role(Enum):
@@ -69,11 +70,16 @@ def show(path: Path) -> Shown:
     )  # fmt: skip
 
 
+def may_be(said: str, name: str) -> bool:
+    """Whether a learner whose certificate says this may join under a name."""
+    return name.startswith(said[:-1]) if said.endswith(ANY) else said == name
+
+
 def check_role(directory: Path | None, role: Role, name: str = "") -> None:
     """Raises CertificateError for a directory that is somebody else's. One without a word of Atoll is left to TLS."""
     if directory is None:
         return
     found, wanted = show(directory).identity, f"{role.value}/{name}"
-    if "/" in found and not (found == wanted if name else found.startswith(wanted)):
+    if "/" in found and not (may_be(found, wanted) if name else found.startswith(wanted)):
         text = f"--tls {directory}: this is the certificate of {found}, and a {role.value}'s is needed here"
         raise CertificateError(f"{text}: atoll certs issue {role.value} {name or 'NAME'}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll_wire.access import AUTHORITY, CERTIFICATE, KEY
-from atoll_wire.certificate import NAME, SCHEME, CertificateError, Role
+from atoll_wire.certificate import ANY, NAME, SCHEME, CertificateError, Role
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -44,8 +44,9 @@ def init(directory: Path) -> Path:
 
 def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
     """Makes, or renews, the directory that a process is given: authority, certificate and key. Returns it."""
-    if not NAME.fullmatch(name):
-        raise CertificateError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
+    if not NAME.fullmatch(name.removesuffix(ANY) if role is Role.LEARNER else name):
+        text = "a learner's may end in * for all that begin so"
+        raise CertificateError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"; {text}')
     if hosts and SERVES not in USES[role]:
         raise CertificateError(f"a {role.value} serves nobody: leave --host out")
     if not hosts and SERVES in USES[role]:
@@ -73,7 +74,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
     certificate = builder.sign(signer, hashes.SHA256())
-    out = directory / f"{role.value}-{name}"
+    out = directory / f"{role.value}-{name.replace(ANY, 'any')}"
     _write(out, {KEY: _key_pem(key), CERTIFICATE: _pem(certificate), AUTHORITY: trusted})
     return out
 

@@ -66,7 +66,7 @@ def core(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between syncs of a fragment [24].", rich_help_panel=RUN)] = None,
     fragments: Annotated[int | None, typer.Option(help="P: fragments [24, or what the tensors allow].", rich_help_panel=RUN)] = None,
-    overlap: Annotated[float | None, typer.Option(help="tau: inner steps that a sync may take [2].", rich_help_panel=RUN)] = None,
+    overlap: Annotated[float | None, typer.Option(help="tau: inner steps that a sync may take [4].", rich_help_panel=RUN)] = None,
     quorum: Annotated[str | None, typer.Option(help="K: learners, or a share of the live ones [50%].", rich_help_panel=RUN)] = None,
     grace_ratio: Annotated[float | None, typer.Option(help="gamma: part of the slack that a round waits longer [0.8].", rich_help_panel=RUN)] = None,
     staleness_exponent: Annotated[float | None, typer.Option(help="a: weight falls as (1 + staleness)^-a [0.5].", rich_help_panel=RUN)] = None,

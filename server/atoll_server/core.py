@@ -207,7 +207,6 @@ class Core:
             await asyncio.wait(self._underway)
         await self._write_accounts()
         await self.writer.stop()
-        self.metrics.close()
         assert self._unlock is not None, "it was started"
         self._unlock()
 

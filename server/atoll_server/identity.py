@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from atoll_wire.certificate import NAME, SCHEME, Role
+from atoll_wire.certificate import ANY, NAME, SCHEME, Role, may_be
 
 from atoll_server.refusal import Refused, Status
 
@@ -23,7 +23,7 @@ class Caller:
 
     def speaks_for(self, learner: str) -> None:
         """Raises Refused for a name that is not the caller's: a front may speak for those of its region."""
-        if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and self.name == learner):
+        if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and may_be(self.name, learner)):
             return
         assert self.role is not None
         mine = f'{self.role.value} "{self.name}"'
@@ -39,7 +39,7 @@ def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
     for uri in said.get("x509_subject_alternative_name", ()):
         text = uri.decode(errors="replace")
         role, _, name = text.removeprefix(SCHEME).partition("/")
-        if text.startswith(SCHEME) and role in {each.value for each in Role} and NAME.fullmatch(name):
+        if text.startswith(SCHEME) and role in {each.value for each in Role} and NAME.fullmatch(name.removesuffix(ANY)):
             return Caller(Role(role), name, context.peer())
     text = "the certificate says no role: issue one with `atoll certs issue ROLE NAME`"
     raise Refused(Status.PERMISSION_DENIED, text)

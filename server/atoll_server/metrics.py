@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from wsgiref.simple_server import WSGIServer
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-from atoll_server.process import serve_metrics
 
 
 class Metrics:
@@ -14,7 +10,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._server: WSGIServer | None = None
         r = self.registry
         self.goodput = Gauge("atoll_goodput_ratio", "Useful / provisioned learner-seconds of the run", registry=r)
         self.lost = Gauge(
@@ -49,14 +44,3 @@ class Metrics:
         self.disk_free = Gauge("atoll_disk_free_bytes", "Of the file system that the run lives on", registry=r)
         self.snapshot_at = Gauge("atoll_snapshot_timestamp_seconds", "When the newest snapshot was taken", registry=r)
         self.restore_seconds = Gauge("atoll_restore_seconds", "This core's start, until it could serve", registry=r)
-
-    def serve(self, address: str) -> int:
-        """Offers the metrics over HTTP from a thread of their own; returns the port."""
-        self._server = serve_metrics(self.registry, address)
-        return int(self._server.server_port)
-
-    def close(self) -> None:
-        """Gives the port free, for the core that comes after this one."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()

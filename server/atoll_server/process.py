@@ -1,4 +1,4 @@
-"""What every process of the service needs: addresses, files, signals, health, metrics, and a clean end."""
+"""What every process of the service needs: addresses, files, signals, health, and a clean end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import resource
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
-from wsgiref.simple_server import WSGIServer
 
 import grpc
 import grpc.aio
@@ -17,7 +16,6 @@ from atoll_wire.errors import UserError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
 
 UNLIMITED_FILES = 10_240  # what macOS takes where it says that there is no limit
 GRACE_S = 10.0  # for calls that run when a process is asked to stop
@@ -70,21 +68,6 @@ class Public:
         """Calls that run may end by themselves within the grace."""
         await self.health.enter_graceful_shutdown()
         await self.server.stop(grace_s)
-
-
-def check_metrics(address: str | None, *, plaintext: bool) -> None:
-    """Raises SettingsError for an address beyond loopback: metrics are plain HTTP."""
-    if address is not None and not on_loopback([address]) and not plaintext:
-        raise SettingsError(f"--metrics-listen {address} is not loopback: say --metrics-plaintext if that may be")
-
-
-def serve_metrics(registry: CollectorRegistry, address: str) -> WSGIServer:
-    """Offers metrics over HTTP from a thread of their own. Raises SettingsError."""
-    host, _, port = address.rpartition(":")
-    try:
-        return start_http_server(int(port), host.strip("[]"), registry=registry)[0]
-    except (OSError, OverflowError, ValueError) as error:
-        raise SettingsError(f"--metrics-listen {address} cannot be bound ({error}): give another HOST:PORT") from error
 
 
 def open_files() -> None:

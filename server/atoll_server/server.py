@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import structlog
-from atoll_wire import allocator, frames
+from atoll_wire import allocator, frames, scrape
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.certificate import Role, check_role
 from atoll_wire.errors import UserError
@@ -69,19 +69,23 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), server)
     rpc.add_DoctorServicer_to_server(DoctorService(core), server)
     addresses = [await _patiently(partial(public.bind, address), settings) for address in settings.listen]
-    metrics_port = await _patiently(partial(_serve_metrics, core, settings.metrics_listen), settings)
+    pulse, where, registry = scrape.Pulse(), settings.metrics_listen, core.metrics.registry
+    serve_metrics = partial(scrape.serve, registry, where or "", pulse.not_alive, pulse.not_ready)
+    scraped = await _patiently(serve_metrics, settings) if where else None
+    beating = asyncio.create_task(pulse.keep())
     try:
         if await _unless(told, core.start()):
             gauges = asyncio.create_task(keep_gauges(core))
             gauges.add_done_callback(core.watched)
             await public.begin()
+            pulse.waits_for, metrics_port = "", scraped.port if scraped else None
             log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
             audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
             audit.begin(core.initial_sha256)
             with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
                 for address in addresses:
                     announce(address)
-            await _serve_until(told, core, public, gauges)
+            await _serve_until(told, core, public, gauges, pulse)
             audit.end()
         elif core.failed.done():
             core.failed.result()
@@ -90,6 +94,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
         ) from error
     finally:
+        beating.cancel()
+        if scraped:
+            scraped.end()
         core.acts.close()
     log.info("stopped", run=core.run_id)
 
@@ -106,12 +113,15 @@ async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
-async def _serve_until(told: asyncio.Event, core: Core, public: Public, gauges: asyncio.Task[None]) -> None:
+async def _serve_until(
+    told: asyncio.Event, core: Core, public: Public, gauges: asyncio.Task[None], pulse: scrape.Pulse
+) -> None:
     try:
         await told.wait()
         if core.failed.done():
             core.failed.result()
     finally:
+        pulse.waits_for = "stopping"
         gauges.cancel()
         core.happenings.close()
         await public.end(0 if core.failed.done() else GRACE_S)
@@ -124,11 +134,7 @@ async def _patiently(bind: Callable[[], T], settings: CoreSettings) -> T:
     while True:
         try:
             return bind()
-        except SettingsError:
+        except (SettingsError, scrape.ScrapeError):
             if time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(STANDBY_S)
-
-
-def _serve_metrics(core: Core, address: str | None) -> int | None:
-    return None if address is None else core.metrics.serve(address)

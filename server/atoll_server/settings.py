@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
+from atoll_wire import scrape
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.codec import Codec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from atoll_server.process import SettingsError, check_metrics
+from atoll_server.process import SettingsError
 
 LEARNER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -49,7 +50,7 @@ class RunSettings(BaseModel):
 
     inner_steps: Annotated[int, Field(ge=1, le=100_000)] = 24
     fragments: Annotated[int, Field(ge=0, le=4096)] = 0  # 0: what the tensors allow, at most 24
-    overlap_steps: Annotated[float, Field(gt=0, le=1000)] = 2.0
+    overlap_steps: Annotated[float, Field(gt=0, le=1000)] = 4.0  # an answer and an adoption wait for steps to end
     quorum: Quorum = Quorum()
     grace_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.8
     staleness_exponent: Annotated[float, Field(ge=0, le=10)] = 0.5
@@ -136,7 +137,7 @@ class CoreSettings(BaseModel):
     def check(self) -> None:
         """Refuses an address that would offer the run to a network in plain text."""
         self.access.check(self.listen)
-        check_metrics(self.metrics_listen, plaintext=self.metrics_plaintext)
+        scrape.check(self.metrics_listen, plaintext=self.metrics_plaintext)
         if self.init is not None and not self.init.is_file():
             raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")
 

@@ -50,7 +50,7 @@ def test_the_version_is_the_packages():
         (["--max-steps", "0"], 2, "greater than or equal to 1"),
         (["--slow-down", "inf"], 2, "inf: give a finite number"),
         (["--connect-timeout-s", "inf"], 2, "inf: give a finite number"),
-        (["--metrics-port", "70000"], 2, "less than or equal to 65535"),
+        (["--metrics-listen", "0.0.0.0:0"], 1, "--metrics-plaintext"),
         (["--data", "/nothing"], 1, "error: --data /nothing does not exist: give a text file or a folder"),
         (["--device", "nonsense"], 1, "error: --device nonsense cannot be used"),
     ],

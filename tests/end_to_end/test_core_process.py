@@ -62,7 +62,7 @@ def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
         return bool(learners)
 
     with core(tmp_path, "--metrics-listen", "127.0.0.1:0", "--log-json") as running:
-        trainee = Trainee(running.address, "a", enough, metrics_port=unused_port, region="eu")
+        trainee = Trainee(running.address, "a", enough, metrics_listen=f"127.0.0.1:{unused_port}", region="eu")
         trainee.start()
         trainee.done()
         port = running.log().split('"metrics_port": ')[1].split(",")[0]

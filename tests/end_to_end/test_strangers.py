@@ -107,12 +107,16 @@ def test_learners_with_certificates_train_through_a_front_and_at_the_core(home, 
         Trainee(address, name, lambda t: len(t.losses) >= 60, tls=papers.learner(name))
         for name, address in (("b", eu.address), ("c", home.address))
     ]
+    trainees += [
+        Trainee(address, name, lambda t: len(t.losses) >= 60, tls=papers.learner("fleet-*"))
+        for name, address in (("fleet-1", eu.address), ("fleet-2", home.address))
+    ]
     for trainee in trainees:
         trainee.start()
     for trainee in trainees:
         trainee.done()
     joined = [act for act in audited(home) if act["act"] == "joined"]
-    assert {act["learner"] for act in joined} >= {"a", "b", "c"}
+    assert {act["learner"] for act in joined} >= {"a", "b", "c", "fleet-1", "fleet-2"}
     assert any(act["learner"] == "b" and act["by"].startswith("front eu at ") for act in joined)
 
 
@@ -192,6 +196,7 @@ def test_a_process_does_not_start_with_somebody_elses_certificate(papers, tmp_pa
 WRONG_ROLES = {
     "an operator's": lambda papers: papers.operator,
     "of another name": lambda papers: papers.learner("somebody"),
+    "of a fleet with other names": lambda papers: papers.learner("fleet-*"),
     "without a role": lambda papers: papers.without_role(),
 }
 

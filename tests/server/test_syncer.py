@@ -22,7 +22,7 @@ class World:
 
     def __init__(self, learners: dict[str, float], fragments: int = 2, **run) -> None:
         self.now = 100.0
-        self.syncer = Syncer(RunSettings(inner_steps=4, **run), fragments, merge.weight)
+        self.syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=2.0, **run), fragments, merge.weight)
         self.speeds, self.steps, self.seq = learners, dict.fromkeys(learners, 0), {}
         self.effects: list[ev.Effect] = []
         for name in learners:

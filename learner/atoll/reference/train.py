@@ -61,7 +61,8 @@ class Joining:
     adoption: Literal["rebase", "overwrite"] = "rebase"
     connect_timeout_s: float = 600.0
     drain_s: float = 30.0
-    metrics_port: int | None = None
+    metrics_listen: str | None = None
+    metrics_plaintext: bool = False
     tls: Path | None = None
     insecure_plaintext: bool = False
 
@@ -98,7 +99,8 @@ def train(settings: TrainSettings, joining: Joining) -> None:
     said = time.monotonic()
     with Learner(
         model, optimizer, server=joining.servers, name=joining.name, region=joining.region, adoption=joining.adoption,
-        connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_port=joining.metrics_port,
+        connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_listen=joining.metrics_listen,
+        metrics_plaintext=joining.metrics_plaintext,
         tls=joining.tls, insecure_plaintext=joining.insecure_plaintext,
     ) as learner:  # fmt: skip
         leaving.joined = True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc.aio
 import structlog
-from atoll_wire import allocator, frames
+from atoll_wire import allocator, frames, scrape
 from atoll_wire.access import on_loopback
 from atoll_wire.certificate import Role, check_role
 
@@ -18,7 +18,7 @@ from atoll_server.front.passing import pass_on
 from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
 from atoll_server.front.upstream import Upstream
-from atoll_server.process import Public, open_files, serve_metrics, told_to_stop
+from atoll_server.process import Public, open_files, told_to_stop
 
 log = structlog.get_logger()
 
@@ -42,13 +42,16 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     frames.serve(service, server)
     pass_on(server, upstream, settings.region, acts, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
-    scraped = None if settings.metrics_listen is None else serve_metrics(metrics.registry, settings.metrics_listen)
+    pulse, where = scrape.Pulse(), settings.metrics_listen
+    scraped = where and scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready)
+    beating = asyncio.create_task(pulse.keep())
     watching = asyncio.create_task(upstream.watch())
     watching.add_done_callback(lambda _: told.set())
     await public.begin()
+    pulse.waits_for = ""
     log.info(
         "serving", addresses=addresses, core=settings.core, region=settings.region,
-        metrics_port=None if scraped is None else scraped.server_port,
+        metrics_port=scraped.port if scraped else None,
     )  # fmt: skip
     for address in addresses:
         announce(address)
@@ -57,13 +60,14 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
         if watching.done():
             watching.result()
     finally:
+        pulse.waits_for = "stopping"
         watching.cancel()
         service.stop()
         await public.end(GOODBYE_S)
         await service.fetching.end()
         await upstream.close()
-        if scraped is not None:
-            scraped.shutdown()
-            scraped.server_close()
+        beating.cancel()
+        if scraped:
+            scraped.end()
         acts.close()
     log.info("stopped")

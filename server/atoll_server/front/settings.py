@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll_wire import scrape
 from atoll_wire.access import LOCAL, Access
-
-from atoll_server.process import check_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +28,4 @@ class FrontSettings:
     def check(self) -> None:
         """Refuses an address that would offer the run to a network in plain text."""
         self.access.check((*self.listen, self.core))
-        check_metrics(self.metrics_listen, plaintext=self.metrics_plaintext)
+        scrape.check(self.metrics_listen, plaintext=self.metrics_plaintext)

@@ -1,0 +1,171 @@
+{{- define "atoll.fullname" -}}
+{{- $own := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- .Values.fullnameOverride | default $own | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Those below take (list $ "core"), "front" or "learner". */}}
+
+{{- define "atoll.name" -}}
+{{- printf "%s-%s" (include "atoll.fullname" (first .)) (last .) -}}
+{{- end }}
+
+{{- define "atoll.selector" -}}
+app.kubernetes.io/name: atoll
+app.kubernetes.io/instance: {{ (first .).Release.Name }}
+app.kubernetes.io/component: {{ last . }}
+{{- end }}
+
+{{- define "atoll.labels" -}}
+{{- $root := first . -}}
+{{ include "atoll.selector" . }}
+app.kubernetes.io/part-of: atoll
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "atoll.image" -}}
+{{- $image := (first .).Values.image -}}
+{{- $name := printf "atoll-%s:%s" (last .) ($image.tag | default (first .).Chart.AppVersion) -}}
+{{- with $image.registry }}{{ trimSuffix "/" . }}/{{ end }}{{ $name -}}
+{{- end }}
+
+{{- define "atoll.serviceAccount" -}}
+{{- $values := get (first .).Values (last .) -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "atoll.name" . }}
+  labels: {{- include "atoll.labels" . | nindent 4 }}
+  {{- with $values.serviceAccountAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end }}
+
+{{/* What every pod has, beside its containers and volumes. */}}
+{{- define "atoll.pod" -}}
+{{- $root := first . -}}
+{{- $values := get $root.Values (last .) -}}
+serviceAccountName: {{ include "atoll.name" . }}
+automountServiceAccountToken: false
+# Kubernetes would set ATOLL_CORE_PORT and others for the Services, and Atoll reads its options from such names.
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What every container has, beside its arguments, probes and resources. */}}
+{{- define "atoll.container" -}}
+imagePullPolicy: {{ (first .).Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+  readOnlyRootFilesystem: true
+{{- end }}
+
+{{/* The Secret as a directory, never by subPath: only so new certificates reach a process that runs. */}}
+{{- define "atoll.tlsVolume" -}}
+- name: tls
+  secret:
+    secretName: {{ (get (first .).Values (last .)).tlsSecret }}
+    defaultMode: 0440
+    {{- if (first .).Values.tls.certManager.enabled }}
+    items:
+      - {key: ca.crt, path: ca.pem}
+      - {key: tls.crt, path: cert.pem}
+      - {key: tls.key, path: key.pem}
+    {{- end }}
+{{- end }}
+
+{{- define "atoll.common-args" -}}
+- --tls=/etc/atoll/tls
+- --metrics-listen=0.0.0.0:9100
+- --metrics-plaintext
+{{- end }}
+
+{{- define "atoll.probe" -}}
+httpGet: {path: {{ . }}, port: metrics}
+timeoutSeconds: 5
+{{- end }}
+
+{{/* The Service that a component is called by; takes (list $ PORT COMPONENT). */}}
+{{- define "atoll.service" -}}
+{{- $who := list (first .) (last .) -}}
+{{- $service := (get (first .).Values (last .)).service -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "atoll.name" $who }}
+  labels: {{- include "atoll.labels" $who | nindent 4 }}
+  {{- with $service.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  type: {{ $service.type }}
+  {{- if eq $service.type "LoadBalancer" }}
+  externalTrafficPolicy: Local  # keeps callers' addresses, which network policies and audit logs go by
+  {{- end }}
+  {{- if eq (last .) "front" }}
+  sessionAffinity: ClientIP  # a learner's many connections go to one front: its cache serves them, and they end together
+  {{- end }}
+  selector: {{- include "atoll.selector" $who | nindent 4 }}
+  ports:
+    - {name: grpc, port: {{ index . 1 }}, targetPort: grpc, protocol: TCP}
+{{- end }}
+
+{{/* What a certificate of a core or front is for, a host a line; localhost: through `kubectl port-forward`. */}}
+{{- define "atoll.ownHosts" -}}
+{{- $service := include "atoll.name" . -}}
+{{- $namespace := (first .).Release.Namespace -}}
+{{ $service }}
+{{ $service }}.{{ $namespace }}.svc
+{{ $service }}.{{ $namespace }}.svc.cluster.local
+localhost
+{{- range (get (first .).Values (last .)).hosts }}
+{{ . }}
+{{- end }}
+{{- end }}
+
+{{/* HOST:PORT of the core that fronts call. */}}
+{{- define "atoll.coreAddress" -}}
+{{- $own := ternary (printf "%s:7070" (include "atoll.name" (list . "core"))) "" .Values.core.enabled -}}
+{{- .Values.front.core | default $own | required "front.core is required without core.enabled: give the core's HOST:PORT" -}}
+{{- end }}
+
+{{/* Which component of this release learners call: front, core, or none. */}}
+{{- define "atoll.learnersCall" -}}
+{{- if .Values.learner.servers }}none{{ else if .Values.front.enabled }}front{{ else if .Values.core.enabled }}core{{ else -}}
+{{- fail "learner.servers is required without front.enabled and core.enabled: give HOST:PORT of each front" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "atoll.learnersServers" -}}
+{{- $called := include "atoll.learnersCall" . -}}
+{{- if eq $called "none" -}}
+{{- toJson .Values.learner.servers -}}
+{{- else -}}
+{{- printf "%s:%s" (include "atoll.name" (list . $called)) (ternary "7071" "7070" (eq $called "front")) | list | toJson -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,106 @@
+"""The demo of docker/compose.yaml as a project of its own, on the engine that DOCKER_HOST names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from atoll.demo.processes import free_port
+
+ROOT = Path(__file__).parent.parent.parent
+FILES = ["docker/compose.yaml", "docker/compose.test.yaml"]
+PROJECT = f"atoll-test-{os.getpid()}"
+LEARNERS = ["learner-eu", "learner-us", "learner-ap"]
+ASK_S = 60.0
+
+
+class NoEngineError(Exception):
+    """Nothing can be run; one line, with the remedy."""
+
+
+class Stack:
+    """tag: of the images that are built, and of this test only."""
+
+    def __init__(self) -> None:
+        self.tag = PROJECT
+        self.prometheus_port = free_port()
+        self._environment = os.environ | {
+            "ATOLL_TAG": self.tag, "PYTHON_VERSION": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "CORE_PORT": str(free_port()), "PROMETHEUS_PORT": str(self.prometheus_port),
+        }  # fmt: skip
+
+    def docker(self, *words: str, timeout: float = ASK_S, **environment: str) -> str:
+        """What it prints; its last words, where it fails."""
+        done = subprocess.run(
+            ["docker", *words], cwd=ROOT, env=self._environment | environment, text=True, capture_output=True,
+            timeout=timeout,
+        )  # fmt: skip
+        assert done.returncode == 0, f"docker {' '.join(words)}: {(done.stdout + done.stderr)[-3000:]}"
+        return done.stdout
+
+    def compose(self, *words: str, timeout: float = ASK_S, **environment: str) -> str:
+        """The same for `docker compose` of this project."""
+        files = [word for file in FILES for word in ("--file", file)]
+        return self.docker("compose", "--project-name", PROJECT, *files, *words, timeout=timeout, **environment)
+
+    def check(self) -> None:
+        """Raises NoEngineError."""
+        try:
+            self.docker("version", timeout=20)
+            self.docker("compose", "version", timeout=20)
+        except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+            where = os.environ.get("DOCKER_HOST", "the default socket")
+            raise NoEngineError(
+                f"no Docker engine with Compose answers at {where}: start one, or name it with DOCKER_HOST"
+            ) from error
+
+    def containers(self, service: str) -> list[dict[str, Any]]:
+        """As `docker inspect` shows those of a service, by their numbers."""
+        names = self.compose("ps", "--all", "--quiet", service).split()
+        found: list[dict[str, Any]] = json.loads(self.docker("inspect", *names)) if names else []
+        return sorted(found, key=lambda each: each["Name"])
+
+    def healthy(self, service: str) -> bool:
+        """Whether all of a service are."""
+        found = self.containers(service)
+        return bool(found) and all(each["State"].get("Health", {}).get("Status") == "healthy" for each in found)
+
+    def atoll(self, *words: str) -> str:
+        """A command, as the operator in the core's container."""
+        return self.compose("exec", "-T", "core", "atoll", *words)
+
+    def status(self) -> dict[str, Any]:
+        """Of the run."""
+        found: dict[str, Any] = json.loads(self.atoll("status", "--json"))
+        return found
+
+    def receipts(self) -> dict[tuple[str, str, str, str], dict[str, Any]]:
+        """Key of each acknowledged contribution -> what became of it."""
+        lines = map(json.loads, self.atoll("receipts", "--json", "--last", "10000").splitlines())
+        key = ("learner", "incarnation", "fragment", "seq")
+        found = [line["receipt"] for line in lines]
+        return {tuple(str(each.get(part, 0)) for part in key): each for each in found}  # type: ignore[misc]
+
+    def measure(self, expression: str) -> list[dict[str, Any]]:
+        """What Prometheus says."""
+        query = urllib.parse.urlencode({"query": expression})
+        url = f"http://127.0.0.1:{self.prometheus_port}/api/v1/query?{query}"
+        with urllib.request.urlopen(url, timeout=ASK_S) as answer:
+            found: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
+        return found
+
+
+def until(what: Any, patience_s: float = 120.0) -> Any:  # noqa: ANN401 - whatever it gives once it is true
+    """Looks once a second."""
+    deadline = time.monotonic() + patience_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(1.0)
+    return found

@@ -1,0 +1,205 @@
+"""`docker compose up` on a real engine: healthy soon, training, and whatever is killed comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+
+from tests.compose.stack import LEARNERS, PROJECT, NoEngineError, Stack, until
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
+
+BUILD_S, UP_S = 1500.0, 120.0
+REGIONS = ("eu", "us", "ap")
+LASTING = ["core", *(f"{part}-{region}" for region in REGIONS for part in ("relay", "front")), *LEARNERS, "prometheus"]
+KILL = "kill -9 $(cat /proc/1/task/1/children)"  # what the container is there for, from inside: as a crash
+DONE = ("FATE_MERGED", "FATE_REFUSED")
+
+
+@pytest.fixture(scope="module")
+def stack():
+    it = Stack()
+    try:
+        it.check()
+    except NoEngineError as error:
+        pytest.fail(str(error), pytrace=False)
+    try:
+        it.compose("build", timeout=BUILD_S)
+        yield it
+    finally:
+        it.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", timeout=120)
+        for image in it.docker("image", "ls", "--quiet", "--filter", f"reference=atoll-*:{it.tag}*").split():
+            with contextlib.suppress(AssertionError):  # one that has two names goes with the first
+                it.docker("image", "rm", "--force", image)
+
+
+@pytest.fixture(scope="module")
+def up(stack):
+    """Seconds from `up` until everything was healthy."""
+    began = time.monotonic()
+    stack.compose("up", "--detach", "--pull", "never", "--wait", "--wait-timeout", "600", timeout=700)
+    return time.monotonic() - began
+
+
+def test_everything_is_healthy_within_two_minutes_after_the_build(stack, up):
+    assert all(stack.healthy(service) for service in LASTING)
+    assert [each["State"]["ExitCode"] for each in stack.containers("certs")] == [0]
+    assert len(stack.containers("learner-eu")) == 2
+    assert up < UP_S
+
+
+def test_images_hold_what_they_need_and_no_more(stack):
+    def files(image: str) -> set[str]:
+        there = stack.docker("run", "--rm", "--entrypoint", "sh", f"atoll-{image}:{stack.tag}", "-c",
+                             "ls /opt/atoll/lib/python*/site-packages /opt/atoll/src; du -sm /opt/atoll | cut -f1; id -u")  # fmt: skip
+        return set(there.split())
+
+    for image, most_mb in (("core", 600), ("front", 300)):
+        found = files(image)
+        assert {"atoll_wire", "atoll_server", "grpc", "10001"} <= found
+        assert not {"torch", "atoll"} & found
+        assert max(int(word) for word in found if word.isdigit() and word != "10001") <= most_mb
+    assert not {"numpy", "numba"} & files("front")
+
+
+def test_processes_have_no_rights_and_limits(stack, up):
+    for service in LASTING:
+        for each in stack.containers(service):
+            host = each["HostConfig"]
+            assert host["ReadonlyRootfs"], service
+            assert host["CapDrop"] == ["ALL"]
+            assert host["Memory"] > 0
+            assert service == "prometheus" or each["Config"]["User"] == "10001:10001"
+
+
+def test_regions_are_joined_by_their_relays_only(stack, up):
+    def joined(service: str) -> set[str]:
+        (first, *_) = stack.containers(service)
+        return {name.removeprefix(f"{PROJECT}_") for name in first["NetworkSettings"]["Networks"]}
+
+    assert joined("core") == {"home"}
+    for region in REGIONS:
+        assert joined(f"relay-{region}") == {"home", f"wan-{region}"}
+        assert joined(f"front-{region}") == {f"wan-{region}", region}
+        assert joined(f"learner-{region}") == {region}
+
+
+def test_the_loss_falls_and_prometheus_sees_everybody(stack, up):
+    def targets() -> dict[str, str]:
+        return {each["metric"]["instance"]: each["value"][1] for each in stack.measure("up")}
+
+    until(lambda: len(targets()) == 8 and set(targets().values()) == {"1"})
+    losses = [each["loss"] for each in until(lambda: _all_train(stack))]
+    assert len(losses) == 4
+    until(lambda: max(each["loss"] for each in stack.status()["learners"]) < min(losses) - 0.3, 300)
+    assert float(stack.measure("sum(atoll_contributions_total{fate='merged'})")[0]["value"][1]) > 0
+    through = stack.measure("sum by (region) (atoll_front_wan_bytes_total{direction='down', kind='update'}) > 0")
+    assert {each["metric"]["region"] for each in through} == set(REGIONS)
+
+
+def _all_train(stack: Stack) -> list[dict]:
+    learners = stack.status()["learners"]
+    return learners if len(learners) == 4 and all(int(each.get("steps", 0)) > 10 for each in learners) else []
+
+
+@pytest.mark.parametrize("service", ["core", "relay-eu", "front-us", "learner-ap", "prometheus"])
+def test_what_crashes_comes_back_by_itself(stack, up, service):
+    steps, starts = _steps(stack), _started(stack, service)
+    stack.compose("exec", "-T", service, "sh", "-c", f"{KILL} || true")
+    until(lambda: _started(stack, service) != starts and stack.healthy(service))
+    until(lambda: _steps(stack) > steps)
+    _nothing_is_lost(stack)
+
+
+@pytest.mark.parametrize("service", LASTING)
+def test_what_is_killed_through_the_engine_is_brought_back_by_up(stack, up, service):
+    """The engine takes `docker kill` for its user's will, and restarts nothing by itself then."""
+    (first, *_) = stack.containers(service)
+    before = {} if service == "core" else stack.receipts()
+    stack.docker("kill", first["Id"])
+    stack.compose("up", "--detach", "--no-build", "--pull", "never", "--wait", "--wait-timeout", "200", timeout=300)
+    assert stack.healthy(service)
+    _kept(before, stack.receipts())
+    _nothing_is_lost(stack)
+
+
+def test_a_cut_link_costs_its_region_no_step_and_is_merged_after(stack, up):
+    def heard(region: str) -> float:
+        return min(each["heardS"] for each in stack.status()["learners"] if each["region"] == region)
+
+    def trained() -> float:
+        query = f"sum(atoll_learner_inner_steps_total{{job='learner', learner=~'{name}.*'}})"
+        return float(stack.measure(query)[0]["value"][1])
+
+    name = "ap-"
+    stack.compose("kill", "--signal", "SIGUSR1", "relay-ap")
+    try:
+        until(lambda: heard("ap") > 10)
+        before = trained()
+        until(lambda: trained() > before + 5)
+    finally:
+        stack.compose("kill", "--signal", "SIGUSR1", "relay-ap")
+    until(lambda: heard("ap") < 2)
+    _nothing_is_lost(stack)
+
+
+def test_a_core_is_upgraded_under_load_and_loses_nothing(stack, up):
+    newer = f"{stack.tag}-newer"
+    stack.docker("tag", f"atoll-core:{stack.tag}", f"atoll-core:{newer}")
+    until(lambda: _all_train(stack))
+    before, epoch = stack.receipts(), int(stack.status()["epoch"])
+    stack.compose(
+        "up", "--detach", "--no-deps", "--no-build", "--pull", "never", "--wait", "core", timeout=300, ATOLL_TAG=newer
+    )
+    (core,) = stack.containers("core")
+    assert core["Config"]["Image"] == f"atoll-core:{newer}"
+    assert int(stack.status()["epoch"]) == epoch + 1
+    after = stack.receipts()
+    _kept(before, after)
+    until(lambda: len([each for each in stack.receipts().values() if each["fate"] == "FATE_MERGED"]) > len(after))
+    _nothing_is_lost(stack)
+
+
+def test_more_learners_are_one_word(stack, up):
+    stack.compose("up", "--detach", "--no-build", "--pull", "never", "--scale", "learner-us=2", "--wait", timeout=300)
+    until(lambda: sum(each["region"] == "us" and each["state"] == "live" for each in stack.status()["learners"]) == 2)
+
+
+def test_down_leaves_nothing(stack, up):
+    stack.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=200)
+    for kind in ("container", "network", "volume"):
+        everything = ["--all"] if kind == "container" else []
+        label = f"label=com.docker.compose.project={PROJECT}"
+        assert stack.docker(kind, "ls", "--quiet", *everything, "--filter", label) == ""
+
+
+def _steps(stack: Stack) -> int:
+    """Of all learners, as they say themselves."""
+    return int(float(stack.measure("sum(atoll_learner_inner_steps_total{job='learner'})")[0]["value"][1]))
+
+
+def _started(stack: Stack, service: str) -> list[str]:
+    return [each["State"]["StartedAt"] for each in stack.containers(service)]
+
+
+def _kept(before: dict, after: dict) -> None:
+    """Whatever was acknowledged is there, and what was decided stays so."""
+    assert before.keys() <= after.keys()
+    for key, receipt in before.items():
+        if receipt["fate"] in DONE:
+            assert after[key] == receipt
+
+
+def _nothing_is_lost(stack: Stack) -> None:
+    """Each learner's contributions of a fragment are numbered without a gap, and each is accounted for."""
+    status, receipts = stack.status(), stack.receipts()
+    counts = {name: int(status["contributions"].get(name, 0)) for name in ("accepted", "merged", "refused", "pending")}
+    assert counts["accepted"] == counts["merged"] + counts["refused"] + counts["pending"]
+    assert len(receipts) >= counts["accepted"]
+    numbers: dict[tuple, list[int]] = {}
+    for *who, seq in receipts:
+        numbers.setdefault(tuple(who), []).append(int(seq))
+    for who, seen in numbers.items():
+        assert sorted(seen) == list(range(1, len(seen) + 1)), who

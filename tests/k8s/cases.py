@@ -1,0 +1,169 @@
+"""The values that are tried, and how their objects are found."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from atoll.commands import register as register_learner
+from atoll_server.commands import register as register_core
+from atoll_server.front.commands import register as register_front
+from atoll_server.issuing import register as register_certs
+
+from tests.k8s.engine import CHART
+
+Values = list[str | dict[str, Any]]
+
+EVERYTHING: dict[str, Any] = {
+    "region": "eu",
+    "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "atoll"}}},
+    "core": {
+        "operatorTokensSecret": "operators", "service": {"type": "LoadBalancer"},
+        "hosts": ["core.example.com", "192.0.2.7"],
+        "settings": {"innerSteps": 48, "quorum": "60%", "maxStaleness": 1_000_000, "outerLr": 0.7, "codec": "int8"},
+    },
+    "front": {"enabled": True, "cacheMib": 2_000_000},
+    "learner": {"enabled": True},
+    "monitoring": {"enabled": True},
+}  # fmt: skip
+
+# Each value of the chart, and another one than EVERYTHING has: it has to change something.
+OTHERS: dict[str, Any] = {
+    "fullnameOverride": "other", "region": "us",
+    "image.registry": "registry.example.com", "image.tag": "9", "image.pullPolicy": "Always",
+    "image.pullSecrets": ["x"],
+    "tls.certManager.enabled": False, "tls.certManager.issuerRef.name": "x",
+    "tls.certManager.issuerRef.kind": "ClusterIssuer", "tls.certManager.issuerRef.group": "x.example.com",
+    "core.enabled": False, "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.extraArgs": ["--record"],
+    "core.storage.size": "1Ti", "core.storage.storageClassName": "fast", "core.restoreSeconds": 60,
+    "core.settings.innerSteps": 12, "core.settings.fragments": 8, "core.settings.overlap": 1.5,
+    "core.settings.quorum": 3, "core.settings.graceRatio": 0.5, "core.settings.stalenessExponent": 1,
+    "core.settings.maxStaleness": 8, "core.settings.outerLr": 1,
+    "core.settings.outerMomentum": 0.9, "core.settings.normLimit": 0, "core.settings.clipNorm": 5,
+    "core.settings.codec": "float32", "core.service.type": "ClusterIP",
+    "front.enabled": False, "front.replicas": 3, "front.hosts": ["x"], "front.core": "x:1", "front.cacheMib": 1,
+    "front.extraArgs": ["--log-json"], "front.service.type": "LoadBalancer",
+    "learner.enabled": False, "learner.replicas": 9, "learner.servers": ["x:1"], "learner.size": "tiny",
+    "learner.image": "x", "learner.command": ["x"], "learner.args": ["x"], "learner.extraArgs": ["--batch=2"],
+    "learner.gpus": 0,
+    "learner.env": [{"name": "X", "value": "x"}], "learner.runtimeClassName": "nvidia", "learner.shmSize": "1Gi",
+    "learner.tmpSize": "1Gi", "learner.startSeconds": 60, "learner.volumes": [{"name": "x", "emptyDir": {}}],
+    "learner.volumeMounts": [{"name": "tmp", "mountPath": "/x"}],
+    "networkPolicy.enabled": False, "networkPolicy.coreFrom": [{"podSelector": {}}],
+    "networkPolicy.frontFrom": [{"podSelector": {}}],
+    "networkPolicy.upstreamTo": [{"ipBlock": {"cidr": "192.0.2.0/24"}}],
+    "networkPolicy.learnerEgress": [{"ports": [{"port": 443}]}], "networkPolicy.monitoringNamespace": "",
+    "networkPolicy.dnsPort": 5353,
+    "monitoring.enabled": False, "monitoring.labels": {"x": "y"}, "monitoring.interval": "1m",
+}  # fmt: skip
+for _part in ("core", "front", "learner"):
+    OTHERS |= {
+        f"{_part}.tlsSecret": "x", f"{_part}.terminationGracePeriodSeconds": 999,
+        f"{_part}.resources.requests": {"cpu": "7"}, f"{_part}.resources.limits": {"memory": "7Gi"},
+        f"{_part}.serviceAccountAnnotations": {"x": "y"}, f"{_part}.podAnnotations": {"x": "y"},
+        f"{_part}.nodeSelector": {"x": "y"}, f"{_part}.tolerations": [{"operator": "Exists"}],
+        f"{_part}.affinity": {"nodeAffinity": {}},
+    }  # fmt: skip
+OTHERS |= {"core.service.annotations": {"x": "y"}, "front.service.annotations": {"x": "y"}}
+ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these count where fronts call a core that is elsewhere
+
+# Name -> values, and what the refusal has to say.
+REFUSED: dict[str, tuple[Values, str]] = {
+    "a name that is misspelt": ([{"core": {"replica": 2}}], "additional properties 'replica' not allowed"),
+    "a part that does not exist": ([{"cor": {}}], "additional properties 'cor' not allowed"),
+    "a setting that is misspelt": ([{"core": {"settings": {"innerStep": 2}}}], "'innerStep' not allowed"),
+    "a setting that cannot be": ([{"core": {"settings": {"outerMomentum": 1}}}], "/core/settings/outerMomentum"),
+    "a codec that does not exist": ([{"core": {"settings": {"codec": "int2"}}}], "'int4', 'int8', 'float32'"),
+    "text where a number belongs": ([{"front": {"replicas": "two"}}], "got string, want integer"),
+    "a core without its port": ([{"front": {"core": "core.example.com"}}], "/front/core"),
+    "no core": (["values-remote.yaml", {"front": {"core": ""}}], "front.core is required without core.enabled"),
+    "no region": ([{"front": {"enabled": True}}], "region is required where a front or learner is enabled"),
+    "nothing": ([{"core": {"enabled": False}}], "nothing is enabled: set core.enabled, front.enabled or"),
+    "no issuer": ([{"tls": {"certManager": {"enabled": True}}}], "tls.certManager.issuerRef.name is required"),
+    "a learner without servers": (
+        [{"region": "eu", "core": {"enabled": False}, "learner": {"enabled": True}}],
+        "learner.servers is required without front.enabled and core.enabled",
+    ),
+}
+
+
+def _changed(path: str, value: Any) -> Values:
+    """EVERYTHING with one value changed."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return [EVERYTHING, UPSTREAM, value] if path in ELSEWHERE else [EVERYTHING, value]
+
+
+UPSTREAM: dict[str, Any] = {"front": {"core": "core.example.com:7070"}}
+CASES: dict[str, Values] = {
+    "default": [],
+    "home": ["values-home.yaml"],
+    "remote": ["values-remote.yaml"],
+    "everything": [EVERYTHING],
+    "learner alone": [
+        {"region": "eu", "core": {"enabled": False}, "learner": {"enabled": True, "servers": ["a:7071", "b:7072"]}}
+    ],
+    "learners at the core": [{"region": "eu", "learner": {"enabled": True}}],
+    "as a dependency": [{"global": {"anything": 1}}],
+    "elsewhere": [EVERYTHING, UPSTREAM],
+}
+CASES |= {name: values for name, (values, _) in REFUSED.items()}
+CASES |= {f"other {path}": _changed(path, value) for path, value in OTHERS.items()}
+SOUND = [name for name in CASES if name not in REFUSED]
+
+
+def schema() -> dict[str, Any]:
+    """What values may be."""
+    return json.loads((CHART / "values.schema.json").read_text())  # type: ignore[no-any-return]
+
+
+def leaves() -> Iterator[str]:
+    """Each value that may be given, but for those of the charts above."""
+    whole = schema()
+
+    def walk(part: dict[str, Any], path: str) -> Iterator[str]:
+        part = whole["definitions"][Path(part["$ref"]).name] if "$ref" in part else part
+        for name, each in part.get("properties", {}).items():
+            yield from walk(each, f"{path}.{name}")
+        if "properties" not in part:
+            yield path[1:]
+
+    return (each for each in walk(whole, "") if each != "global")
+
+
+def one(answer: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """The object of that kind and name."""
+    (found,) = [each for each in answer["objects"] if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found  # type: ignore[no-any-return]
+
+
+def pods(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Component -> what its pods are made from."""
+    return {
+        each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]["template"]["spec"]
+        for each in answer["objects"]
+        if each["kind"] in {"StatefulSet", "Deployment"}
+    }
+
+
+@functools.cache
+def program() -> Any:
+    """The command `atoll`, as click has it."""
+    app = typer.Typer()
+    for register in (register_core, register_front, register_learner, register_certs):
+        register(app)
+    return typer.main.get_command(app)
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """What the program takes these words for. Raises click's UsageError for those that it does not know."""
+    name, *rest = words
+    command = program().commands[name]
+    if hasattr(command, "commands"):
+        name, *rest = rest
+        command = command.commands[name]
+    return command.make_context(name, rest).params  # type: ignore[no-any-return]

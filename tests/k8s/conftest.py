@@ -1,0 +1,19 @@
+"""What the chart gives, rendered once for all tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.k8s import engine
+from tests.k8s.cases import CASES
+
+
+@pytest.fixture(scope="session")
+def rendered() -> dict[str, dict[str, Any]]:
+    """Case -> error, manifest, notes, objects, and what Kubernetes would refuse of them."""
+    try:
+        return engine.render(CASES)
+    except engine.NoPythonError as error:
+        pytest.fail(str(error), pytrace=False)

@@ -1,0 +1,125 @@
+"""The chart as a whole: what it makes is sound, what it refuses it says plainly, and every value counts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+
+import pytest
+from atoll_server.commands import RUN
+from atoll_server.settings import Quorum, RunSettings
+
+from tests.k8s import engine
+from tests.k8s.cases import CASES, ELSEWHERE, OTHERS, REFUSED, SOUND, leaves, parsed, pods, program, schema
+
+pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]  # the first one may have to fetch Helm's engine
+
+
+def test_kubernetes_takes_what_is_made(rendered):
+    for name in SOUND:
+        assert rendered[name]["error"] == "", name
+        assert rendered[name]["objects"], name
+        assert rendered[name]["invalid"] == [], name
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_cannot_be_are_refused_with_a_word_that_helps(rendered, name):
+    assert REFUSED[name][1] in rendered[name]["error"]
+
+
+def test_every_value_is_tried():
+    assert sorted(leaves()) == sorted(OTHERS)
+
+
+def test_every_value_changes_something(rendered):
+    for path in OTHERS:
+        answer, before = rendered[f"other {path}"], rendered["elsewhere" if path in ELSEWHERE else "everything"]
+        assert (answer["manifest"], answer["notes"]) != (before["manifest"], before["notes"]), f"{path} is of no use"
+
+
+def test_every_part_can_be_by_itself(rendered):
+    for name, parts in {
+        "default": {"core"}, "home": {"core", "front"}, "remote": {"front", "learner"}, "learner alone": {"learner"},
+        "everything": {"core", "front", "learner"},
+    }.items():  # fmt: skip
+        assert set(pods(rendered[name])) == parts
+
+
+def test_the_schema_has_the_settings_of_a_run_with_their_limits():
+    """One that the program would refuse later is refused now, and no other."""
+    options = {
+        each.name: each for each in program().commands["core"].params if getattr(each, "rich_help_panel", "") == RUN
+    }
+    settings = schema()["properties"]["core"]["properties"]["settings"]["properties"]
+    flags = {"--" + re.sub("[A-Z]", lambda found: "-" + found[0].lower(), name) for name in settings}
+    assert flags == {option.opts[0] for option in options.values()}
+    fields = {"overlap": "overlap_steps"}
+    for name, limits in settings.items():
+        option = re.sub("[A-Z]", lambda found: "_" + found[0].lower(), name)
+        said = RunSettings.model_json_schema()["properties"][fields.get(option, option)]
+        for limit in {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} - (
+            {"minimum"} & {name == "quorum"}
+        ):
+            assert limits.get(limit) == said.get(limit) or name == "quorum", f"{name}: {limit}"
+    pattern = settings["quorum"]["pattern"]
+    for text in ("3", "0.5", "1.0", "50%", "62.5%", "100%"):
+        assert re.search(pattern, text)
+        Quorum.parse(text)
+    assert not any(re.search(pattern, text) for text in ("", "0", "half", "-1", "5 %"))
+
+
+def test_the_program_takes_the_arguments(rendered):
+    given = set()
+    for name in SOUND:
+        for part, pod in pods(rendered[name]).items():
+            (container,) = pod["containers"]
+            if container["args"] != ["x"]:  # a user's own
+                assert container["args"][0] == part
+                given.add(tuple(container["args"]))
+    assert len(given) > 20
+    for words in given:
+        params = parsed(list(words))
+        quorum = params.get("quorum") and Quorum.parse(params["quorum"]).model_dump()
+        settings = {field: params.get(option) for option, field in FIELDS.items()}
+        RunSettings().changed(**settings, quorum=quorum)
+
+
+FIELDS = {option: option for option in RunSettings.model_fields if option not in {"quorum", "overlap_steps"}} | {
+    "overlap": "overlap_steps"
+}
+
+
+def test_numbers_are_written_out(rendered):
+    """Helm reads them as floats: 1000000 would become 1e+06."""
+    everything = pods(rendered["everything"])
+    assert "--max-staleness=1000000" in everything["core"]["containers"][0]["args"]
+    assert "--cache-mib=2000000" in everything["front"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("name", ["home", "remote", "everything", "learner alone"])
+def test_the_notes_name_commands_that_there_are(rendered, name):
+    commands = re.findall(r"(?:^  |-- )(atoll .*)$", rendered[name]["notes"], re.MULTILINE)
+    assert commands
+    for command in commands:
+        parsed(shlex.split(command)[1:])
+
+
+def test_the_notes_name_the_secrets_that_pods_wait_for(rendered):
+    for name in ("home", "remote"):
+        made = set(re.findall(r"create secret generic (\S+)", rendered[name]["notes"]))
+        mounted = {
+            v["secret"]["secretName"] for pod in pods(rendered[name]).values() for v in pod["volumes"] if "secret" in v
+        }
+        assert made == mounted
+
+
+def test_the_charts_version_is_atolls():
+    version = tomllib.loads((engine.ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = (engine.CHART / "Chart.yaml").read_text()
+    assert f"\nversion: {version}\n" in chart
+    assert f'\nappVersion: "{version}"\n' in chart
+
+
+def test_no_case_is_lost():
+    assert len(CASES) == len(SOUND) + len(REFUSED)

@@ -1,0 +1,78 @@
+"""Who may call whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.k8s.cases import one
+
+pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
+DNS, METRICS = 53, 9100
+MONITORING = "monitoring"
+
+
+def _rules(rules: list[dict[str, Any]], side: str) -> dict[int, list[str]]:
+    """Port -> who, in a word each; "anywhere" where nobody is named."""
+    found: dict[int, list[str]] = {}
+    for rule in rules:
+        who = [_who(peer) for peer in rule[side]] if side in rule else ["anywhere"]
+        assert who, "a rule that names nobody is for everybody"
+        for port in {each["port"] for each in rule["ports"]}:
+            found.setdefault(port, []).extend(who)
+    return found
+
+
+def _who(peer: dict[str, Any]) -> str:
+    if "ipBlock" in peer:
+        return str(peer["ipBlock"]["cidr"])
+    if "namespaceSelector" in peer:
+        return str(peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"])
+    labels = peer["podSelector"]["matchLabels"]
+    assert labels["app.kubernetes.io/instance"] == "atoll", "of this release only"
+    return str(labels["app.kubernetes.io/component"])
+
+
+def _policy(answer: dict[str, Any], part: str) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """In, out."""
+    policy = one(answer, "NetworkPolicy", f"atoll-{part}")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == part
+    return _rules(policy["ingress"], "from"), _rules(policy["egress"], "to")
+
+
+def test_a_core_is_called_by_fronts_and_calls_nobody(rendered):
+    assert _policy(rendered["home"], "core") == ({7070: ["front", "203.0.113.0/24"], METRICS: [MONITORING]}, {})
+    assert _policy(rendered["default"], "core") == ({7070: ["front"], METRICS: [MONITORING]}, {})
+
+
+def test_a_front_is_called_by_learners_and_calls_the_core(rendered):
+    called = {7071: ["learner"], METRICS: [MONITORING]}
+    assert _policy(rendered["home"], "front") == (called, {DNS: ["anywhere"], 7070: ["core"]})
+    assert _policy(rendered["remote"], "front") == (called, {DNS: ["anywhere"], 7070: ["anywhere"]})
+    narrow = _policy(rendered["other networkPolicy.upstreamTo"], "front")
+    assert narrow == (called, {DNS: ["anywhere"], 7070: ["192.0.2.0/24"]})
+
+
+def test_a_learner_is_called_by_nobody_and_calls_fronts_and_stores(rendered):
+    asked = {METRICS: [MONITORING]}
+    assert _policy(rendered["remote"], "learner") == (asked, {DNS: ["anywhere"], 7071: ["front"], 443: ["anywhere"]})
+    assert _policy(rendered["everything"], "learner") == (asked, {DNS: ["anywhere"], 7071: ["front"]})
+    alone = _policy(rendered["learner alone"], "learner")
+    assert alone == (asked, {DNS: ["anywhere"], 7071: ["anywhere"], 7072: ["anywhere"]})
+
+
+def test_learners_without_fronts_may_call_the_core(rendered):
+    assert _policy(rendered["learners at the core"], "core")[0][7070] == ["front", "learner"]
+    assert _policy(rendered["learners at the core"], "learner")[1][7070] == ["core"]
+
+
+def test_without_monitoring_nobody_reads_metrics(rendered):
+    for part in ("core", "front", "learner"):
+        assert METRICS not in _policy(rendered["other networkPolicy.monitoringNamespace"], part)[0]
+
+
+def test_there_is_none_where_none_is_wanted(rendered):
+    kinds = [each["kind"] for each in rendered["other networkPolicy.enabled"]["objects"]]
+    assert "NetworkPolicy" not in kinds

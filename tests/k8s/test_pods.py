@@ -1,0 +1,205 @@
+"""What pods are made from: nothing is allowed that is not needed, and nobody is restarted who is only slow."""
+
+from __future__ import annotations
+
+import pytest
+from atoll.joining import own_name
+from atoll.reference.train import Joining
+from atoll_server.process import GRACE_S
+from atoll_wire.certificate import ANY, NAME, may_be
+
+from tests.k8s.cases import one, parsed, pods
+
+pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
+CASES = ["default", "home", "remote", "everything"]
+PARTS = ["core", "front", "learner"]
+
+
+def _container(pod: dict) -> dict:
+    (container,) = pod["containers"]
+    return container
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_have_no_rights(rendered, name):
+    for pod in pods(rendered[name]).values():
+        asked = pod["securityContext"]
+        assert asked["runAsNonRoot"]
+        assert asked["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert {asked["runAsUser"], asked["runAsGroup"], asked["fsGroup"]} == {10001}
+        assert _container(pod)["securityContext"] == {
+            "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True,
+        }  # fmt: skip
+        assert pod["automountServiceAccountToken"] is False
+        assert one(rendered[name], "ServiceAccount", pod["serviceAccountName"])["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kubernetes_sets_no_variables_that_atoll_would_read(rendered, name):
+    """For a Service atoll-core it would set ATOLL_CORE_PORT and others."""
+    assert all(pod["enableServiceLinks"] is False for pod in pods(rendered[name]).values())
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_probes_ask_what_the_process_tells(rendered, part):
+    container = _container(pods(rendered["everything"])[part])
+    port = int(parsed(container["args"])["metrics_listen"].rpartition(":")[2])
+    assert {"name": "metrics", "containerPort": port, "protocol": "TCP"} in container["ports"]
+    starts = "/livez" if part == "learner" else "/readyz"  # a learner lives while it waits for the core
+    for probe, path in {"startupProbe": starts, "readinessProbe": "/readyz", "livenessProbe": "/livez"}.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_process_serves_where_its_service_sends_callers(rendered, part):
+    container = _container(pods(rendered["everything"])[part])
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    if part == "learner":
+        assert set(ports) == {"metrics"}
+        return
+    (listen,) = parsed(container["args"])["listen"]
+    service = one(rendered["everything"], "Service", f"atoll-{part}")["spec"]
+    assert listen == f"0.0.0.0:{ports['grpc']}"
+    assert [(each["port"], each["targetPort"]) for each in service["ports"]] == [(ports["grpc"], "grpc")]
+
+
+def test_a_start_may_take_as_long_as_it_was_given(rendered):
+    for name, part, least_s in [
+        ("default", "core", 600), ("other core.restoreSeconds", "core", 60),
+        ("remote", "learner", 600), ("other learner.startSeconds", "learner", 60),
+    ]:  # fmt: skip
+        probe = _container(pods(rendered[name])[part])["startupProbe"]
+        assert least_s <= probe["periodSeconds"] * probe["failureThreshold"] < least_s + probe["periodSeconds"]
+
+
+def test_nobody_is_killed_before_he_has_ended_by_himself(rendered):
+    everything = pods(rendered["everything"])
+    a_snapshot_s, a_step_s = 120, 60
+    least_s = {"core": GRACE_S + a_snapshot_s, "front": GRACE_S, "learner": a_step_s + Joining((), "").drain_s}
+    for part, pod in everything.items():
+        assert pod["terminationGracePeriodSeconds"] > least_s[part]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_container_says_what_it_needs(rendered, name):
+    for part, pod in pods(rendered[name]).items():
+        resources = _container(pod)["resources"]
+        assert resources["requests"]["cpu"]
+        assert resources["requests"]["memory"] == resources["limits"]["memory"], "memory cannot be taken back"
+        assert ("nvidia.com/gpu" in resources["limits"]) == (part == "learner")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_certificates_are_a_directory_that_can_change(rendered, name):
+    for part, pod in pods(rendered[name]).items():
+        container = _container(pod)
+        tls = parsed(container["args"])["tls"]
+        (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == str(tls)]
+        assert mount["readOnly"]
+        assert not any("subPath" in each for each in container["volumeMounts"])
+        (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+        assert volume["secret"]["secretName"] == f"atoll-{part}"
+        assert volume["secret"]["defaultMode"] == 0o440
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_where_a_process_writes_there_is_a_volume(rendered, part):
+    """The root file system is read-only."""
+    pod = pods(rendered["everything"])[part]
+    mounts = {each["mountPath"]: each["name"] for each in _container(pod)["volumeMounts"] if not each.get("readOnly")}
+    wanted = {"/tmp"} | ({"/var/cache/atoll"} if part != "front" else set())  # noqa: S108
+    wanted |= {"/dev/shm"} if part == "learner" else set()  # noqa: S108
+    wanted |= {"/var/lib/atoll"} if part == "core" else set()
+    assert set(mounts) == wanted
+    temporary = {each["name"]: each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each}
+    assert set(mounts.values()) - set(temporary) == ({"run"} if part == "core" else set())
+    assert all(each["sizeLimit"] for each in temporary.values())
+    assert part != "learner" or temporary[mounts["/dev/shm"]]["medium"] == "Memory"  # noqa: S108
+
+
+def test_a_core_is_one_and_keeps_its_disk(rendered):
+    core = one(rendered["home"], "StatefulSet", "atoll-core")["spec"]
+    assert core["replicas"] == 1
+    assert core["updateStrategy"] == {"type": "RollingUpdate"}
+    (claim,) = core["volumeClaimTemplates"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
+    container = _container(core["template"]["spec"])
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == claim["metadata"]["name"]]
+    assert parsed(container["args"])["directory"].is_relative_to(mount["mountPath"])
+    assert one(rendered["home"], "Service", core["serviceName"])["spec"]["clusterIP"] == "None"
+
+
+def test_the_secret_of_operators_is_mounted_where_the_core_looks(rendered):
+    pod = pods(rendered["everything"])["core"]
+    path = parsed(_container(pod)["args"])["operator_tokens"]
+    (mount,) = [each for each in _container(pod)["volumeMounts"] if each["mountPath"] == str(path.parent)]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+    assert volume["secret"] == {"secretName": "operators", "defaultMode": 0o440}
+    assert path.name == "operator-tokens", "as `atoll token` calls it"
+
+
+def test_fronts_are_replaced_one_by_one_and_spread(rendered):
+    front = one(rendered["home"], "Deployment", "atoll-front")["spec"]
+    assert front["replicas"] == 2
+    assert front["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    (spread,) = front["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    budget = one(rendered["home"], "PodDisruptionBudget", "atoll-front")["spec"]
+    assert budget["maxUnavailable"] == 1
+    for selector in (front["selector"], spread["labelSelector"], budget["selector"]):
+        assert selector["matchLabels"].items() <= front["template"]["metadata"]["labels"].items()
+
+
+def test_a_front_calls_the_core_of_its_release_or_the_one_that_is_named(rendered):
+    addresses = {name: parsed(_container(pods(rendered[name])["front"])["args"])["core"] for name in ("home", "remote")}
+    assert addresses == {"home": "atoll-core:7070", "remote": "core.example.com:7070"}
+
+
+def test_learners_call_what_is_nearest(rendered):
+    called = {
+        name: parsed(_container(pods(rendered[name])["learner"])["args"])["server"]
+        for name in ("remote", "learners at the core", "learner alone")
+    }
+    assert [list(each) for each in called.values()] == [["atoll-front:7071"], ["atoll-core:7070"], ["a:7071", "b:7072"]]
+
+
+def test_learners_are_named_by_their_region_and_get_what_trainers_need(rendered):
+    learner = one(rendered["remote"], "StatefulSet", "atoll-learner")["spec"]
+    assert (learner["replicas"], learner["podManagementPolicy"]) == (2, "Parallel")
+    assert "--name" not in " ".join(_container(learner["template"]["spec"])["args"]), "a pod's name is its host's"
+    assert learner["template"]["spec"]["restartPolicy"] == "Always"
+
+
+def test_a_users_own_script_takes_the_place_of_the_reference_model(rendered):
+    for value, field in {"args": "args", "command": "command"}.items():
+        assert _container(pods(rendered[f"other learner.{value}"])["learner"])[field] == ["x"]
+    assert _container(pods(rendered["other learner.image"])["learner"])["image"] == "x"
+
+
+def test_images_come_from_the_registry_that_is_named(rendered):
+    name = "other image.registry"
+    found = {part: _container(pod)["image"] for part, pod in pods(rendered[name]).items()}
+    assert found == {part: f"registry.example.com/atoll-{part}:0.1.0" for part in PARTS}
+
+
+def test_cert_manager_makes_the_certificates_that_atoll_asks_for(rendered):
+    everything = rendered["everything"]
+    uses = {"core": ["server auth"], "front": ["server auth", "client auth"], "learner": ["client auth"]}
+    for part, pod in pods(everything).items():
+        made = one(everything, "Certificate", f"atoll-{part}")["spec"]
+        (uri,) = made["uris"]
+        role, _, name = uri.removeprefix("atoll://").partition("/")
+        assert role == part
+        assert NAME.fullmatch(name.removesuffix(ANY))
+        assert made["usages"] == ["digital signature", *uses[part]]
+        assert made["privateKey"]["algorithm"] == "ECDSA"
+        (secret,) = [each["secret"] for each in pod["volumes"] if each["name"] == "tls"]
+        assert secret["secretName"] == made["secretName"]
+        files = {item["key"]: item["path"] for item in secret["items"]}
+        assert files == {"ca.crt": "ca.pem", "tls.crt": "cert.pem", "tls.key": "key.pem"}
+    core = one(everything, "Certificate", "atoll-core")["spec"]
+    assert {"atoll-core", "localhost", "core.example.com"} <= set(core["dnsNames"])
+    assert core["ipAddresses"] == ["192.0.2.7"]
+    (learners,) = one(everything, "Certificate", "atoll-learner")["spec"]["uris"]
+    assert may_be(learners, f"atoll://learner/{own_name('eu')}")
