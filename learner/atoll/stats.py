@@ -130,11 +130,12 @@ class LearnerMetrics(Collector):
         return counter
 
     def serve(self, address: str, *, plaintext: bool) -> Callable[[], None]:
-        """Tells them, and whether the learner is connected; returns what ends it. Raises ScrapeError."""
+        """Tells them, and whether the learner has joined; returns what ends it. Raises ScrapeError."""
         scrape.check(address, plaintext=plaintext)
         registry = CollectorRegistry()
         registry.register(self)
         return scrape.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:
-        return "" if self._counters.connected else "no core answers: what is trained is kept"
+        """It has joined: later it trains on without a core, and nothing would be won by starting it anew."""
+        return "" if self._counters.joining_s else "it has not joined yet"

@@ -97,7 +97,7 @@ class Stack:
         return found
 
 
-def until(what: Any, patience_s: float = 120.0) -> Any:  # noqa: ANN401 - whatever it gives once it is true
+def until(what: Any, patience_s: float = 120.0) -> Any:
     """Looks once a second."""
     deadline = time.monotonic() + patience_s
     while not (found := what()):

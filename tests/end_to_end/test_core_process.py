@@ -50,8 +50,8 @@ def test_health_and_reflection_answer(tmp_path):
 
 
 def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
-    def read(port: str | int) -> str:
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    def read(port: str | int, path: str = "metrics") -> str:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}").read().decode()
 
     learners = ""
 
@@ -59,6 +59,7 @@ def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
         nonlocal learners
         if len(trainee.losses) >= 80:
             learners = read(unused_port)
+            assert [read(unused_port, path) for path in ("livez", "readyz")] == ["yes\n", "yes\n"]
         return bool(learners)
 
     with core(tmp_path, "--metrics-listen", "127.0.0.1:0", "--log-json") as running:
@@ -66,6 +67,7 @@ def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
         trainee.start()
         trainee.done()
         port = running.log().split('"metrics_port": ')[1].split(",")[0]
+        assert [read(port, path) for path in ("livez", "readyz")] == ["yes\n", "yes\n"]
         eventually(lambda: running.status().contributions.pending == 0)
         eventually(lambda: 'atoll_learners{state="left"} 1.0' in read(port))
         text, status = read(port), running.status()
