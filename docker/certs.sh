@@ -8,12 +8,12 @@ give() { # to whom it goes, role, name, and the host names it is called by
   shift 3
   atoll certs issue --dir . "$role" "$name" "$@"
   mkdir -p "$to"
-  cp "$role-$(echo "$name" | sed 's/\*/any/')"/*.pem "$to"
+  cp "$role-$(echo "$name" | sed 's/\*/+/')"/*.pem "$to"
 }
 
 give home core home --host core --host localhost --host 127.0.0.1 --host relay-eu --host relay-us --host relay-ap
 give operator operator demo
 for region in eu us ap; do
   give "$region/front" front "$region" --host "front-$region"
-  give "$region/learner" learner "$region-*"
+  give "$region/learner" learner "$region.*"
 done

@@ -7,8 +7,20 @@ import time
 
 FAIR_S, FOUL_S = (30.0, 90.0), (10.0, 40.0)
 
+RELAY = 1  # its process
+
+
+def mend(*_: object) -> None:
+    """Before it ends: who stops the weather wants it to be fair."""
+    os.kill(RELAY, signal.SIGUSR2)
+    raise SystemExit
+
+
+signal.signal(signal.SIGTERM, mend)
 while True:
-    for seconds in (FAIR_S, FOUL_S):
-        time.sleep(random.uniform(*seconds))  # noqa: S311
-        os.kill(1, signal.SIGUSR1)
-        print("the link is", "cut" if seconds is FAIR_S else "mended", flush=True)
+    time.sleep(random.uniform(*FAIR_S))  # noqa: S311
+    os.kill(RELAY, signal.SIGUSR1)
+    print("the link is cut", flush=True)
+    time.sleep(random.uniform(*FOUL_S))  # noqa: S311
+    os.kill(RELAY, signal.SIGUSR2)
+    print("the link is mended", flush=True)

@@ -31,7 +31,7 @@ def _finite(value: float) -> float:
 
 def learner(
     server: Annotated[list[str], typer.Option(help="A core's address; may be given several times.", metavar="HOST:PORT", rich_help_panel=JOINING)] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
-    name: Annotated[str, typer.Option(help="Unique among the run's learners [REGION-HOSTNAME].", rich_help_panel=JOINING)] = "",
+    name: Annotated[str, typer.Option(help="Unique among the run's learners [REGION.HOSTNAME].", rich_help_panel=JOINING)] = "",
     region: Annotated[str, typer.Option(help="Where this learner is, for people.", rich_help_panel=JOINING)] = "",
     adoption: Annotated[str, typer.Option(help="rebase keeps outstanding work, overwrite drops it.", rich_help_panel=JOINING)] = "rebase",
     connect_timeout_s: Annotated[float, typer.Option(help="How long to wait for the core at the start.", min=0.0, callback=_finite, rich_help_panel=JOINING)] = 600.0,

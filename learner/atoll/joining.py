@@ -55,8 +55,8 @@ class Identity:
 
 
 def own_name(region: str) -> str:
-    """Of a learner that was given none: REGION-HOSTNAME, which a restarted container or pod has again."""
-    return "-".join(filter(None, (region, socket.gethostname())))
+    """Of a learner that was given none: REGION.HOSTNAME, which a restarted container or pod has again."""
+    return ".".join(filter(None, (region, socket.gethostname())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Learner:
     Learner and calls `step`. Start data loaders that fork before entering: gRPC's threads do not survive a fork.
 
     server: an address or several, tried in turn. region: its place, for people. name: unique in the run, by itself
-    REGION-HOSTNAME. adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" (the paper's) not.
+    REGION.HOSTNAME. adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" (the paper's) not.
     metrics_listen: HOST:PORT for Prometheus; beyond loopback only with metrics_plaintext. tls: directory of
     certificates, see `atoll certs`; without it only loopback is dialled, unless insecure_plaintext allows more.
     """

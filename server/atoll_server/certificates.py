@@ -20,8 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_KEY = "ca-key.pem"
+ANY_FILE = "+"  # in a directory's name, where a shell would take ANY for its own; no name has it
 AUTHORITY_DAYS = 3650
 EARLIER = datetime.timedelta(minutes=5)  # valid already where the clock is behind
+LONGEST = 64  # letters of a common name
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 SERVES, CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALLS], Role.CORE: [SERVES]}
@@ -63,7 +65,10 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
             f"{directory / AUTHORITY_KEY} is of none of the authorities in {AUTHORITY}: put it there"
         )
     authority = own[0]
-    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    key, subject = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:LONGEST])]),
+    )
     names = [x509.UniformResourceIdentifier(f"{SCHEME}{role.value}/{name}"), *map(_host, hosts)]
     builder = (
         _builder(subject, authority.subject, key, days)
@@ -74,7 +79,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
     certificate = builder.sign(signer, hashes.SHA256())
-    out = directory / f"{role.value}-{name.replace(ANY, 'any')}"
+    out = directory / f"{role.value}-{name.replace(ANY, ANY_FILE)}"
     _write(out, {KEY: _key_pem(key), CERTIFICATE: _pem(certificate), AUTHORITY: trusted})
     return out
 

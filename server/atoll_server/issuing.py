@@ -31,7 +31,7 @@ def init_command(directory: Folder = Path("certs")) -> None:
 
 def issue_command(
     role: Annotated[str, typer.Argument(help="core, front, learner or operator.")],
-    name: Annotated[str, typer.Argument(help="Unique; of a learner the one that it joins with, or eu-* for any that begins so.")],
+    name: Annotated[str, typer.Argument(help="Unique; of a learner the one that it joins with, or eu.* for any that begins so.")],
     host: Annotated[list[str], typer.Option(help="A name or address by which a core or front is called; may be given several times.")] = [],  # noqa: B006 - typer copies it
     days: Annotated[float, typer.Option(help="How long it is valid.", min=0.001, max=3650.0)] = 365.0,
     directory: Folder = Path("certs"),

@@ -139,7 +139,7 @@ def test_a_cut_link_costs_its_region_no_step_and_is_merged_after(stack, up):
         before = trained()
         until(lambda: trained() > before + 5)
     finally:
-        stack.compose("kill", "--signal", "SIGUSR1", "relay-ap")
+        stack.compose("kill", "--signal", "SIGUSR2", "relay-ap")
     until(lambda: heard("ap") < 2)
     _nothing_is_lost(stack)
 

@@ -64,7 +64,7 @@ def test_a_relay_is_slow_far_and_can_be_cut(tmp_path, echo):
             it.settimeout(1.0)
             with pytest.raises(TimeoutError):
                 it.recv(1)
-            relay.process.send_signal(signal.SIGUSR1)
+            relay.process.send_signal(signal.SIGUSR2)
             it.settimeout(20.0)
             assert it.recv(1) == b"y", "what was held comes when it is mended"
 

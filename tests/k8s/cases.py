@@ -51,7 +51,7 @@ OTHERS: dict[str, Any] = {
     "learner.image": "x", "learner.command": ["x"], "learner.args": ["x"], "learner.extraArgs": ["--batch=2"],
     "learner.gpus": 0,
     "learner.env": [{"name": "X", "value": "x"}], "learner.runtimeClassName": "nvidia", "learner.shmSize": "1Gi",
-    "learner.tmpSize": "1Gi", "learner.startSeconds": 60, "learner.volumes": [{"name": "x", "emptyDir": {}}],
+    "learner.tmpSize": "1Gi", "learner.volumes": [{"name": "x", "emptyDir": {}}],
     "learner.volumeMounts": [{"name": "tmp", "mountPath": "/x"}],
     "networkPolicy.enabled": False, "networkPolicy.coreFrom": [{"podSelector": {}}],
     "networkPolicy.frontFrom": [{"podSelector": {}}],

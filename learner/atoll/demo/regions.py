@@ -58,9 +58,13 @@ class Regions:
         options = _options(region.name, region.metrics_port)
         region.front, _ = self._group.start_front(f"front {region.name}", region.address, region.link, options)
 
-    def toggle(self, region: Region) -> None:
-        """Cuts a region's link, or mends it."""
+    def cut(self, region: Region) -> None:
+        """A region's link."""
         region.relay.process.send_signal(signal.SIGUSR1)
+
+    def mend(self, region: Region) -> None:
+        """The same."""
+        region.relay.process.send_signal(signal.SIGUSR2)
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """Of each region: payload bytes between its front and the core, and all bytes over its link."""

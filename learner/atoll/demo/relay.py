@@ -2,7 +2,7 @@
 
 python -m atoll.demo.relay --listen 127.0.0.1:0 --to HOST:PORT --mbit 100 --delay-ms 40 [--counts PATH]
 
-SIGUSR1 cuts it, and mends it again: nothing arrives meanwhile, and nobody is told. It is a relay, not a network: no
+SIGUSR1 cuts it, SIGUSR2 mends it: nothing arrives meanwhile, and nobody is told. It is a relay, not a network: no
 packet is lost in it, and a window opens on each side of it at once.
 """
 
@@ -84,12 +84,13 @@ class Relay:
         self._open.set()
         self._up, self._down = (Way(bytes_per_s, delay_s, self._open) for _ in range(2))
 
-    def toggle(self) -> None:
-        """Cuts the link, or mends it."""
-        if self._open.is_set():
-            self._open.clear()
-        else:
-            self._open.set()
+    def cut(self) -> None:
+        """Nothing arrives from now on."""
+        self._open.clear()
+
+    def mend(self) -> None:
+        """What was sent meanwhile arrives."""
+        self._open.set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection from beginning to end."""
@@ -124,7 +125,9 @@ async def serve(listen: str, relay: Relay, counts: Path | None) -> None:
     """Until the process is ended."""
     host, _, port = listen.rpartition(":")
     server = await asyncio.start_server(relay.connected, host, int(port))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relay.toggle)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, relay.cut)
+    loop.add_signal_handler(signal.SIGUSR2, relay.mend)
     host, port = server.sockets[0].getsockname()[:2]
     print(f"atoll relay serves {host}:{port}", flush=True)
     while True:

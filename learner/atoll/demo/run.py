@@ -132,11 +132,11 @@ def _train(
                 progress.note(f"SIGKILL to the front of {regions.all[0].name}; started again")
                 killed.front += 1
             elif settings.kills and regions.all and not killed.cuts and done >= CUT_AT:
-                regions.toggle(regions.all[-1])
+                regions.cut(regions.all[-1])
                 progress.note(f"the link of {regions.all[-1].name} is cut for {CUT_S:.0f} s; its learners train on")
                 killed.cuts, mended_at = 1, time.monotonic() + CUT_S
             elif mended_at and time.monotonic() >= mended_at:
-                regions.toggle(regions.all[-1])
+                regions.mend(regions.all[-1])
                 mended_at = 0.0
             elif settings.kills and not killed.core and done >= KILL_CORE_AT:
                 core.kill()
