@@ -66,6 +66,7 @@ def test_what_is_wrong_on_the_way_is_named_with_its_remedy(eu, papers):
     assert "no HOST:PORT" in what
     found = bad(Patient(eu.address, Access(papers.learner("a")), "b"))
     assert any("the learner is called b" in what and cure == "atoll certs issue learner b" for what, cure in found)
+    assert not bad(Patient(eu.address, Access(papers.learner("fleet.*")), "fleet.1"))
     found = bad(Patient(eu.address, Access(papers.expired("old"))))
     assert any("has expired" in what for what, _ in found)
     assert any("does not answer as Atoll does" in what for what, _ in found)
