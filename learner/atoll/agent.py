@@ -100,7 +100,10 @@ class Agent:
         self._presence = Presence(
             self._identity, self._model, self._handover, self._counters, self.ready.set_result, self._stop
         )
-        await self._presence.live()
+        try:
+            await self._presence.live()
+        except Exception as error:  # noted here: while the loop winds up, what still runs on it fails of that
+            self._fail(error)
 
     def _stop(self, error: Exception) -> None:
         """Some part found that going on is of no use."""
@@ -109,6 +112,8 @@ class Agent:
             self._main.cancel()
 
     def _fail(self, error: Exception) -> None:
+        if self.failure is not None:
+            return
         known = isinstance(error, LearnerError)
         text = str(error) if known else f"the learner's agent failed: {error!r}"
         self.failure = LearnerError(text)
