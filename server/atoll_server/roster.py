@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll_wire.arrivals import Arrivals
+from atoll_wire.certificate import NAME
 
 from atoll_server.goodput import Account
 from atoll_server.refusal import Refused, Status
-from atoll_server.settings import LEARNER_NAME
 
 LARGEST_REGION = 64
 MOST_REGIONS = 256  # that a run can ever have: each is a series of metrics
@@ -81,7 +81,7 @@ class Roster:
         returned as it was, with the challenge.
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
         """
-        if not LEARNER_NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise Refused(
                 Status.INVALID_ARGUMENT,
                 f'learner name "{name[:80]}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"',

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +12,6 @@ from atoll_wire.codec import Codec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from atoll_server.process import SettingsError
-
-LEARNER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Quorum(BaseModel):

@@ -43,7 +43,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     pass_on(server, upstream, settings.region, acts, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     pulse, where = scrape.Pulse(), settings.metrics_listen
-    scraped = where and scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready)
+    scraped = scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready) if where else None
     beating = asyncio.create_task(pulse.keep())
     watching = asyncio.create_task(upstream.watch())
     watching.add_done_callback(lambda _: told.set())
