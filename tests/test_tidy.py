@@ -19,6 +19,7 @@ CODE = [
 LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 300, 400, 60
 LONG_FILES: dict[str, str] = {}  # path: why it has one job all the same
 MAY_PRINT = {
+    "watching.py",
     "issuing.py",
     "doctor.py",
     "commands.py",

@@ -7,10 +7,13 @@ import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
+import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.blocks import F32
 
 from atoll.adoption import Fate, Outstanding
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Handover:
         self._ended = False
         self._news = threading.Condition(self._lock)
         self.something = False
+        self.paused = ""  # by whom and why: the training loop stands
         self.declined: deque[pb.Declined] = deque(maxlen=1024)
         self.adopted: deque[pb.Adopted] = deque(maxlen=1024)
 
@@ -93,6 +97,14 @@ class Handover:
             self._unsettled -= 1
             self._news.notify_all()
 
+    def pause(self, reason: str) -> None:
+        """The run stands, or goes on (no reason)."""
+        with self._lock:
+            changed, self.paused = reason != self.paused, reason
+            self._news.notify_all()
+        if changed:
+            log.warning("the run is paused: training stands" if reason else "the run goes on", reason=reason)
+
     def end(self) -> None:
         """The agent stopped: nothing more is acknowledged."""
         with self._lock:
@@ -121,6 +133,11 @@ class Handover:
             done = (lambda: self.something) if fates else (lambda: self._unsettled == 0)
             self._news.wait_for(lambda: self._ended or done(), timeout_s)
             return done()
+
+    def wait_resumed(self, timeout_s: float) -> None:
+        """Returns when the run goes on, the agent stopped, or time is up."""
+        with self._lock:
+            self._news.wait_for(lambda: self._ended or not self.paused, timeout_s)
 
     def next(self) -> tuple[list[int], Prepared | None, Due | None]:
         """Fragments set free, then at most one adoption and one round, of different fragments."""

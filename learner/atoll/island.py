@@ -13,15 +13,15 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-NOTHING, STOP = -1, -2
+NOTHING, STOP, STAND = -1, -2, -3
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
     """What all ranks know at this step.
 
-    tokens: of this step, all ranks together. adopt: a fragment, NOTHING or STOP. run_tokens: rank 0's, so that
-    schedules and loops that follow them are the same everywhere.
+    tokens: of this step, all ranks together. adopt: a fragment, NOTHING, STOP, or STAND (the run is paused: all ask
+    again). run_tokens: rank 0's, so that schedules and loops that follow them are the same everywhere.
     """
 
     tokens: int

@@ -8,7 +8,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import LOCAL, Access, AccessError
 from atoll_wire.certificate import CertificateError, Role, check_role
-from atoll_wire.layout import MergeKind, TensorSpec
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, plan
 
 from atoll.errors import NONSENSE, LearnerError
 from atoll.standing import Standing
@@ -26,6 +27,7 @@ from atoll.stats import Counters
 log = structlog.get_logger()
 
 PROTOCOL = 1
+CODECS = frozenset(int(kind) for kind in Codec)
 JOIN_S = 60.0  # a core may have to read a whole model before it answers
 SHORTEST_RETRY_S = 0.5
 CHUNK_BYTES = 1 << 20
@@ -147,3 +149,16 @@ def tensor_message(tensor: TensorSpec) -> pb.Tensor:
 def _sha256(path: Path) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
+
+
+def planned(tensors: Sequence[TensorSpec], reply: pb.JoinReply, codecs: Collection[int]) -> Layout:
+    """The run's layout, the same here as in the core. codecs: that the run may have. Raises LearnerError."""
+    if reply.settings.codec not in codecs:
+        raise LearnerError(f"the core wants codec {reply.settings.codec}, which is not the run's: {NONSENSE}")
+    try:
+        layout = plan(tensors, reply.settings.fragments)
+    except LayoutError as error:
+        raise LearnerError(f"the core lays the model out as it cannot be ({error}): {NONSENSE}") from error
+    if layout.fingerprint != reply.fingerprint:
+        raise LearnerError(f"the core lays the model out differently: {NONSENSE}")
+    return layout

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import torch
@@ -20,17 +19,17 @@ from atoll.adoption import Track
 from atoll.agent import Agent
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
-from atoll.island import NOTHING, STOP, Island, island
+from atoll.island import NOTHING, STAND, STOP, Agreed, Island, island
 from atoll.joining import FirstModel, Identity, own_name, process_age_s
 from atoll.local import Local
 from atoll.parameters import Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
 from atoll.windows import Windows
 
-STEP_SMOOTHING = 0.1
-# Leaving waits so long for the fates of contributions in flight, to send what came after them: rounds that are still
-# open close by then, and when everybody leaves at once no other would.
+# Leaving waits so long for fates: open rounds close by then, and when everybody leaves at once no other would.
 LEAST_WAIT_S, WAIT_STEPS = 1.0, 4.0
+NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
+STAND_S = 5.0  # at most, until ranks agree again that the run is paused
 
 
 class Learner:
@@ -75,8 +74,7 @@ class Learner:
         addresses = [server] if isinstance(server, str) else list(server)
         access = Access(None if tls is None else Path(tls), insecure_plaintext)
         self._identity = Identity(name or own_name(region), region, addresses, connect_timeout_s, access)
-        self._keep, self._drain_s = adoption == "rebase", drain_s
-        self._metrics = (metrics_listen, metrics_plaintext)
+        self._keep, self._drain_s, self._metrics = adoption == "rebase", drain_s, (metrics_listen, metrics_plaintext)
         self._leaving = contextlib.ExitStack()  # what is to be ended when this learner leaves
         self._counters, self._handover = Counters(), Handover()
         self._island: Island | None = None
@@ -117,9 +115,9 @@ class Learner:
     def _join(self, parameters: Parameters) -> LearnerError | None:
         """Waits for the first anchors and takes them over. Returns why that failed."""
         address, plaintext = self._metrics
-        metrics = LearnerMetrics(self._counters, self._identity.name)
         if address is not None:
             try:
+                metrics = LearnerMetrics(self._counters, self._identity.name)
                 self._leaving.callback(metrics.serve(address, plaintext=plaintext))
             except ScrapeError as error:
                 return LearnerError(str(error))
@@ -138,9 +136,7 @@ class Learner:
         self._local = Local(windows, self._agent.anchors(), keep=self._keep)
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sends what is left (not after an error in the loop), and says good-bye."""
         with self._leaving:  # Ctrl-C ends the draining, not the good-bye
             if kind is None and self._local is not None and self._failure() is None:
@@ -176,21 +172,17 @@ class Learner:
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Says that the optimizer made a step over so many tokens (of this rank); takes over what has come.
 
-        At most one fragment is taken and one adopted; nothing here waits for the network.
-        Raises LearnerError when this learner cannot go on: it was fenced off, or the run is another one.
+        At most one fragment is taken and one adopted. Nothing here waits for the network; while an operator has paused
+        the run, it waits. Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run.
         """
         began, counters = time.perf_counter(), self._counters
-        prepared, due = None, None
-        if self._handover.something:
-            released, prepared, due = self._handover.next()
-            self._release(released)
-        wish = NOTHING if prepared is None else prepared.fragment
-        if self._failure() is not None:
-            wish = STOP
-        others = max(0, counters.run_tokens - counters.run_tokens_at)  # as the core last told them
-        agreed = self._ranks().agree(tokens, wish, max(self._run_tokens, counters.tokens + others))
-        self._run_tokens = agreed.run_tokens + agreed.tokens
-        self._count(began, agreed.tokens, loss)
+        prepared, due, agreed = self._decide(tokens)
+        counters.stepped(began - self._left_step_at, self._paused_since_step, agreed.tokens, loss)
+        self._paused_since_step = 0.0
+        while agreed.adopt == STAND:
+            began += self._stand()
+            prepared, due, agreed = self._decide(0)
+        counters.paused = False
         if agreed.adopt == STOP:
             raise self._failure() or LearnerError("rank 0 stopped: see its message")
         if agreed.adopt != NOTHING:
@@ -200,24 +192,35 @@ class Learner:
         self._left_step_at = time.perf_counter()
         counters.blocked_s += self._left_step_at - began
 
+    def _decide(self, tokens: int) -> tuple[Prepared | None, Due | None, Agreed]:
+        """What there is for this step boundary, and what all ranks agree on."""
+        prepared, due, wish = None, None, NOTHING
+        if self._failure() is not None:
+            wish = STOP
+        elif self._handover.paused:
+            wish = STAND
+        elif self._handover.something:
+            released, prepared, due = self._handover.next()
+            self._release(released)
+            wish = NOTHING if prepared is None else prepared.fragment
+        agreed = self._ranks().agree(tokens, wish, max(self._run_tokens, self._counters.known_tokens()))
+        self._run_tokens = agreed.run_tokens + agreed.tokens
+        return prepared, due, agreed
+
+    def _stand(self) -> float:
+        """Waits while the run is paused, in pieces: other ranks wait in an all-reduce. Returns the seconds."""
+        began, self._counters.paused = time.perf_counter(), True
+        if self._ranks().talks:
+            self._handover.wait_resumed(STAND_S)
+        stood_s = time.perf_counter() - began
+        self._counters.paused_s += stood_s
+        return stood_s
+
     def _failure(self) -> LearnerError | None:
         """Why this process cannot go on."""
         if self._local is not None and self._local.torn:
             return LearnerError("an adoption was interrupted by the error before this one: start the learner again")
         return self._agent.failure if self._agent is not None else None
-
-    def _count(self, began: float, tokens: int, loss: float | None) -> None:
-        counters = self._counters
-        took = max(0.0, began - self._left_step_at - self._paused_since_step)
-        whole = began - self._left_step_at
-        self._paused_since_step = 0.0
-        counters.stepping_s += took
-        if not counters.steps:
-            counters.first_step_s = whole
-        counters.step_time_s += (whole - counters.step_time_s) * (STEP_SMOOTHING if counters.steps else 1.0)
-        counters.steps += 1
-        counters.tokens += tokens
-        counters.loss = counters.loss if loss is None else loss
 
     def _adopt(self, fragment: int, prepared: Prepared | None) -> None:
         """Moves one fragment to its new anchor, on all ranks."""
@@ -234,8 +237,7 @@ class Learner:
 
     def _abandon(self, fragment: int, tokens: int) -> None:
         assert self._layout is not None, "joined"
-        part = self._layout.fragments[fragment].length / self._layout.parameters
-        self._counters.abandoned_tokens += tokens * part
+        self._counters.abandoned_tokens += tokens * self._layout.fragments[fragment].length / self._layout.parameters
 
     def _answer(self, due: Due) -> None:
         """Takes a pseudo-gradient for a round, or says why there is none."""
@@ -277,8 +279,6 @@ class Learner:
             self._counters.paused_s += seconds
             self._paused_since_step += seconds
 
-    # ------------------------------------------------------------------------------ looking
-
     @property
     def run_tokens(self) -> int:
         """Tokens trained by everybody so far, as known at the last step; the same on all ranks: for schedules."""
@@ -291,10 +291,10 @@ class Learner:
 
     def _mine(self) -> Parameters:
         if self._parameters is None:
-            raise LearnerError("the learner was not entered: use it as `with atoll.Learner(...) as learner`")
+            raise LearnerError(NOT_ENTERED)
         return self._parameters
 
     def _ranks(self) -> Island:
         if self._island is None:
-            raise LearnerError("the learner was not entered: use it as `with atoll.Learner(...) as learner`")
+            raise LearnerError(NOT_ENTERED)
         return self._island

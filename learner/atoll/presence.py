@@ -18,14 +18,13 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.codec import Codec
-from atoll_wire.layout import Layout, LayoutError, plan
+from atoll_wire.layout import Layout
 from atoll_wire.links import Link, hung_up, retire
 
-from atoll.errors import NONSENSE, LearnerError
+from atoll.errors import LearnerError
 from atoll.fetching import Fetcher
 from atoll.handover import Handover, Taken
-from atoll.joining import FirstModel, Identity, Joiner
+from atoll.joining import CODECS, FirstModel, Identity, Joiner, planned
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
@@ -39,7 +38,6 @@ MOST_TOLD = 128  # rounds declined, or adoptions, in one report
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a core that is silent; between them, by what was usual
 WATCH_S = 0.5
 HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
-CODECS = frozenset(int(kind) for kind in Codec)
 DUPLICATE_S = 12.0  # a core may not know yet that this name's last process is dead
 PART_OF_AN_OUTAGE = 0.1  # waited between attempts to join: it gets at most so much longer by that
 
@@ -127,7 +125,8 @@ class Presence:
     async def _join(self) -> None:
         """Joins, and begins to fetch what the core has that is newer."""
         standing, reply = self.standing, await self._joiner.join()
-        layout = self._planned(reply)
+        known = {self.standing.settings.codec} if self.standing.lines else CODECS
+        layout = planned(self._model.tensors, reply, known)
         if not standing.lines:
             standing.layout = layout
             standing.lines = [Line(f.index, np.empty(0, np.float32)) for f in layout.fragments]
@@ -149,18 +148,6 @@ class Presence:
                 line.whole |= version < line.version
             line.target = version
             self._fetcher.begin(line)
-
-    def _planned(self, reply: pb.JoinReply) -> Layout:
-        known = {self.standing.settings.codec} if self.standing.lines else CODECS
-        if reply.settings.codec not in known:
-            raise LearnerError(f"the core wants codec {reply.settings.codec}, which is not the run's: {NONSENSE}")
-        try:
-            layout = plan(self._model.tensors, reply.settings.fragments)
-        except LayoutError as error:
-            raise LearnerError(f"the core lays the model out as it cannot be ({error}): {NONSENSE}") from error
-        if layout.fingerprint != reply.fingerprint:
-            raise LearnerError(f"the core lays the model out differently: {NONSENSE}")
-        return layout
 
     async def _stay(self) -> None:
         """Follows and reports until either breaks or some other call finds the core gone."""
@@ -230,6 +217,7 @@ class Presence:
                         self._fetcher.heard_of(line, version)
                     for opened in happening.current.open:
                         self._opened(opened)
+                    self._handover.pause(happening.current.paused.reason)
                 case "opened":
                     self._opened(happening.opened)
                 case "published":
@@ -238,6 +226,8 @@ class Presence:
                     self._fetcher.heard_of(line, happening.published.version)
                 case "receipt":
                     self._sender.decided(happening.receipt)
+                case "paused":
+                    self._handover.pause(happening.paused.reason)
                 case "shutting_down":
                     return
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import scrape
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+STEP_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,20 @@ class Counters:
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens
 
+    def known_tokens(self) -> int:
+        """Of everybody: one's own now, and the others' as the core last told them."""
+        return self.tokens + max(0, self.run_tokens - self.run_tokens_at)
+
+    def stepped(self, whole_s: float, paused_s: float, tokens: int, loss: float | None) -> None:
+        """An inner step was made: it took so long, deliberate pauses in it included."""
+        self.stepping_s += max(0.0, whole_s - paused_s)
+        if not self.steps:
+            self.first_step_s = whole_s
+        self.step_time_s += (whole_s - self.step_time_s) * (STEP_SMOOTHING if self.steps else 1.0)
+        self.steps += 1
+        self.tokens += tokens
+        self.loss = self.loss if loss is None else loss
+
     def stats(self, run_tokens: int, versions: tuple[int, ...]) -> Stats:
         """As the user is told."""
         mine: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(Stats)}
@@ -91,7 +107,7 @@ class Counters:
 
 
 class LearnerMetrics(Collector):
-    """Reads the counters whenever Prometheus asks."""
+    """Reads the counters whenever Prometheus asks: what this process saw itself; the core has series of its own."""
 
     def __init__(self, counters: Counters, name: str) -> None:
         self._counters, self._name = counters, name
@@ -100,23 +116,23 @@ class LearnerMetrics(Collector):
         """One sample of each."""
         c = self._counters
         for name, text, value in (
-            ("atoll_learner_inner_steps", "Inner steps", c.steps),
-            ("atoll_learner_tokens", "Tokens trained", c.tokens),
-            ("atoll_learner_stepping_seconds", "In inner steps", c.stepping_s),
-            ("atoll_learner_blocked_seconds", "Inside Learner.step()", c.blocked_s),
-            ("atoll_learner_paused_seconds", "Deliberate pauses", c.paused_s),
-            ("atoll_learner_merged", "Contributions merged", c.merged),
-            ("atoll_learner_refused", "Contributions refused", c.refused),
-            ("atoll_learner_reconnects", "Times the core was lost", c.reconnects),
+            ("atoll_local_inner_steps", "Inner steps", c.steps),
+            ("atoll_local_tokens", "Tokens trained", c.tokens),
+            ("atoll_local_stepping_seconds", "In inner steps", c.stepping_s),
+            ("atoll_local_blocked_seconds", "Inside Learner.step()", c.blocked_s),
+            ("atoll_local_paused_seconds", "Deliberate pauses", c.paused_s),
+            ("atoll_local_merged", "Contributions merged", c.merged),
+            ("atoll_local_refused", "Contributions refused", c.refused),
+            ("atoll_local_reconnects", "Times the core was lost", c.reconnects),
         ):
             yield self._counter(name, text, {"": value})
         directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
-        yield self._counter("atoll_learner_payload_bytes", "Payload bytes", directions)
+        yield self._counter("atoll_local_payload_bytes", "Payload bytes", directions)
         for name, text, value in (
-            ("atoll_learner_loss", "Latest training loss", c.loss),
-            ("atoll_learner_step_seconds", "Smoothed step time", c.step_time_s),
-            ("atoll_learner_pending", "Contributions in flight", c.pending),
-            ("atoll_learner_connected", "Whether the core is there", float(c.connected)),
+            ("atoll_local_loss", "Latest training loss", c.loss),
+            ("atoll_local_step_seconds", "Smoothed step time", c.step_time_s),
+            ("atoll_local_pending", "Contributions in flight", c.pending),
+            ("atoll_local_connected", "Whether the core is there", float(c.connected)),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["learner"])
             gauge.add_metric([self._name], value)
@@ -134,6 +150,7 @@ class LearnerMetrics(Collector):
         scrape.check(address, plaintext=plaintext)
         registry = CollectorRegistry()
         registry.register(self)
+        ProcessCollector(registry=registry)
         return scrape.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:

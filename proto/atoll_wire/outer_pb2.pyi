@@ -26,6 +26,14 @@ class Fate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FATE_PENDING: _ClassVar[Fate]
     FATE_MERGED: _ClassVar[Fate]
     FATE_REFUSED: _ClassVar[Fate]
+
+class RoundOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROUND_OUTCOME_UNSPECIFIED: _ClassVar[RoundOutcome]
+    ROUND_OUTCOME_OPEN: _ClassVar[RoundOutcome]
+    ROUND_OUTCOME_MERGING: _ClassVar[RoundOutcome]
+    ROUND_OUTCOME_MERGED: _ClassVar[RoundOutcome]
+    ROUND_OUTCOME_LAPSED: _ClassVar[RoundOutcome]
 CODEC_UNSPECIFIED: Codec
 CODEC_FLOAT32: Codec
 CODEC_INT8: Codec
@@ -37,6 +45,11 @@ FATE_UNSPECIFIED: Fate
 FATE_PENDING: Fate
 FATE_MERGED: Fate
 FATE_REFUSED: Fate
+ROUND_OUTCOME_UNSPECIFIED: RoundOutcome
+ROUND_OUTCOME_OPEN: RoundOutcome
+ROUND_OUTCOME_MERGING: RoundOutcome
+ROUND_OUTCOME_MERGED: RoundOutcome
+ROUND_OUTCOME_LAPSED: RoundOutcome
 
 class Tensor(_message.Message):
     __slots__ = ("name", "shape", "dtype", "kind", "tied_names")
@@ -177,7 +190,7 @@ class FollowRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., log: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Happening(_message.Message):
-    __slots__ = ("log", "sequence", "current", "opened", "published", "shutting_down", "receipt")
+    __slots__ = ("log", "sequence", "current", "opened", "published", "shutting_down", "receipt", "paused")
     LOG_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CURRENT_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +198,7 @@ class Happening(_message.Message):
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     SHUTTING_DOWN_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     log: int
     sequence: int
     current: Current
@@ -192,17 +206,20 @@ class Happening(_message.Message):
     published: UpdatePublished
     shutting_down: ShuttingDown
     receipt: Receipt
-    def __init__(self, log: _Optional[int] = ..., sequence: _Optional[int] = ..., current: _Optional[_Union[Current, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., published: _Optional[_Union[UpdatePublished, _Mapping]] = ..., shutting_down: _Optional[_Union[ShuttingDown, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    paused: Paused
+    def __init__(self, log: _Optional[int] = ..., sequence: _Optional[int] = ..., current: _Optional[_Union[Current, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., published: _Optional[_Union[UpdatePublished, _Mapping]] = ..., shutting_down: _Optional[_Union[ShuttingDown, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ...) -> None: ...
 
 class Current(_message.Message):
-    __slots__ = ("versions", "open", "run_tokens")
+    __slots__ = ("versions", "open", "run_tokens", "paused")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedScalarFieldContainer[int]
     open: _containers.RepeatedCompositeFieldContainer[RoundOpened]
     run_tokens: int
-    def __init__(self, versions: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ...) -> None: ...
+    paused: Paused
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ...) -> None: ...
 
 class RoundOpened(_message.Message):
     __slots__ = ("fragment", "cycle")
@@ -227,6 +244,12 @@ class UpdatePublished(_message.Message):
 class ShuttingDown(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Paused(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("learner", "incarnation", "fragment", "seq", "fate", "version", "weight", "staleness", "reason", "drop_outstanding")
@@ -435,7 +458,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "outer_steps", "tokens_trained", "tokens_merged", "wire", "troubles")
+    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "outer_steps", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "knows_tokens", "wan_budget_bytes")
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +475,10 @@ class StatusReply(_message.Message):
     TOKENS_MERGED_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAN_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     run: str
     generation: int
     epoch: int
@@ -468,24 +495,30 @@ class StatusReply(_message.Message):
     tokens_merged: float
     wire: WireBytes
     troubles: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., outer_steps: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ...) -> None: ...
+    at: float
+    paused: str
+    knows_tokens: bool
+    wan_budget_bytes: int
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., outer_steps: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., knows_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ...) -> None: ...
 
 class FragmentStatus(_message.Message):
-    __slots__ = ("fragment", "parameters", "version", "cycle", "state")
+    __slots__ = ("fragment", "parameters", "version", "cycle", "state", "published_s")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_S_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     parameters: int
     version: int
     cycle: int
     state: str
-    def __init__(self, fragment: _Optional[int] = ..., parameters: _Optional[int] = ..., version: _Optional[int] = ..., cycle: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    published_s: float
+    def __init__(self, fragment: _Optional[int] = ..., parameters: _Optional[int] = ..., version: _Optional[int] = ..., cycle: _Optional[int] = ..., state: _Optional[str] = ..., published_s: _Optional[float] = ...) -> None: ...
 
 class LearnerStatus(_message.Message):
-    __slots__ = ("learner", "region", "incarnation", "state", "steps", "tokens", "loss", "step_time_s", "heard_s", "blocked_fraction", "waiting_for", "goodput", "pending", "wire", "comeback")
+    __slots__ = ("learner", "region", "incarnation", "state", "steps", "tokens", "loss", "step_time_s", "heard_s", "blocked_fraction", "waiting_for", "goodput", "pending", "wire", "comeback", "since", "uploading")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -501,6 +534,8 @@ class LearnerStatus(_message.Message):
     PENDING_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
     COMEBACK_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UPLOADING_FIELD_NUMBER: _ClassVar[int]
     learner: str
     region: str
     incarnation: int
@@ -516,7 +551,9 @@ class LearnerStatus(_message.Message):
     pending: int
     wire: WireBytes
     comeback: Comeback
-    def __init__(self, learner: _Optional[str] = ..., region: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., blocked_fraction: _Optional[float] = ..., waiting_for: _Optional[str] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., pending: _Optional[int] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., comeback: _Optional[_Union[Comeback, _Mapping]] = ...) -> None: ...
+    since: float
+    uploading: bool
+    def __init__(self, learner: _Optional[str] = ..., region: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., blocked_fraction: _Optional[float] = ..., waiting_for: _Optional[str] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., pending: _Optional[int] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., comeback: _Optional[_Union[Comeback, _Mapping]] = ..., since: _Optional[float] = ..., uploading: bool = ...) -> None: ...
 
 class Comeback(_message.Message):
     __slots__ = ("down_s", "prepared_s", "joining_s", "first_step_s")
@@ -645,6 +682,98 @@ class LoggedReceipt(_message.Message):
     accepted_at: float
     def __init__(self, number: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., base_version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., norm: _Optional[float] = ..., clipped: _Optional[float] = ..., accepted_at: _Optional[float] = ...) -> None: ...
 
+class ListRoundsRequest(_message.Message):
+    __slots__ = ("last", "learner")
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    learner: str
+    def __init__(self, last: _Optional[int] = ..., learner: _Optional[str] = ...) -> None: ...
+
+class ListRoundsReply(_message.Message):
+    __slots__ = ("rounds",)
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    rounds: _containers.RepeatedCompositeFieldContainer[Round]
+    def __init__(self, rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("fragment", "cycle", "version", "outcome", "reason", "opened_at", "quorum_at", "closed_at", "merged_at", "published_at", "answers", "more_answers")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OPENED_AT_FIELD_NUMBER: _ClassVar[int]
+    QUORUM_AT_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_AT_FIELD_NUMBER: _ClassVar[int]
+    MERGED_AT_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    MORE_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    cycle: int
+    version: int
+    outcome: RoundOutcome
+    reason: str
+    opened_at: float
+    quorum_at: float
+    closed_at: float
+    merged_at: float
+    published_at: float
+    answers: _containers.RepeatedCompositeFieldContainer[Answer]
+    more_answers: int
+    def __init__(self, fragment: _Optional[int] = ..., cycle: _Optional[int] = ..., version: _Optional[int] = ..., outcome: _Optional[_Union[RoundOutcome, str]] = ..., reason: _Optional[str] = ..., opened_at: _Optional[float] = ..., quorum_at: _Optional[float] = ..., closed_at: _Optional[float] = ..., merged_at: _Optional[float] = ..., published_at: _Optional[float] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., more_answers: _Optional[int] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("learner", "began_at", "durable_at", "adopted_at", "declined", "late", "weight", "staleness")
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AT_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_AT_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    DECLINED_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    learner: str
+    began_at: float
+    durable_at: float
+    adopted_at: float
+    declined: str
+    late: bool
+    weight: float
+    staleness: int
+    def __init__(self, learner: _Optional[str] = ..., began_at: _Optional[float] = ..., durable_at: _Optional[float] = ..., adopted_at: _Optional[float] = ..., declined: _Optional[str] = ..., late: bool = ..., weight: _Optional[float] = ..., staleness: _Optional[int] = ...) -> None: ...
+
+class ListEventsRequest(_message.Message):
+    __slots__ = ("log", "after")
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    log: int
+    after: int
+    def __init__(self, log: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
+
+class ListEventsReply(_message.Message):
+    __slots__ = ("log", "events")
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    log: int
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, log: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("number", "at", "kind", "learner", "text")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at: float
+    kind: str
+    learner: str
+    text: str
+    def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., learner: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
 class EvictRequest(_message.Message):
     __slots__ = ("learner", "reason")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -654,6 +783,16 @@ class EvictRequest(_message.Message):
     def __init__(self, learner: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EvictReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class PauseReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -395,10 +395,25 @@ class OperatorStub(object):
                 request_serializer=atoll__wire_dot_outer__pb2.ListReceiptsRequest.SerializeToString,
                 response_deserializer=atoll__wire_dot_outer__pb2.ListReceiptsReply.FromString,
                 _registered_method=True)
+        self.ListRounds = channel.unary_unary(
+                '/atoll.v1.Operator/ListRounds',
+                request_serializer=atoll__wire_dot_outer__pb2.ListRoundsRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.ListRoundsReply.FromString,
+                _registered_method=True)
+        self.ListEvents = channel.unary_unary(
+                '/atoll.v1.Operator/ListEvents',
+                request_serializer=atoll__wire_dot_outer__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.ListEventsReply.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/atoll.v1.Operator/Evict',
                 request_serializer=atoll__wire_dot_outer__pb2.EvictRequest.SerializeToString,
                 response_deserializer=atoll__wire_dot_outer__pb2.EvictReply.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/atoll.v1.Operator/Pause',
+                request_serializer=atoll__wire_dot_outer__pb2.PauseRequest.SerializeToString,
+                response_deserializer=atoll__wire_dot_outer__pb2.PauseReply.FromString,
                 _registered_method=True)
         self.ExportCheckpoint = channel.unary_stream(
                 '/atoll.v1.Operator/ExportCheckpoint',
@@ -437,8 +452,29 @@ class OperatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRounds(self, request, context):
+        """The newest rounds, newest first: who answered when, and why they closed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEvents(self, request, context):
+        """What happened lately, as people would tell it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evict(self, request, context):
         """Sends a learner away, or lets it in again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Learners stand in step() and no round opens; or the run goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -474,10 +510,25 @@ def add_OperatorServicer_to_server(servicer, server):
                     request_deserializer=atoll__wire_dot_outer__pb2.ListReceiptsRequest.FromString,
                     response_serializer=atoll__wire_dot_outer__pb2.ListReceiptsReply.SerializeToString,
             ),
+            'ListRounds': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRounds,
+                    request_deserializer=atoll__wire_dot_outer__pb2.ListRoundsRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.ListRoundsReply.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=atoll__wire_dot_outer__pb2.ListEventsRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.ListEventsReply.SerializeToString,
+            ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
                     request_deserializer=atoll__wire_dot_outer__pb2.EvictRequest.FromString,
                     response_serializer=atoll__wire_dot_outer__pb2.EvictReply.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=atoll__wire_dot_outer__pb2.PauseRequest.FromString,
+                    response_serializer=atoll__wire_dot_outer__pb2.PauseReply.SerializeToString,
             ),
             'ExportCheckpoint': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportCheckpoint,
@@ -605,6 +656,60 @@ class Operator(object):
             _registered_method=True)
 
     @staticmethod
+    def ListRounds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Operator/ListRounds',
+            atoll__wire_dot_outer__pb2.ListRoundsRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.ListRoundsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Operator/ListEvents',
+            atoll__wire_dot_outer__pb2.ListEventsRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.ListEventsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Evict(request,
             target,
             options=(),
@@ -621,6 +726,33 @@ class Operator(object):
             '/atoll.v1.Operator/Evict',
             atoll__wire_dot_outer__pb2.EvictRequest.SerializeToString,
             atoll__wire_dot_outer__pb2.EvictReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Operator/Pause',
+            atoll__wire_dot_outer__pb2.PauseRequest.SerializeToString,
+            atoll__wire_dot_outer__pb2.PauseReply.FromString,
             options,
             channel_credentials,
             insecure,

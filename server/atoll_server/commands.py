@@ -1,4 +1,5 @@
-"""Subcommands of `atoll` for those who run a core: core, status, receipts, evict, checkpoint, token.
+"""Subcommands of `atoll` for those who run a core: core, status, receipts, pause, resume, evict, checkpoint,
+token.
 
 What they need is loaded when they run, so that `atoll --help` is quick and a front's image stays small.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from atoll_wire.errors import need
+from atoll_wire.errors import UserError, need
 
 KEEPING = ("numba", "zstandard")
 REACH = "How a core is reached"
@@ -39,6 +40,8 @@ def register(app: typer.Typer) -> None:
     app.command()(core)
     app.command("status")(status_command)
     app.command("receipts")(receipts_command)
+    app.command("pause")(pause_command)
+    app.command("resume")(resume_command)
     app.command("evict")(evict_command)
     app.command("token")(token_command)
     checkpoint = typer.Typer(no_args_is_help=True, help="List, take and export checkpoints of a run.")
@@ -59,6 +62,7 @@ def core(
     operator_tokens: Annotated[Path | None, typer.Option(help="Operators need a token of this file, see atoll token.")] = None,
     snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots at most; much to merge again at a start brings one earlier.")] = 120.0,
     keep_snapshots: Annotated[int, typer.Option(help="Snapshots kept, at least 2.")] = 3,
+    wan_budget_gb: Annotated[float, typer.Option(help="That the WAN may carry in a month, both ways; more is an alert. 0: none is set.")] = 0.0,
     memory_gib: Annotated[float | None, typer.Option(help="Memory that the core may take; a model that needs more is refused [what the machine has].")] = None,
     standby: Annotated[bool, typer.Option("--standby", help="While another core has the directory wait, warm, and take over when it dies.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Keep every payload, so that the run can be replayed.")] = False,
@@ -99,7 +103,7 @@ def core(
         listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen,
         access=Access(tls, insecure_plaintext), metrics_plaintext=metrics_plaintext, operator_tokens=operator_tokens,
         snapshot_every_s=snapshot_every_s, keep_snapshots=keep_snapshots, record=record,
-        standby=standby, memory_gib=memory_gib,
+        standby=standby, memory_gib=memory_gib, wan_budget_gb=wan_budget_gb,
     )  # fmt: skip
     asyncio.run(serve(settings, given, announce=lambda address: print(f"atoll core serves {address}", flush=True)))
 
@@ -110,11 +114,39 @@ def status_command(
     token: Token = "",
     insecure_plaintext: Plaintext = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole message as JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
 ) -> None:
     """Show a run: goodput, learners, fragments, contributions, bytes."""
-    from atoll_server.remote import show_status
+    from atoll_server.watching import show_status, watch_status
 
-    show_status(_core(server, tls, token, insecure_plaintext), as_json=as_json)
+    if watch and as_json:
+        raise UserError("--watch and --json together are not offered: ask for one of them")
+    if watch:
+        watch_status(_core(server, tls, token, insecure_plaintext))
+    else:
+        show_status(_core(server, tls, token, insecure_plaintext), as_json=as_json)
+
+
+def pause_command(
+    server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
+    reason: Annotated[str, typer.Option(help="Told to everybody.")] = "no reason given",
+) -> None:
+    """Pause the run: learners stand in step() and no round opens, until `atoll resume`; a restarted core is paused too."""
+    from atoll_server.remote import pause
+
+    pause(_core(server, tls, token, insecure_plaintext), reason or "no reason given")
+
+
+def resume_command(
+    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
+) -> None:
+    """Let a paused run go on."""
+    from atoll_server.remote import pause
+
+    pause(_core(server, tls, token, insecure_plaintext), "")
 
 
 def receipts_command(

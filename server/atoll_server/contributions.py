@@ -77,7 +77,6 @@ class Contributions:
         entry = self._roster.entries[row.key.learner]
         if fate.fate == "merged":
             entry.account.merged_token_parameters += row.tokens * self._layout.fragments[row.key.fragment].length
-            self._metrics.staleness.observe(fate.staleness)
         else:
             entry.account.accepted(-self._weighted(row), current=row.key.incarnation == entry.incarnation)
         entry.dirty = True

@@ -22,6 +22,7 @@ from atoll_server import events as ev
 from atoll_server.acts import Acts
 from atoll_server.budget import parameters_of, too_much
 from atoll_server.clock import RunClock
+from atoll_server.diary import Diary
 from atoll_server.disk import DISK, Disk
 from atoll_server.engine import Engine
 from atoll_server.initial import STAGING
@@ -30,12 +31,11 @@ from atoll_server.metrics import Metrics
 from atoll_server.process import SettingsError
 from atoll_server.publications import HappeningLog
 from atoll_server.refusal import Refused, Status
-from atoll_server.restore import LEDGER, Restored, restore
+from atoll_server.restore import LEDGER, Restored, drop_damaged, restore
 from atoll_server.resumption import take_up
 from atoll_server.roster import Entry, Roster, unwanted
-from atoll_server.rows import LearnerRow, SnapshotRow
+from atoll_server.rows import LearnerRow
 from atoll_server.settings import CoreSettings, RunSettings
-from atoll_server.snapshot import snapshot_path
 from atoll_server.writer import LedgerWriter, with_room
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class Core:
 
     def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK) -> None:
         self.settings, self._given, self.disk = settings, given, disk
-        self.metrics, self.acts = Metrics(), Acts(None)
+        self.metrics, self.acts, self.diary = Metrics(), Acts(None), Diary()
         self.roster = Roster(settings.limits.learners)
         self.run_id, self.generation, self.epoch = "", 0, 0
         self.run = RunSettings()
@@ -68,6 +68,9 @@ class Core:
         self._housekeeping: asyncio.Task[None] | None = None
         self._underway: set[asyncio.Task[Any]] = set()
         self.damage = ""  # of a file, found while it serves
+        self.paused = ""  # by whom and why: the run stands
+        self.free_bytes: int | None = None  # of the directory's file system, once looked at
+        self.restore_s = 0.0  # from the start until it could serve
 
     # ------------------------------------------------------------------------------ start and stop
 
@@ -95,7 +98,8 @@ class Core:
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, directory, self.disk)
             self.frozen_digest, self.initial_sha256 = meta["frozen_digest"], meta["initial_sha256"]
-            damaged = await with_room(self._drop_snapshots, db, restored.snapshots)
+            dropping = (db, directory, self.generation, restored.snapshots, self.disk)
+            damaged = await with_room(drop_damaged, *dropping)
             self.begin(restored, db, damaged=damaged)
         crash.point("start.state restored")
         if self.engine is not None:
@@ -105,7 +109,7 @@ class Core:
             self.engine.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self._housekeeping.add_done_callback(self.watched)
-        self.metrics.restore_seconds.set(time.monotonic() - self.started_at)
+        self.restore_s = time.monotonic() - self.started_at
 
     def _take(self, directory: Path) -> bool:
         """Whether it is this core's now. SettingsError when it cannot be, or not without waiting."""
@@ -149,6 +153,7 @@ class Core:
             raise SettingsError(reason)
         self.run_id = meta.setdefault("run", uuid.uuid4().hex[:16])
         self.generation = meta.setdefault("generation", 1)
+        self.paused = meta.get("paused", "")
         self.epoch = meta["epoch"] = meta.get("epoch", 0) + 1
         meta["settings"] = self.run.model_dump(mode="json")
         with database.transaction(db):
@@ -156,17 +161,6 @@ class Core:
                 ledger.put_meta(db, key, value)
         crash.point("start.epoch raised")
         return meta
-
-    def _drop_snapshots(self, db: sqlite3.Connection, sound: list[SnapshotRow]) -> bool:
-        """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use. Whether one was."""
-        damaged = [row for row in ledger.snapshots(db, self.generation) if row not in sound]
-        for row in damaged:
-            ledger.drop_snapshot(db, row.id)
-        kept = {snapshot_path(self.settings.directory, row.id) for row in sound}
-        for path in self.disk.files(self.settings.directory / "snapshots"):
-            if path not in kept:
-                self.disk.remove(path)
-        return bool(damaged)
 
     def begin(self, restored: Restored, db: sqlite3.Connection | None, *, damaged: bool = False) -> None:
         self.layout = restored.layout
@@ -181,6 +175,7 @@ class Core:
             for entry in self.roster.entries.values():
                 if not entry.evicted:
                     engine.dispatch(ev.Joined(entry.name, entry.incarnation))
+        engine.dispatch(ev.Paused(bool(self.paused)))
         self.keeper = Keeper(engine, restored.snapshots, damaged=damaged)
         self.engine = engine
 
@@ -228,9 +223,8 @@ class Core:
             self.clock.look()
             await self._write_accounts()
             if self.engine is not None and self.keeper is not None:
-                free = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
-                self.metrics.disk_free.set(free)
-                self.engine.room(free)
+                self.free_bytes = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
+                self.engine.room(self.free_bytes)
                 self.engine.uploads.expire(time.monotonic())
                 if self.keeper.due():
                     self.engine.spawn(self._snapshot())
@@ -258,7 +252,9 @@ class Core:
         )
 
     def _current(self) -> pb.Current:
-        return self.engine.current() if self.engine is not None else pb.Current()
+        current = self.engine.current() if self.engine is not None else pb.Current()
+        current.paused.reason = self.paused
+        return current
 
     # ------------------------------------------------------------------------------ learners
 

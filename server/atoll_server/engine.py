@@ -17,6 +17,7 @@ from typing import Any, assert_never
 import structlog
 from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
 
 from atoll_server import crash, ledger, merge
@@ -35,6 +36,7 @@ from atoll_server.rows import ContributionRow, FateRow, MergeRow
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.spool import Spool, Stored
 from atoll_server.syncer import Syncer
+from atoll_server.timeline import Timeline
 from atoll_server.uploads import Uploads
 from atoll_server.writer import LedgerWriter
 
@@ -83,6 +85,8 @@ class Engine:
         self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
         self.readers = Readers(self.states, self.locks, lambda: self.failed)
         self.contributions = Contributions(self.layout, roster, metrics)
+        self.timeline = Timeline(metrics)
+        self.published_at = [time.monotonic()] * len(self.layout.fragments)  # each one's newest version
         self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
@@ -109,7 +113,9 @@ class Engine:
         if self._stopping and not isinstance(event, ev.Merged):
             return
         now = time.monotonic()
-        for effect in self.syncer.on(event, now):
+        effects = self.syncer.on(event, now)
+        self.timeline.on(event, effects, now)
+        for effect in effects:
             match effect:
                 case ev.OpenRound():
                     self.happenings.append(
@@ -118,7 +124,6 @@ class Engine:
                 case ev.Merge():
                     self.spawn(self._merge(effect))
                 case ev.Lapse():
-                    self.metrics.rounds.labels("lapsed").inc()
                     log.info("round lapsed", fragment=effect.fragment, cycle=effect.cycle, reason=effect.reason)
                 case ev.Refuse():
                     self.spawn(self._refuse_pending(effect))
@@ -176,7 +181,7 @@ class Engine:
     def _accept(self, row: ContributionRow) -> None:
         self.contributions.accept(row)
         region = self.roster.entries[row.key.learner].region
-        self.metrics.wan_bytes.labels(region, "up").inc(row.size_bytes)
+        self.metrics.moved(region, "up", self.run.codec, row.size_bytes)
 
     def room(self, free_bytes: int) -> None:
         """What the disk has free now: a snapshot and the ledger must still find room when all uploads are here."""
@@ -199,7 +204,6 @@ class Engine:
     # ------------------------------------------------------------------------------ effects
 
     async def _merge(self, effect: ev.Merge) -> None:
-        began = time.monotonic()
         fragment = self.layout.fragments[effect.fragment]
         rule = OuterRule(self.run.outer_lr, self.run.outer_momentum, self.run.codec)
         stored = [self.contributions.pending[share.key].stored for share in effect.shares]
@@ -219,6 +223,7 @@ class Engine:
             except Exception as error:
                 self.fail(error)  # before anybody else is given this fragment's lock
                 raise
+            self.timeline.computed(fragment.index, time.monotonic())
             crash.point("merge.computed")
             assert merged.state.version == effect.version, "the syncer and the state agree on the version"
             fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]
@@ -236,15 +241,13 @@ class Engine:
             self.unsaved_s += took_s
         self._publish(effect, publication, fates)
         crash.point("merge.published")
-        self.metrics.merge_seconds.observe(time.monotonic() - began)
         self._forget(refused)
 
     def _publish(self, effect: ev.Merge, publication: Publication, fates: list[FateRow]) -> None:
         """The merge is durable: now it may be seen."""
         lapsed, self._refused_since[effect.fragment] = self._refused_since[effect.fragment], []
         self.cache.add(effect.fragment, replace(publication, receipts=(*lapsed, *map(self._decide, fates))))
-        self.metrics.rounds.labels("merged").inc()
-        self.metrics.fragment_version.labels(str(effect.fragment)).set(effect.version)
+        self.published_at[effect.fragment] = time.monotonic()
         log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
                   shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip
         published = pb.UpdatePublished(
@@ -288,7 +291,7 @@ class Engine:
 
     def sent(self, entry: Entry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts what went down to a learner."""
-        self.metrics.wan_bytes.labels(entry.region, "down").inc(size_bytes)
+        self.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.run.codec, size_bytes)
         entry.dirty = True
         if whole:
             entry.account.bytes_whole += size_bytes

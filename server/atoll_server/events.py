@@ -7,6 +7,7 @@ order in which they are returned.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 
@@ -89,13 +90,29 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """An operator paused the run, or lets it go on."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed."""
 
 
-Event = Joined | Heard | Declined | Contributed | Merged | Adopted | Gone | Ticked
+Event = Joined | Heard | Declined | Contributed | Merged | Adopted | Gone | Paused | Ticked
 
 # ------------------------------------------------------------------------------------------------- effects
+
+
+class Cause(StrEnum):
+    """Why a round ends."""
+
+    EVERYBODY = "everybody"  # every live learner has answered
+    GRACE = "grace"  # a quorum has, and the grace window is over
+    DEADLINE = "deadline"
+    NOBODY = "nobody"  # is left to wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +143,18 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Combine these (sorted by key) into `version`, make that durable, publish it, then say Merged."""
+    """Combine these (sorted by key) into `version`, make that durable, publish it, then say Merged.
+
+    quorum_at: when the quorum was there, on the clock of the events; None: it never was.
+    """
 
     fragment: int
     version: int
     cycle: int
     shares: tuple[Share, ...]
     refusals: tuple[Refusal, ...]
+    quorum_at: float | None
+    cause: Cause
     reason: str
 
 
@@ -150,6 +172,7 @@ class Lapse:
 
     fragment: int
     cycle: int
+    cause: Cause
     reason: str
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 LEAST_STEP_S = 0.0005  # nobody trains faster, and rounds would follow whoever said so
@@ -13,6 +13,7 @@ LIVE_REPORTS = 5.0  # ... or so many of its own report intervals
 EXPECTED_S = 10.0  # a learner that fell silent is still expected back for so long
 UNSEEN_ANSWER_S = 10.0  # patience with a learner whose first answer is still to come
 FEW, LOOK_S = 64, 50e-6  # beyond so many learners, what follows from a report is looked at so much later for each
+NAMED = 8  # learners in a sentence
 ANSWER_PATIENCE = 4.0  # a round waits for so many times a learner's usual time to answer
 
 
@@ -71,9 +72,11 @@ class Member:
         """Whether rounds count on this learner: it steps, or it announced a pause and still reports."""
         if self.gone or self.step_time_s is None or self.stepped_at is None:
             return False
-        if self.paused:
-            return now - self.heard_at <= LIVE_REPORTS * (self.report_interval_s or 0.0)
-        return now - self.stepped_at <= self.silent_after_s()
+        return self.pausing(now) if self.paused else now - self.stepped_at <= self.silent_after_s()
+
+    def pausing(self, now: float) -> bool:
+        """Whether it announced a pause, and still reports."""
+        return self.paused and now - self.heard_at <= LIVE_REPORTS * (self.report_interval_s or 0.0)
 
     def expected(self, now: float) -> bool:
         """Whether it may yet contribute: it steps, or joined or stopped a short time ago only."""
@@ -90,11 +93,17 @@ class Member:
         """One word for people."""
         if self.gone:
             return "left"
+        if self.pausing(now):
+            return "paused"
         if self.step_time_s is None:
             return "joining"
-        if self.paused and self.live(now):
-            return "paused"
         return "live" if self.live(now) else "silent"
+
+
+def named(learners: Sequence[str]) -> str:
+    """In words, the first few of them."""
+    more = len(learners) - NAMED
+    return ", ".join(learners[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def look_after_s(members: int) -> float:

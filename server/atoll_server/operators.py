@@ -23,10 +23,11 @@ from atoll_server.contributions import receipt_of
 from atoll_server.core import Core
 from atoll_server.eviction import evict
 from atoll_server.identity import caller
+from atoll_server.pausing import pause
 from atoll_server.refusal import Refused
 from atoll_server.restore import LEDGER, initial_states
 from atoll_server.rows import ContributionRow, FateRow, SnapshotRow
-from atoll_server.status import status
+from atoll_server.status import list_rounds, status
 from atoll_server.tokens import Tokens, operator_name
 
 log = structlog.get_logger()
@@ -43,8 +44,8 @@ class OperatorService(rpc.OperatorServicer):
     def __init__(self, core: Core, tokens: Tokens | None = None) -> None:
         self._core, self._tokens = core, tokens
 
-    async def _may(self, context: Context, act: str = "", **what: str) -> None:
-        """Ends the call of who is no operator. act: written down with who did it."""
+    async def _may(self, context: Context, act: str = "", **what: str) -> str:
+        """Who calls; ends the call of who is no operator. act: written down with who did it."""
         try:
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
@@ -55,6 +56,7 @@ class OperatorService(rpc.OperatorServicer):
         if act:
             log.info(act, operator=name, **what)
             self._core.acts.note(act, operator=name, peer=who.peer, **what)
+        return name
 
     async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """The run at this moment."""
@@ -86,6 +88,29 @@ class OperatorService(rpc.OperatorServicer):
             return pb.EvictReply()
         except Refused as refused:
             await abort(context, refused)
+
+    async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
+        """Lets all learners stand, or go on."""
+        reason = request.reason[:LARGEST_REASON]
+        name = await self._may(context, "pause" if reason else "resume", reason=reason)
+        said = f"by {name or 'an operator'}: {reason}" if reason else ""
+        await asyncio.shield(asyncio.create_task(pause(self._core, said)))
+        return pb.PauseReply()
+
+    async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsReply:
+        """How the newest rounds went."""
+        await self._may(context)
+        return list_rounds(self._core, request)
+
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsReply:
+        """What happened after what the caller has seen."""
+        await self._may(context)
+        diary = self._core.diary
+        told = (
+            pb.Event(number=each.number, at=each.at, kind=each.kind, learner=each.learner, text=each.text)
+            for each in diary.after(request.log, request.after)
+        )
+        return pb.ListEventsReply(log=diary.log, events=told)
 
     async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsReply:
         """Snapshots on disk, oldest first."""

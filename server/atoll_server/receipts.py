@@ -14,8 +14,9 @@ from rich.table import Table
 
 from atoll_server import ledger
 from atoll_server.operators import FATES, logged_receipt
-from atoll_server.remote import TIMEOUT_S, OperatorError, Remote, console, operator
+from atoll_server.remote import TIMEOUT_S, OperatorError, Remote, operator
 from atoll_server.restore import LEDGER
+from atoll_server.showing import console
 
 NAMED = {name: fate for fate, name in FATES.items()}
 

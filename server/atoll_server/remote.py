@@ -1,4 +1,4 @@
-"""What the operator's subcommands ask of a core over gRPC, and how they show it."""
+"""What the operator's subcommands ask of a core over gRPC."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.errors import UserError
-from google.protobuf.json_format import MessageToJson
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from atoll_server.showing import console
 from atoll_server.tokens import BEARER, HEADER
 
 TIMEOUT_S = 10.0
-WIDE = 200
 
 
 class OperatorError(UserError):
@@ -72,85 +69,11 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
         return details._replace(metadata=(*(details.metadata or ()), *self._metadata))
 
 
-def console() -> Console:
-    """As wide as the terminal; where there is none (a pipe, a log), wide enough that no word of a table is lost."""
-    made = Console()
-    return made if made.is_terminal else Console(width=WIDE)
-
-
-def show_status(remote: Remote, *, as_json: bool) -> None:
-    """Prints a run's state as tables, or as one JSON object."""
+def pause(remote: Remote, reason: str) -> None:
+    """Lets all learners stand, or go on (no reason)."""
     with operator(remote) as stub:
-        reply = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
-    if as_json:
-        print(MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
-        return
-    out = console()
-    out.print(
-        f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  "
-        f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.outer_steps:,} outer steps"
-    )
-    for trouble in reply.troubles:
-        out.print(f"[bold red]{escape(trouble)}[/]")
-    out.print(_totals(reply))
-    out.print(_learners(reply))
-    out.print(_fragments(reply))
-
-
-def _totals(reply: pb.StatusReply) -> str:
-    goodput, counts, wire = reply.goodput, reply.contributions, reply.wire
-    lost = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in sorted(goodput.lost_s.items()) if seconds >= 0.05)
-    return (
-        f"goodput {goodput.ratio:.3f} of {goodput.provisioned_s:.0f} learner-seconds (lost: {lost or 'nothing'})\n"
-        f"contributions {counts.accepted} accepted, {counts.merged} merged, {counts.pending} pending, "
-        f"{counts.refused} refused, {counts.turned_away} turned away\n"
-        f"tokens {reply.tokens_trained:,} trained, {reply.tokens_merged:,.0f} merged\n"
-        f"wire {wire.up / 1e6:.1f} MB up ({_bits(wire.up, wire.up_parameters)}), {wire.down / 1e6:.1f} MB down "
-        f"({_bits(wire.down, wire.down_parameters)}), {wire.whole / 1e6:.1f} MB of whole fragments"
-    )
-
-
-def _bits(size_bytes: int, parameters: int) -> str:
-    return f"{8 * size_bytes / parameters:.2f} bits a parameter" if parameters else "nothing yet"
-
-
-def _learners(reply: pb.StatusReply) -> Table:
-    table = Table(
-        "learner",
-        "region",
-        "state",
-        "steps",
-        "tokens",
-        "loss",
-        "step s",
-        "goodput",
-        "blocked",
-        "heard",
-        "came back in",
-        "waited for",
-    )
-    for each in reply.learners:
-        table.add_row(
-            each.learner, each.region, each.state, f"{each.steps:,}", f"{each.tokens:,}", f"{each.loss:.3f}",
-            f"{each.step_time_s:.3f}", f"{each.goodput.ratio:.3f}", f"{each.blocked_fraction:.4f}",
-            f"{each.heard_s:.1f} s ago", _comeback(each), each.waiting_for,
-        )  # fmt: skip
-    return table
-
-
-def _comeback(each: pb.LearnerStatus) -> str:
-    """Start of the process, joining, first step."""
-    parts = each.comeback
-    if each.incarnation < 2 or not parts.first_step_s:
-        return ""
-    return f"{parts.prepared_s:.1f} + {parts.joining_s:.2f} + {parts.first_step_s:.2f} s"
-
-
-def _fragments(reply: pb.StatusReply) -> Table:
-    table = Table("fragment", "parameters", "version", "cycle", "state")
-    for each in reply.fragments:
-        table.add_row(str(each.fragment), f"{each.parameters:,}", str(each.version), str(each.cycle), each.state)
-    return table
+        stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
+    print(f"the run is paused: {reason}" if reason else "the run goes on")
 
 
 def evict(remote: Remote, learner: str, reason: str) -> None:

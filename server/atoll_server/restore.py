@@ -11,6 +11,7 @@ import hashlib
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,17 @@ def _stored(db: sqlite3.Connection, spool: Spool, generation: int, key: Key) -> 
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
     row = found[0]
     return spool.open(generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64), row.scale)
+
+
+def drop_damaged(
+    db: sqlite3.Connection, directory: Path, generation: int, sound: Sequence[SnapshotRow], disk: Disk
+) -> bool:
+    """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use. Whether one was."""
+    damaged = [row for row in ledger.snapshots(db, generation) if row not in sound]
+    for row in damaged:
+        ledger.drop_snapshot(db, row.id)
+    kept = {snapshot_path(directory, row.id) for row in sound}
+    for path in disk.files(directory / "snapshots"):
+        if path not in kept:
+            disk.remove(path)
+    return bool(damaged)

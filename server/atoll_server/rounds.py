@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll_server.events import Key
+from atoll_server.events import Cause, Key
 
 
 class Phase(Enum):
@@ -40,6 +40,11 @@ class FragmentRounds:
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[Key, Pending] = field(default_factory=dict)
 
+    def decline(self, learner: str, cycle: int, reason: str) -> None:
+        """A learner has nothing for the round that is open, if it means that one."""
+        if self.phase is Phase.OPEN and self.cycle == cycle:
+            self.declined[learner] = reason
+
     def answered(self) -> set[str]:
         """Learners that this round need not wait for."""
         return set(self.declined) | {key.learner for key in self.pending}
@@ -61,4 +66,5 @@ class Waiting:
 class Closing:
     """A round ends now."""
 
+    cause: Cause
     reason: str

@@ -114,6 +114,7 @@ class OuterService(rpc.OuterServicer):
             version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
             answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
+                engine.timeline.began(entry.name, header.fragment, header.cycle, time.monotonic())
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
                 # Each holds a message in memory: the others' senders wait.
                 async with self._slots, aclosing(self._frames(requests, answer, entry, header)) as told:

@@ -6,12 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import islice
 
 from atoll_wire import outer_pb2 as pb
 
 from atoll_server.core import Core
+from atoll_server.engine import Engine
 from atoll_server.goodput import Balance, overall
 from atoll_server.roster import Entry
+from atoll_server.timeline import Answer, Round, slowest
 
 
 def status(core: Core) -> pb.StatusReply:
@@ -36,14 +39,19 @@ def status(core: Core) -> pb.StatusReply:
         goodput=_goodput(overall(balances)),
         tokens_trained=core.roster.tokens(),
         wire=_wire(entries),
+        at=wall,
+        paused=core.paused,
+        knows_tokens=core.settings.operator_tokens is not None,
+        wan_budget_bytes=round(core.settings.wan_budget_gb * 1e9),
     )
     if core.engine is not None:
         _add_fragments(core, reply, now)
-    reply.troubles.extend(_troubles(core))
+    reply.troubles.extend(troubles(core))
     return reply
 
 
-def _troubles(core: Core) -> Iterator[str]:
+def troubles(core: Core) -> Iterator[str]:
+    """What an operator should see to, a line each."""
     if core.writer.full:
         yield "the disk is full: nothing is acknowledged until there is room"
     elif core.engine is not None and core.engine.spool.room_bytes == 0:
@@ -55,17 +63,29 @@ def _troubles(core: Core) -> Iterator[str]:
             yield f"{entry.name} is evicted: {entry.evicted}"
 
 
+def merged_tokens(core: Core) -> float:
+    """Mean over parameters; never more than were trained."""
+    assert core.engine is not None, "only a run with parameters merges"
+    merged = sum(entry.account.merged_token_parameters for entry in core.roster.entries.values())
+    return merged / core.engine.layout.parameters
+
+
+def state_of(core: Core, entry: Entry, now: float) -> str:
+    """One word for people: joining, live, paused, silent, left or evicted."""
+    member = core.engine.syncer.members.get(entry.name) if core.engine is not None else None
+    return "evicted" if entry.evicted else member.state(now) if member is not None else "joining"
+
+
 def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
     engine = core.engine
     assert engine is not None, "only a run with parameters has fragments"
     reply.parameters = engine.layout.parameters
-    merged = sum(entry.account.merged_token_parameters for entry in core.roster.entries.values())
-    reply.tokens_merged = merged / engine.layout.parameters  # never more than were trained
+    reply.tokens_merged = merged_tokens(core)
     reply.outer_steps = sum(engine.versions())
     for fragment, rounds in zip(engine.layout.fragments, engine.syncer.fragments, strict=True):
         reply.fragments.add(
             fragment=fragment.index, parameters=fragment.length, version=rounds.version, cycle=rounds.cycle,
-            state=engine.syncer.why(fragment.index, now),
+            state=engine.syncer.why(fragment.index, now), published_s=now - engine.published_at[fragment.index],
         )  # fmt: skip
     reply.contributions.CopyFrom(
         pb.Contributions(**engine.contributions.counts, pending=len(engine.contributions.pending))
@@ -80,7 +100,7 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float, pending: in
         learner=entry.name,
         region=entry.region,
         incarnation=entry.incarnation,
-        state="evicted" if entry.evicted else member.state(now) if member is not None else "joining",
+        state=state_of(core, entry, now),
         steps=account.total("steps"),
         tokens=account.total("tokens"),
         loss=entry.loss,
@@ -92,6 +112,8 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float, pending: in
         pending=pending,
         wire=_wire([entry]),
         comeback=pb.Comeback(**asdict(entry.comeback)),
+        since=core.diary.since.get(entry.name, 0.0),
+        uploading=bool(member.uploading) if member is not None else False,
     )
 
 
@@ -110,3 +132,44 @@ def _wire(entries: list[Entry]) -> pb.WireBytes:
         down_parameters=sum(account.parameters_down for account in accounts),
         whole=sum(account.bytes_whole for account in accounts),
     )
+
+
+# ---------------------------------------------------------------------------------- rounds
+
+MOST_ANSWERS = 64  # told of one round
+
+
+def list_rounds(core: Core, request: pb.ListRoundsRequest) -> pb.ListRoundsReply:
+    """The newest rounds, newest first."""
+    reply, engine = pb.ListRoundsReply(), core.engine
+    if engine is None:
+        return reply
+    for seen in islice(engine.timeline.newest(), request.last or None):
+        reply.rounds.append(_round(core, engine, seen, request.learner))
+    return reply
+
+
+def _round(core: Core, engine: Engine, seen: Round, learner: str) -> pb.Round:
+    now, later = time.monotonic(), core.clock.now() - time.monotonic()
+
+    def wall(at: float | None) -> float:
+        return 0.0 if at is None else at + later
+
+    open_now = seen.closed_at is None
+    answers = slowest(seen, MOST_ANSWERS) if not learner else [(learner, seen.answers.get(learner, Answer()))]
+    outcome = pb.ROUND_OUTCOME_MERGED if seen.published_at is not None else pb.ROUND_OUTCOME_MERGING
+    told = pb.Round(
+        fragment=seen.fragment, cycle=seen.cycle, version=seen.version,
+        outcome=pb.ROUND_OUTCOME_OPEN if open_now else pb.ROUND_OUTCOME_LAPSED if seen.lapsed else outcome,
+        reason=engine.syncer.why(seen.fragment, now) if open_now else seen.reason,
+        opened_at=wall(seen.opened_at), closed_at=wall(seen.closed_at), merged_at=wall(seen.merged_at),
+        quorum_at=wall(engine.syncer.fragments[seen.fragment].quorum_at if open_now else seen.quorum_at),
+        published_at=wall(seen.published_at), more_answers=max(0, len(seen.answers) - len(answers)),
+    )  # fmt: skip
+    for name, answer in answers:
+        told.answers.add(
+            learner=name, began_at=wall(answer.began_at), durable_at=wall(answer.durable_at),
+            adopted_at=wall(answer.adopted_at), declined=answer.declined, late=answer.late, weight=answer.weight,
+            staleness=answer.staleness,
+        )  # fmt: skip
+    return told

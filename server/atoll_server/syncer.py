@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
 from atoll_server import events as ev
-from atoll_server.events import Key
-from atoll_server.members import Member, Present, look_after_s, smoothed
+from atoll_server.events import Cause, Key
+from atoll_server.members import Member, Present, look_after_s, named, smoothed
 from atoll_server.rounds import Closing, FragmentRounds, Pending, Phase, Waiting
 from atoll_server.settings import RunSettings
 
@@ -35,14 +35,14 @@ class Syncer:
     """The state of all rounds; `on` takes an event with its time and returns what must be done, in order."""
 
     def __init__(self, settings: RunSettings, fragments: int, weigh: Weigh) -> None:
-        self.settings = settings
-        self.weigh = weigh
+        self.settings, self.weigh = settings, weigh
         self.fragments = [FragmentRounds(version=0, cycle=0) for _ in range(fragments)]
         self.members: dict[str, Member] = {}
         self.due_at: float | None = None  # by the pace, the next opening; in the past: rounds are to be caught up
         self.opened_at = 0.0  # the newest round
         self.quorum_s: float | None = None  # smoothed: opened -> K answered
         self.sync_s: float | None = None  # smoothed: closed -> adopted
+        self.paused = False  # by an operator: what is open closes, and nothing opens
         self.looked_at = -math.inf  # when it was last decided what closes and opens
 
     def restore(
@@ -78,9 +78,7 @@ class Syncer:
                 if now < self.looked_at + look_after_s(len(self.members)):
                     return effects
             case ev.Declined():
-                rounds = self.fragments[event.fragment]
-                if rounds.phase is Phase.OPEN and rounds.cycle == event.cycle:
-                    rounds.declined[event.learner] = event.reason
+                self.fragments[event.fragment].decline(event.learner, event.cycle, event.reason)
             case ev.Contributed():
                 effects = self._contributed(event, now)
             case ev.Merged():
@@ -96,6 +94,8 @@ class Syncer:
                 return []  # no round waits for it, and there may be many
             case ev.Gone():
                 effects = self._gone(event)
+            case ev.Paused():
+                self.paused, self.due_at = event.paused, None  # nothing was trained that is to be caught up
             case ev.Ticked():
                 pass
             case _:
@@ -110,7 +110,7 @@ class Syncer:
     def _joined(self, event: ev.Joined, now: float) -> None:
         known = self.members.get(event.learner)
         if known is None or known.incarnation != event.incarnation:
-            self.members[event.learner] = Member(event.incarnation, joined_at=now, heard_at=now)
+            self.members[event.learner] = Member(event.incarnation, now, now)
         else:
             known.gone, known.unwanted, known.joined_at, known.heard_at = False, "", now, now
 
@@ -156,27 +156,27 @@ class Syncer:
                     self.quorum_s = smoothed(self.quorum_s, present.now - rounds.opened_at)
                 decision = self.decide(index, present)
                 if isinstance(decision, Closing):
-                    effects += self._close(index, decision.reason, present.now)
+                    effects += self._close(index, decision, present.now)
         return effects
 
     def decide(self, fragment: int, present: Present) -> Waiting | Closing:
         """Whether an open round closes now, and why; or what it waits for. Changes nothing."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
-            return Closing("no learner is left to wait for")
+            return Closing(Cause.NOBODY, "no learner is left to wait for")
         missing = sorted(present.live - rounds.answered())
         if present.live and not missing:
-            return Closing("every live learner has answered")
+            return Closing(Cause.EVERYBODY, "every live learner has answered")
         deadline = self._deadline(fragment, missing, now)
         if now >= deadline:
-            return Closing(f"deadline passed without {', '.join(missing) or 'any live learner'}")
+            return Closing(Cause.DEADLINE, f"deadline passed without {named(missing) or 'any live learner'}")
         if rounds.quorum_at is not None:
             grace_ends = rounds.quorum_at + self.grace_s(present)
             if now >= grace_ends:
-                return Closing(f"quorum and grace window without {', '.join(missing)}")
-            return Waiting(f"grace window for {', '.join(missing)}", min(grace_ends, deadline))
+                return Closing(Cause.GRACE, f"quorum and grace window without {named(missing)}")
+            return Waiting(f"grace window for {named(missing)}", min(grace_ends, deadline))
         fresh, needed = len(rounds.fresh()), self.quorum(present)
-        return Waiting(f"{fresh} of {needed} answers for the quorum; waits for {', '.join(missing)}", deadline)
+        return Waiting(f"{fresh} of {needed} answers for the quorum; waits for {named(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
         """The latest that any learner it waits for usually takes; an upload under way has a step more each frame."""
@@ -188,7 +188,7 @@ class Syncer:
                 latest = max(latest, frame_at + self.members[name].patience_s())
         return latest if missing else max(latest, now)
 
-    def _close(self, fragment: int, reason: str, now: float) -> list[ev.Effect]:
+    def _close(self, fragment: int, closing: Closing, now: float) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
         taken: list[tuple[Key, float, int]] = []
         refusals: list[ev.Refusal] = []
@@ -196,24 +196,23 @@ class Syncer:
             waiting = rounds.pending[key]
             staleness = rounds.version - waiting.base_version
             if staleness > self.settings.max_staleness:
-                limit = self.settings.max_staleness
-                refusals.append(
-                    ev.Refusal(key, f"staleness {staleness} is above {limit}: adopt the fragment whole", True)
-                )
+                text = f"staleness {staleness} is above {self.settings.max_staleness}: adopt the fragment whole"
+                refusals.append(ev.Refusal(key, text, True))
             else:
-                exponent = self.settings.staleness_exponent
-                taken.append((key, self.weigh(waiting.tokens, waiting.steps, staleness, exponent), staleness))
+                weight = self.weigh(waiting.tokens, waiting.steps, staleness, self.settings.staleness_exponent)
+                taken.append((key, weight, staleness))
         rounds.pending.clear()
         rounds.declined.clear()
-        rounds.quorum_at, rounds.closed_at = None, now
+        quorum_at, rounds.quorum_at, rounds.closed_at = rounds.quorum_at, None, now
         if not taken:
             rounds.phase = Phase.IDLE
-            lapse = ev.Lapse(fragment, rounds.cycle, reason)
+            lapse = ev.Lapse(fragment, rounds.cycle, closing.cause, closing.reason)
             return [ev.Refuse(fragment, tuple(refusals)), lapse] if refusals else [lapse]
         rounds.phase, rounds.adopters = Phase.MERGING, {key.learner for key, _, _ in taken}
         total = math.fsum(weight for _, weight, _ in taken)
         shares = tuple(ev.Share(key, weight / total, staleness) for key, weight, staleness in taken)
-        return [ev.Merge(fragment, rounds.version + 1, rounds.cycle, shares, tuple(refusals), reason)]
+        asked = (fragment, rounds.version + 1, rounds.cycle, shares, tuple(refusals))
+        return [ev.Merge(*asked, quorum_at, closing.cause, closing.reason)]
 
     # ------------------------------------------------------------------------------ opening
 
@@ -232,14 +231,13 @@ class Syncer:
     def _next_open_at(self, present: Present) -> float | None:
         """By the pace, and never in a burst; None while nobody trains: there is nothing to pace by."""
         interval = self.interval_s(present)
-        if interval is None:
+        if interval is None or self.paused:
             return None
         return max(present.now if self.due_at is None else self.due_at, self.opened_at + interval / CATCHING_UP)
 
     def _open(self, fragment: int, now: float) -> ev.OpenRound:
         rounds = self.fragments[fragment]
-        rounds.cycle += 1
-        rounds.phase, rounds.opened_at, rounds.quorum_at = Phase.OPEN, now, None
+        rounds.cycle, rounds.phase, rounds.opened_at, rounds.quorum_at = rounds.cycle + 1, Phase.OPEN, now, None
         return ev.OpenRound(fragment, rounds.cycle)
 
     # ------------------------------------------------------------------------------ derived
@@ -294,7 +292,7 @@ class Syncer:
         """Which rounds wait for this learner, in words."""
         rounds = enumerate(self.fragments)
         missing = [str(n) for n, r in rounds if r.phase is Phase.OPEN and learner not in r.answered()]
-        return f"its answer for fragment {', '.join(missing)}" if missing else ""
+        return f"its answer for fragment {named(missing)}" if missing else ""
 
     def _in_flight(self) -> int:
         return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
 MOST_NAMES, OTHERS = 1024, "others"
 
@@ -12,6 +12,7 @@ class FrontMetrics:
 
     def __init__(self, region: str) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         wan = Counter(
             "atoll_front_wan_bytes_total", "Payload bytes between this front and the core",
             ["region", "direction", "kind"], registry=self.registry,

@@ -1,0 +1,55 @@
+// Fields of the filters, each with its label.
+
+import { h, keyed, set, text } from "./dom.js";
+
+const PATIENCE_MS = 250; // after the last letter
+let made = 0;
+
+function field(label, input) {
+  made += 1;
+  set(input, "id", `field-${made}`);
+  return h("div", { class: "field" }, h("label", { for: `field-${made}` }, label), input);
+}
+
+/** A list to choose from; "" is all of them. */
+export function choice(label, all, values, chosen) {
+  const select = h("select", { onchange: () => chosen(select.value) });
+  let wanted = "";
+  function options(names) {
+    const shown = ["", ...names];
+    if (!shown.includes(wanted)) shown.push(wanted); // what the address asks for, though nobody has it now
+    keyed(select, shown, String, (name) => h("option", { value: name }), (node, name) => {
+      text(node, name === "" ? all : name);
+    });
+    if (select.value !== wanted) select.value = wanted;
+  }
+  options(values);
+  let known = values;
+  return {
+    node: field(label, select),
+    options(names) {
+      known = names;
+      options(names);
+    },
+    set(value) {
+      wanted = value;
+      options(known);
+    },
+  };
+}
+
+/** A field for words; changed(words) when the typing rests. */
+export function search(label, changed) {
+  const input = h("input", { type: "search", autocomplete: "off", spellcheck: "false" });
+  let timer = 0;
+  input.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => changed(input.value.trim()), PATIENCE_MS);
+  });
+  return {
+    node: field(label, input),
+    set(value) {
+      if (document.activeElement !== input && input.value !== value) input.value = value;
+    },
+  };
+}

@@ -1,0 +1,110 @@
+// Figures in words. "–" stands for what is not known.
+
+export const UNKNOWN = "–";
+const CURRENCY = "$";
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const fixed = [0, 1, 2, 3, 4].map(
+  (digits) => new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }),
+);
+const cents = {
+  format: (value) => value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: value < 1 ? 4 : 2 }),
+};
+const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
+
+export function count(value) {
+  return known(value) ? whole.format(value) : UNKNOWN;
+}
+
+export function decimal(value, digits) {
+  return known(value) ? fixed[digits].format(value) : UNKNOWN;
+}
+
+function scaled(value, units) {
+  let size = Math.abs(value);
+  let unit = 0;
+  while (size >= 999.5 && unit < units.length - 1) {
+    size /= 1000;
+    unit += 1;
+  }
+  const digits = unit === 0 || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+  return `${value < 0 ? "-" : ""}${fixed[digits].format(size)} ${units[unit]}`.trim();
+}
+
+/** 12,300,000 as 12.3 M. */
+export function short(value) {
+  return known(value) ? scaled(value, ["", "k", "M", "G", "T", "P"]) : UNKNOWN;
+}
+
+export function bytes(value) {
+  return known(value) ? scaled(value, ["B", "kB", "MB", "GB", "TB", "PB"]) : UNKNOWN;
+}
+
+export function rate(value) {
+  return known(value) ? `${bytes(value)}/s` : UNKNOWN;
+}
+
+export function money(value) {
+  if (!known(value)) return UNKNOWN;
+  return CURRENCY + (Math.abs(value) >= 1000 ? whole : cents).format(value);
+}
+
+export function ratio(value) {
+  return decimal(value, 3);
+}
+
+export function percent(part, of) {
+  if (!known(part) || !(of > 0)) return UNKNOWN;
+  const value = (100 * part) / of;
+  return `${fixed[value >= 99.95 || value === 0 ? 0 : value >= 9.95 ? 1 : 2].format(value)} %`;
+}
+
+/** How long, with at most two units. */
+export function span(seconds) {
+  if (!known(seconds)) return UNKNOWN;
+  const value = Math.max(0, seconds);
+  if (value === 0) return "0 s";
+  if (value < 9.95) return `${fixed[1].format(value)} s`;
+  const all = Math.round(value);
+  if (all < 60) return `${all} s`;
+  if (all < 3600) return pair(all, 60, "min", 1, "s");
+  if (all < 86400) return pair(all, 3600, "h", 60, "min");
+  return pair(all, 86400, "d", 3600, "h");
+}
+
+function pair(value, large, largeUnit, small, smallUnit) {
+  const rest = Math.floor((value % large) / small);
+  const first = `${whole.format(Math.floor(value / large))} ${largeUnit}`;
+  return rest > 0 ? `${first} ${rest} ${smallUnit}` : first;
+}
+
+/** How long, coarse: for words that should not change each second. */
+export function about(seconds) {
+  return known(seconds) ? span(seconds < 60 ? seconds : Math.floor(seconds / 60) * 60).replace(/\.\d/, "") : UNKNOWN;
+}
+
+/** A short time to the hundredth: for rounds. */
+export function exact(seconds) {
+  return known(seconds) ? `${fixed[2].format(seconds)} s` : UNKNOWN;
+}
+
+const pad = (value, digits = 2) => String(value).padStart(digits, "0");
+
+/** The time of the day here; with the date when that is not today. */
+export function clock(at, tenths = false) {
+  if (!known(at)) return UNKNOWN;
+  const time = new Date(at * 1000);
+  const part = tenths ? `.${Math.floor(time.getMilliseconds() / 100)}` : "";
+  const day = `${pad(time.getHours())}:${pad(time.getMinutes())}:${pad(time.getSeconds())}${part}`;
+  if (time.toDateString() === new Date().toDateString()) return day;
+  return `${time.getFullYear()}-${pad(time.getMonth() + 1)}-${pad(time.getDate())} ${day}`;
+}
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+/** A line that may hold a thousand names. */
+export function clipped(line, letters = 180) {
+  return line.length <= letters ? line : `${line.slice(0, letters).replace(/[^,\s]*$/, "").replace(/[,\s]+$/, "")} …`;
+}

@@ -1,0 +1,83 @@
+// The header: which run, how it is, its five figures; the banner that says when all this is old.
+
+import { h, keyed, set, setSign, show, sign, text } from "./dom.js";
+import { money, rate, ratio, decimal, short, span } from "./format.js";
+import { oldness, problems } from "./verdict.js";
+
+const FIGURES = [
+  ["Goodput, 5 min", (run) => ratio(run.goodput.recent ?? run.goodput.ratio)],
+  ["Tokens/s", (run) => short(run.tokens_per_s)],
+  ["Loss", (run) => decimal(run.loss, 3)],
+  ["WAN", (run) => rate(run.wire.up_bytes_per_s + run.wire.down_bytes_per_s)],
+  ["Cost a day", (run) => money(run.cost.per_day)],
+];
+
+const byId = (id) => document.getElementById(id);
+
+function figure([title]) {
+  return h("div", { class: "metric" }, h("dt", null, title), h("dd", null, "–"));
+}
+
+export function makeHeader() {
+  const verdictSign = sign("pending");
+  const first = h("a", { class: "verdict-words", href: "#overview" }, "Waits for the first answer");
+  const more = h("a", { class: "verdict-more", href: "#overview", hidden: true });
+  byId("verdict").append(verdictSign, h("span", null, first, " ", more));
+  const age = h("strong");
+  const why = h("span");
+  byId("banner").append(sign("silent"), h("p", null, age, " ", why));
+  const theme = byId("theme");
+  showTheme(theme);
+  theme.addEventListener("click", () => {
+    const order = ["automatic", "light", "dark"];
+    window.atollTheme.set(order[(order.indexOf(window.atollTheme.get()) + 1) % order.length]);
+    showTheme(theme);
+  });
+  let told = null;
+
+  return function update(feed) {
+    const run = feed.now?.run;
+    const old = oldness(feed);
+    const wrong = problems(feed);
+    if (run) {
+      text(byId("run-id"), run.run);
+      set(byId("run-id"), "title", `generation ${run.generation}, epoch ${run.epoch}`);
+      keyed(byId("metrics"), FIGURES, (each) => each[0], figure, (node, each) => text(node.lastChild, each[1](run)));
+    }
+    showVerdict(run, wrong, old);
+    show(byId("banner"), old !== "");
+    document.body.classList.toggle("old", old !== "");
+    if (old !== "") {
+      text(age, run ? `What is shown is ${span(feed.age()).replace(/\.\d/, "")} old:` : "Nothing is shown yet:");
+      text(why, `${old}.`);
+    }
+    tell(wrong, old, run);
+  };
+
+  function showVerdict(run, wrong, old) {
+    if (!run && wrong.length === 0) return;
+    const level = wrong[0]?.level ?? (old === "" ? "good" : "warn");
+    const words = wrong[0]?.words ?? (old === "" ? "Healthy" : "Not known: what is shown is old");
+    set(byId("verdict"), "data-level", level);
+    setSign(verdictSign, { good: "merged", warn: "paused", bad: "silent" }[level]);
+    text(first, words.charAt(0).toUpperCase() + words.slice(1));
+    set(first, "href", wrong[0]?.link ?? "#overview");
+    show(more, wrong.length > 1);
+    text(more, `and ${wrong.length - 1} more`);
+  }
+
+  /** Says it aloud only when another thing is wrong, not each second. */
+  function tell(wrong, old, run) {
+    const key = JSON.stringify([wrong.map((each) => each.key), old !== "", run === undefined]);
+    if (key === told) return;
+    const quiet = told === null || !run;
+    told = key;
+    if (quiet) return;
+    const words = wrong.length === 0 ? "The run is healthy." : wrong.map((each) => each.words).join("; ");
+    text(byId("news"), `${old === "" ? "" : `What is shown is old: ${old}. `}${words}`);
+  }
+}
+
+function showTheme(button) {
+  text(button, `Theme: ${window.atollTheme.get()}`);
+}

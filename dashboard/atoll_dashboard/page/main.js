@@ -1,0 +1,84 @@
+// Puts the page together: the stream, the header, one view at a time.
+
+import { makeActs } from "./acts.js";
+import { set, show } from "./dom.js";
+import { startFeed } from "./feed.js";
+import { makeHeader } from "./header.js";
+import { startRouter } from "./router.js";
+import { checkpointsView } from "./views/checkpoints.js";
+import { eventsView } from "./views/events.js";
+import { fragmentsView } from "./views/fragments.js";
+import { learnerView } from "./views/learner.js";
+import { learnersView } from "./views/learners.js";
+import { overviewView } from "./views/overview.js";
+import { receiptsView } from "./views/receipts.js";
+import { roundsView } from "./views/rounds.js";
+
+const MAKERS = {
+  overview: overviewView,
+  learners: learnersView,
+  learner: learnerView,
+  rounds: roundsView,
+  receipts: receiptsView,
+  fragments: fragmentsView,
+  checkpoints: checkpointsView,
+  events: eventsView,
+};
+
+const sectionOf = (name) => document.getElementById(`view-${name}`);
+const acts = makeActs(() => shown?.view.refresh());
+const updateHeader = makeHeader();
+const made = {};
+let feed = null;
+let shown = null;
+
+/** A view is {arrive(place), leave(), update(feed), refresh()}, made when one first goes there. */
+function arrive(place, first) {
+  const view = (made[place.view] ??= MAKERS[place.view](sectionOf(place.view), acts));
+  const moved = shown?.name !== place.view || shown?.place.name !== place.name;
+  if (moved) {
+    shown?.view.leave();
+    for (const name of Object.keys(MAKERS)) show(sectionOf(name), name === place.view);
+  }
+  shown = { name: place.view, place, view };
+  view.arrive(place);
+  if (feed?.now) view.update(feed);
+  const current = place.view === "learner" ? "learners" : place.view;
+  for (const link of document.querySelectorAll("#nav a")) {
+    set(link, "aria-current", link.getAttribute("href") === `#${current}` ? "page" : null);
+  }
+  title();
+  if (moved && !first) {
+    scrollTo(0, 0);
+    sectionOf(place.view).querySelector("h2").focus({ preventScroll: true });
+  }
+}
+
+function title() {
+  const { name, place } = shown;
+  const words = name === "learner" ? place.name : name.charAt(0).toUpperCase() + name.slice(1);
+  const wanted = [words, feed?.now?.run.run, "Atoll"].filter(Boolean).join(" · ");
+  if (document.title !== wanted) document.title = wanted;
+}
+
+function heard(current) {
+  feed = current;
+  updateHeader(current);
+  if (current.now === null || document.hidden) return; // what nobody sees is not drawn
+  acts.update(current.now.run);
+  shown?.view.update(current);
+  title();
+}
+
+function newCore(run) {
+  acts.say(`Another core process answers: generation ${run.generation}, epoch ${run.epoch}.`);
+  for (const view of Object.values(made)) view.reset?.();
+  shown?.view.refresh();
+}
+
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says where one is, and stays
+  document.getElementById("main").focus();
+});
+startRouter(arrive);
+startFeed(heard, newCore);

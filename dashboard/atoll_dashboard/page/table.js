@@ -1,0 +1,121 @@
+// A real table whose rows stay while their figures change.
+
+import { h, keyed, set, sign, setSign, text } from "./dom.js";
+
+/** Columns: {title, show(cell, item, row), make(cell), sort, number, minor, wide}. show defaults to nothing. */
+export function makeTable({ caption, columns, key, sort, onsort }) {
+  const heads = columns.map((column) => head(column, onsort));
+  const body = h("tbody");
+  const table = h(
+    "table", null, h("caption", { class: "unseen" }, caption), h("thead", null, h("tr", null, ...heads)), body,
+  );
+  const empty = h("p", { class: "empty", hidden: true });
+  const scroller = h("div", { class: "scroller", role: "group", "aria-label": `${caption}: scrolls`, tabindex: 0 }, table);
+  const node = h("div", { class: "table" }, scroller, empty);
+  if (sort) showSort(sort);
+
+  function make(item) {
+    const row = h("tr");
+    columns.forEach((column, index) => {
+      const cell = h(index === 0 ? "th" : "td", { class: classOf(column), scope: index === 0 ? "row" : null });
+      column.make?.(cell, item);
+      row.append(cell);
+    });
+    return row;
+  }
+
+  function showSort({ by, descending }) {
+    columns.forEach((column, index) => {
+      const order = column.sort === by && by !== undefined ? (descending ? "descending" : "ascending") : null;
+      set(heads[index], "aria-sort", order);
+    });
+  }
+
+  return {
+    node,
+    showSort,
+    /** nothing: what to say when there are no rows. */
+    update(items, nothing = "Nothing here.") {
+      keyed(body, items, key, make, (row, item) => {
+        columns.forEach((column, index) => column.show?.(row.cells[index], item, row));
+      });
+      empty.hidden = items.length > 0;
+      scroller.hidden = items.length === 0;
+      text(empty, items.length > 0 ? "" : nothing);
+    },
+    fail(line) {
+      empty.hidden = false;
+      text(empty, line);
+    },
+  };
+}
+
+function classOf(column) {
+  const names = [column.number && "number", column.minor && "minor", column.wide && "wide"].filter(Boolean);
+  return names.length > 0 ? names.join(" ") : null;
+}
+
+function head(column, onsort) {
+  const inside = column.sort
+    ? h("button", { type: "button", class: "sort", onclick: () => onsort(column.sort) }, column.title)
+    : column.title;
+  return h("th", { scope: "col", class: classOf(column) }, inside);
+}
+
+/** A column of plain text. */
+export function words(title, value, options = {}) {
+  return { title, show: (cell, item) => text(cell, value(item)), ...options };
+}
+
+export function figures(title, value, options = {}) {
+  return words(title, value, { number: true, ...options });
+}
+
+/** A column with a link; href(item) and value(item). */
+export function linked(title, value, href, options = {}) {
+  return {
+    title,
+    make: (cell) => cell.append(h("a")),
+    show(cell, item) {
+      const target = href(item);
+      set(cell.firstChild, "href", target === "" ? null : target);
+      text(cell.firstChild, value(item));
+    },
+    ...options,
+  };
+}
+
+/** A column with a sign and its word. */
+export function signed(title, value, options = {}) {
+  return {
+    title,
+    make: (cell, item) => cell.append(h("span", { class: "signed" }, sign(value(item)), h("span"))),
+    show(cell, item) {
+      const [icon, word] = cell.firstChild.children;
+      setSign(icon, value(item));
+      text(word, value(item));
+    },
+    ...options,
+  };
+}
+
+/** Offsets of a longer list: previous, next, and where one is. */
+export function makePager(what, limit, go) {
+  const where = h("p", { class: "where" });
+  const back = h("button", { type: "button", onclick: () => go(Math.max(0, offset - limit)) }, `Previous ${what}`);
+  const on = h("button", { type: "button", onclick: () => go(offset + limit) }, `Next ${what}`);
+  const node = h("div", { class: "pager" }, where, back, on);
+  let offset = 0;
+  return {
+    node,
+    update(page) {
+      offset = page.offset;
+      const last = page.offset + page.items.length;
+      const some = page.items.length > 0;
+      text(where, some ? `${page.offset + 1} to ${last} of ${page.total}` : `0 of ${page.total}`);
+      back.disabled = page.offset === 0;
+      on.disabled = last >= page.total;
+      back.hidden = on.hidden = page.total <= limit;
+    },
+  };
+}

@@ -1,0 +1,45 @@
+// Checkpoints: the snapshots on the core's disk, one more of them, and the published model to take away.
+
+import { get } from "../api.js";
+import { h } from "../dom.js";
+import { bytes, clock, count, span } from "../format.js";
+import { poller } from "../poll.js";
+import { figures, makeTable, words } from "../table.js";
+import * as wishes from "../wishes.js";
+
+const EVERY_MS = 5000;
+
+export function checkpointsView(section, acts) {
+  let coreNow = () => Date.now() / 1000;
+  const table = makeTable({
+    caption: "Checkpoints",
+    key: (each) => each.id,
+    columns: [
+      figures("Checkpoint", (each) => each.id),
+      words("Taken", (each) => clock(each.taken_at)),
+      figures("Age", (each) => span(coreNow() - each.taken_at)),
+      figures("Outer steps", (each) => count(each.outer_steps)),
+      figures("Size", (each) => bytes(each.size_bytes)),
+    ],
+  });
+  const take = acts.button("Take a checkpoint", wishes.checkpoint);
+  const download = acts.button("Download the model", wishes.model);
+  const hint = "A checkpoint is a snapshot of the whole run on the core's disk. The model is the published parameters alone.";
+  section.append(
+    h("div", { class: "bar" }, h("p", { class: "hint" }, hint), h("p", { class: "choices" }, take, download)),
+    acts.problemLine(), table.node,
+  );
+  const page = poller(
+    (signal) => get(["checkpoints"], {}, signal),
+    (answer) => table.update(answer, "There is no checkpoint yet."),
+    (error) => table.fail(error.message), EVERY_MS,
+  );
+  return {
+    arrive: () => page.start(),
+    leave: () => page.stop(),
+    update: (feed) => {
+      coreNow = feed.coreNow;
+    },
+    refresh: () => page.again(),
+  };
+}

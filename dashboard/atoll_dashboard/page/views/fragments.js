@@ -1,0 +1,34 @@
+// Fragments: their versions, and what each waits for.
+
+import { get } from "../api.js";
+import { bytes, clipped, count, short, span } from "../format.js";
+import { poller } from "../poll.js";
+import { figures, makePager, makeTable, words } from "../table.js";
+
+const LIMIT = 100;
+const EVERY_MS = 2000;
+
+const columns = [
+  figures("Fragment", (each) => each.fragment),
+  figures("Version", (each) => count(each.version)),
+  figures("Cycle", (each) => count(each.cycle), { minor: true }),
+  figures("Parameters", (each) => short(each.parameters)),
+  figures("Size in float32", (each) => bytes(each.size_bytes)),
+  figures("Age of the version", (each) => span(each.anchor_age_s)),
+  words("Waits for", (each) => clipped(each.state), { wide: true }),
+];
+
+export function fragmentsView(section) {
+  let offset = 0;
+  const table = makeTable({ caption: "Fragments", columns, key: (each) => each.fragment });
+  const pager = makePager("fragments", LIMIT, (wanted) => {
+    offset = wanted;
+    page.again();
+  });
+  section.append(table.node, pager.node);
+  const page = poller((signal) => get(["fragments"], { offset, limit: LIMIT }, signal), (answer) => {
+    table.update(answer.items, "The run has no parameters yet: the first learner brings them.");
+    pager.update(answer);
+  }, (error) => table.fail(error.message), EVERY_MS);
+  return { arrive: () => page.start(), leave: () => page.stop(), update: () => {}, refresh: () => page.again() };
+}

@@ -1,0 +1,130 @@
+// One learner: its own figures, where its time went, its rounds, its receipts, and whether it may stay.
+
+import { get } from "../api.js";
+import { lineChart } from "../charts.js";
+import { h, setSign, show, sign, text } from "../dom.js";
+import { bytes, clipped, clock, count, decimal, percent, ratio, short, span } from "../format.js";
+import { lostBar } from "../lost.js";
+import { poller } from "../poll.js";
+import { receiptColumns } from "../receipts.js";
+import { makeTable } from "../table.js";
+import { timeline } from "../timeline.js";
+import * as wishes from "../wishes.js";
+import { card, updateFacts } from "./overview.js";
+
+const EVERY_MS = 2000;
+const SLOW_MS = 5000;
+const ROUNDS = 6;
+const RECEIPTS = 10;
+
+export function learnerView(section, acts) {
+  let name = "";
+  let state = "";
+  let feed = null;
+  const title = section.querySelector("h2");
+  const standing = h("p", { class: "standing" }, sign("pending"), h("b"), h("span"));
+  const failed = h("p", { class: "wrong", role: "alert" });
+  const evict = acts.button("Evict", () => wishes.evict(name), "danger");
+  const readmit = acts.button("Let in again", () => wishes.readmit(name));
+  const facts = h("dl", { class: "facts" });
+  const good = h("p", { class: "big" }, h("b"), h("span"));
+  const lost = lostBar();
+  const loss = lineChart({ title: "Loss", series: [{ name: "Loss", kind: "a" }], show: (value) => decimal(value, 3) });
+  const tokens = lineChart({ title: "Tokens/s", series: [{ name: "Tokens/s", kind: "a" }], show: short, zero: true });
+  const rounds = timeline({ only: () => name, nothing: "It has been in no round that this dashboard has seen." });
+  const receipts = makeTable({
+    caption: "Its newest receipts", columns: receiptColumns(false), key: (receipt) => receipt.number,
+  });
+  const all = h("a");
+  const body = h(
+    "div", { hidden: true },
+    h("div", { class: "bar" }, standing, h("p", { class: "choices" }, evict, readmit)), acts.problemLine(),
+    h("div", { class: "pair" }, card("Its figures", facts), card("Its goodput", good, lost.node)),
+    h("div", { class: "charts" }, h("div", { class: "card" }, loss.node), h("div", { class: "card" }, tokens.node)),
+    card("Its rounds", rounds.node), card("Its receipts", receipts.node, h("p", null, all)),
+  );
+  section.append(h("p", { class: "back" }, h("a", { href: "#learners" }, "All learners")), failed, body);
+
+  const polls = [
+    poller((signal) => get(["learners", name], {}, signal), showLearner, fail, EVERY_MS),
+    poller((signal) => get(["learners", name, "history"], {}, signal), showHistory, () => {}, SLOW_MS),
+    poller((signal) => get(["rounds"], { learner: name, last: ROUNDS }, signal), showRounds, () => {}, EVERY_MS),
+    poller((signal) => get(["receipts"], { learner: name, limit: RECEIPTS }, signal), showReceipts, () => {}, SLOW_MS),
+  ];
+
+  function fail(error) {
+    text(failed, error.message);
+  }
+
+  function showLearner(learner) {
+    text(failed, "");
+    show(body, true);
+    state = learner.state;
+    setSign(standing.firstChild, state);
+    text(standing.children[1], state);
+    const since = learner.since === null ? "" : ` since ${clock(learner.since)}`;
+    const waits = learner.waiting_for ? `; a round waits for ${clipped(learner.waiting_for, 90)}` : "";
+    text(standing.lastChild, `${since}; heard ${span(learner.heard_s)} ago${waits}`);
+    show(evict, state !== "evicted");
+    show(readmit, state === "evicted");
+    updateFacts(facts, factsOf(learner));
+    text(good.firstChild, ratio(learner.goodput));
+    text(good.lastChild, ` of ${span(learner.provisioned_s)} provisioned; ${span(learner.lost_total_s)} lost`);
+    const useful = Math.max(0, learner.provisioned_s - learner.lost_total_s);
+    lost.update(useful, learner.provisioned_s, learner.lost_s);
+  }
+
+  function showHistory(history) {
+    loss.update(history.at, [history.loss]);
+    tokens.update(history.at, [history.tokens_per_s]);
+  }
+
+  function showRounds(answer) {
+    rounds.update(answer, feed?.coreNow() ?? Date.now() / 1000);
+  }
+
+  function showReceipts(answer) {
+    receipts.update(answer.items, "It has no receipt yet.");
+  }
+
+  return {
+    arrive(place) {
+      if (place.name !== name) {
+        name = place.name;
+        show(body, false);
+        text(failed, "");
+        text(title, name);
+        text(evict, `Evict ${name}`);
+        text(readmit, `Let ${name} in again`);
+        text(all, `All receipts of ${name}`);
+        all.href = `#receipts?learner=${encodeURIComponent(name)}`;
+      }
+      for (const poll of polls) poll.start();
+    },
+    leave() {
+      for (const poll of polls) poll.stop();
+    },
+    update(current) {
+      feed = current;
+    },
+    refresh() {
+      for (const poll of polls) poll.again();
+    },
+  };
+}
+
+function factsOf(learner) {
+  return [
+    ["Region", learner.region],
+    ["Incarnation", count(learner.incarnation)],
+    ["Inner steps", count(learner.steps)],
+    ["Seconds a step", decimal(learner.step_time_s, 3)],
+    ["Tokens", short(learner.tokens)],
+    ["Tokens/s", short(learner.tokens_per_s)],
+    ["Loss", decimal(learner.loss, 3)],
+    ["Blocked in step()", percent(learner.blocked_fraction, 1)],
+    ["Pending contributions", count(learner.pending)],
+    ["Up", bytes(learner.up_bytes)],
+    ["Down", bytes(learner.down_bytes)],
+  ];
+}

@@ -1,0 +1,186 @@
+// The overview: the picture, what is wrong, where time and money go, what open rounds wait for.
+
+import { makePicture } from "../atoll.js";
+import { get } from "../api.js";
+import { lineChart } from "../charts.js";
+import { h, keyed, set, setSign, show, sign, text } from "../dom.js";
+import { bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span } from "../format.js";
+import { lostBar } from "../lost.js";
+import { poller } from "../poll.js";
+import { figures, linked, makeTable, words } from "../table.js";
+import { problems } from "../verdict.js";
+import { regionLink, stateWords } from "../words.js";
+import * as wishes from "../wishes.js";
+
+const HISTORY_MS = 5000;
+
+export function card(title, ...children) {
+  return h("article", { class: "card" }, h("h3", null, title), ...children);
+}
+
+export function overviewView(section, acts) {
+  const picture = makePicture();
+  const lost = lostBar();
+  const goodput = h("p", { class: "big" }, h("b"), h("span"));
+  const wrong = h("ul", { class: "problems" });
+  const wrongCard = card("What is wrong", wrong);
+  const wan = makeWan();
+  const waits = h("ul", { class: "waits" });
+  const pause = acts.button("Pause the run", wishes.pause);
+  const resume = acts.button("Resume the run", wishes.resume);
+  const operator = card("Operator's acts", h("p", { class: "choices" }, pause, resume), acts.problemLine(), actsElsewhere());
+  const charts = {
+    tokens: lineChart({ title: "Tokens/s", series: [{ name: "Tokens/s", kind: "a" }], show: short, zero: true }),
+    loss: lineChart({ title: "Loss", series: [{ name: "Loss", kind: "a" }], show: (value) => decimal(value, 3) }),
+    wan: lineChart({
+      title: "WAN rate", series: [{ name: "up", kind: "a" }, { name: "down", kind: "b" }], show: rate, zero: true,
+    }),
+    goodput: lineChart({ title: "Goodput", series: [{ name: "Goodput", kind: "a" }], show: ratio }),
+  };
+  const regions = regionTable();
+  const about = h("dl", { class: "facts" });
+  section.append(
+    h(
+      "div", { class: "overview" },
+      h(
+        "div", { class: "main-side" },
+        h("article", { class: "card picture-card" }, h("h3", null, "The atoll"), picture.node),
+        h("div", { class: "charts" }, ...Object.values(charts).map((chart) => h("div", { class: "card" }, chart.node))),
+      ),
+      h(
+        "div", { class: "side" }, wrongCard, card("What open rounds wait for", waits),
+        card("Goodput", goodput, lost.node), card("WAN", wan.node), operator,
+      ),
+    ),
+    card("Regions", regions.node),
+    card("The run", about),
+  );
+  const history = poller((signal) => get(["history"], {}, signal), drawHistory, () => {}, HISTORY_MS);
+
+  function drawHistory(seen) {
+    charts.tokens.update(seen.at, [seen.tokens_per_s]);
+    charts.loss.update(seen.at, [seen.loss]);
+    charts.wan.update(seen.at, [seen.up_bytes_per_s, seen.down_bytes_per_s]);
+    charts.goodput.update(seen.at, [seen.goodput]);
+  }
+
+  function update(feed) {
+    const { run } = feed.now;
+    picture.update(feed);
+    const found = problems(feed);
+    show(wrongCard, found.length > 0);
+    keyed(wrong, found, (each) => each.key, makeProblem, updateProblem);
+    const { goodput: good } = run;
+    text(goodput.firstChild, ratio(good.ratio));
+    const recent = good.recent === null ? "" : `; ${ratio(good.recent)} in the last five minutes`;
+    text(goodput.lastChild, ` of ${span(good.provisioned_s)} provisioned learner-time was useful${recent}`);
+    lost.update(good.useful_s, good.provisioned_s, good.lost_s);
+    wan.update(run);
+    updateWaits(waits, feed);
+    show(pause, run.paused === "");
+    show(resume, run.paused !== "");
+    regions.update(feed.now.regions, "No learner has joined yet.");
+    updateFacts(about, facts(run));
+  }
+
+  return { arrive: () => history.start(), leave: () => history.stop(), update, refresh: () => history.again() };
+}
+
+function makeProblem() {
+  return h("li", null, sign("silent"), h("a"));
+}
+
+function updateProblem(row, each) {
+  set(row, "data-level", each.level);
+  setSign(row.firstChild, each.level === "bad" ? "silent" : "paused");
+  set(row.lastChild, "href", each.link);
+  text(row.lastChild, each.words);
+}
+
+function updateWaits(list, feed) {
+  const open = feed.now.rounds.filter((round) => round.outcome === "open" || round.outcome === "merging");
+  const make = () => h("li", null, h("b"), h("span", { class: "muted" }), h("p"));
+  const key = (round) => `${round.fragment}/${round.cycle}`;
+  keyed(list, open.length > 0 ? open : [null], (round) => (round ? key(round) : ""), make, (row, round) => {
+    const [title, long, why] = row.children;
+    text(title, round ? `Fragment ${round.fragment}` : "");
+    text(long, round ? ` · open for ${span(feed.coreNow() - round.opened_at)}` : "");
+    const reason = round?.reason || "merging";
+    text(why, round ? clipped(reason, 120) : feed.now.run.paused ? "No round is open: the run is paused." : "No round is open.");
+    set(why, "title", round && reason.length > 120 ? reason.slice(0, 2000) : null);
+  });
+}
+
+function makeWan() {
+  const facts = h("dl", { class: "facts tight" });
+  const used = h("i");
+  const bar = h("div", { class: "budget", role: "img" }, used);
+  const line = h("p", { class: "hint" });
+  const node = h("div", null, facts, bar, line);
+  return {
+    node,
+    update({ wire, cost }) {
+      updateFacts(facts, [
+        ["Up", `${rate(wire.up_bytes_per_s)}, ${bytes(wire.up_bytes)} so far`],
+        ["Down", `${rate(wire.down_bytes_per_s)}, ${bytes(wire.down_bytes)} so far`],
+        ["Whole fragments", `${bytes(wire.whole_bytes)} so far`],
+        ["Cost", `${money(cost.total)} so far at ${money(cost.price_per_gb)} per GB, ${money(cost.per_day)} a day now`],
+      ]);
+      const { budget_gb: budget, gb_per_month: month } = cost;
+      const at = `At this rate ${decimal(month, 0)} GB a month`;
+      show(bar, budget !== null && budget > 0);
+      if (budget === null) return text(line, `${at}; no budget is set.`);
+      used.style.width = `${Math.min(100, (100 * month) / budget)}%`;
+      bar.classList.toggle("over", month > budget);
+      set(bar, "aria-label", `${percent(month, budget)} of the month's budget`);
+      return text(line, `${at}, ${percent(month, budget)} of the budget of ${decimal(budget, 0)} GB.`);
+    },
+  };
+}
+
+export function updateFacts(list, rows) {
+  const make = ([title]) => h("div", null, h("dt", null, title), h("dd"));
+  keyed(list, rows, (row) => row[0], make, (node, row) => text(node.lastChild, row[1]));
+}
+
+function facts(run) {
+  const sums = run.contributions;
+  return [
+    ["Parameters", `${short(run.parameters)} in ${plural(run.fragments, "fragment")}`],
+    ["Inner steps between syncs (H)", count(run.inner_steps)],
+    ["Overlap (tau)", `${decimal(run.overlap_steps, 1)} steps`],
+    ["Codec", `${run.codec}; ${decimal(run.wire.up_bits, 2)} bits a parameter up, ${decimal(run.wire.down_bits, 2)} down`],
+    ["Outer steps", count(run.outer_steps)],
+    ["Tokens", `${short(run.tokens_trained)} trained, ${percent(run.tokens_merged, run.tokens_trained)} merged`],
+    ["Contributions", `${count(sums.accepted)} accepted: ${count(sums.merged)} merged, ${count(sums.pending)} pending, `
+      + `${count(sums.refused)} refused; ${count(sums.turned_away)} turned away`],
+    ["Core", `generation ${run.generation}, epoch ${run.epoch}, up for ${span(run.uptime_s)}`],
+    ["Run", `${span(run.wall_s)} since the first learner joined; seen here for ${span(run.dashboard_s)}`],
+  ];
+}
+
+function regionTable() {
+  return makeTable({
+    caption: "Regions",
+    key: (region) => region.region,
+    columns: [
+      linked("Region", (region) => region.region, (region) => regionLink(region.region)),
+      words("Learners", (region) => stateWords(region.learners)),
+      figures("Goodput", (region) => ratio(region.goodput)),
+      figures("Tokens/s", (region) => short(region.tokens_per_s)),
+      figures("Up", (region) => rate(region.up_bytes_per_s)),
+      figures("Down", (region) => rate(region.down_bytes_per_s)),
+      figures("Up so far", (region) => bytes(region.up_bytes), { minor: true }),
+      figures("Down so far", (region) => bytes(region.down_bytes), { minor: true }),
+      figures("Cost so far", (region) => money(region.cost)),
+    ],
+  });
+}
+
+function actsElsewhere() {
+  const to = (href, words_) => h("a", { href }, words_);
+  return h(
+    "p", { class: "hint" }, "Evict a learner on its own page, from ", to("#learners", "the learners"),
+    "; take a checkpoint or download the model at ", to("#checkpoints", "the checkpoints"), ".",
+  );
+}

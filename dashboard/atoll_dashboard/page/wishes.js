@@ -1,0 +1,70 @@
+// What each act will do, in the words of its confirmation.
+
+/** The published model is gigabytes: a ticket lets the browser itself save it, without the token in an address. */
+function download({ url }) {
+  const link = document.createElement("a");
+  if (!/^api\/model\?/.test(url)) throw new Error("the ticket leads elsewhere");
+  link.href = url;
+  link.download = "";
+  document.body.append(link);
+  link.click();
+  link.remove();
+}
+
+export const pause = () => ({
+  act: "pause",
+  title: "Pause the run?",
+  words: [
+    "No new round opens. Rounds that are open close as usual, and what was acknowledged is merged.",
+    "Learners train on alone; what they train is sent when the run is resumed.",
+  ],
+  reason: true,
+  yes: "Yes, pause",
+  body: (reason) => ({ reason }),
+});
+
+export const resume = () => ({
+  act: "resume",
+  title: "Resume the run?",
+  words: ["Rounds open again, and learners send what they have trained meanwhile."],
+  yes: "Yes, resume",
+  body: () => ({}),
+});
+
+export const evict = (learner) => ({
+  act: "evict",
+  title: `Evict ${learner}?`,
+  words: [
+    "It is told to stop, and what waits of its work is refused. What was merged stays merged.",
+    "Its name is not let in until an operator lets it in again.",
+  ],
+  reason: true,
+  danger: true,
+  yes: "Yes, evict",
+  body: (reason) => ({ learner, reason }),
+});
+
+export const readmit = (learner) => ({
+  act: "readmit",
+  title: `Let ${learner} in again?`,
+  words: ["Its name may join again. Its process has ended: start it again on its island."],
+  yes: "Yes, let in again",
+  body: () => ({ learner }),
+});
+
+export const checkpoint = () => ({
+  act: "checkpoint",
+  title: "Take a checkpoint?",
+  words: ["The core writes a snapshot to its disk now. Training goes on; the oldest snapshot may go."],
+  yes: "Yes, take one",
+  body: () => ({}),
+});
+
+export const model = () => ({
+  act: "download-ticket",
+  title: "Download the model?",
+  words: ["The published model of this moment is saved as one safetensors file: 4 bytes a parameter."],
+  yes: "Yes, download",
+  body: () => ({}),
+  then: download,
+});

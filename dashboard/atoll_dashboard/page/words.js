@@ -1,0 +1,44 @@
+// The words for states, causes, fates and kinds: one place, the same order everywhere.
+
+export const STATES = ["live", "paused", "joining", "silent", "left", "evicted"];
+export const CAUSES = ["down", "restarting", "joining", "blocked", "thrown_away", "other"];
+export const FATES = ["pending", "merged", "refused"];
+export const KINDS = [
+  "core", "joined", "back", "silent", "left", "evicted", "fenced", "refused", "checkpoint", "paused", "trouble",
+];
+
+const CAUSE_WORDS = {
+  down: "down",
+  restarting: "restarting",
+  joining: "joining",
+  blocked: "blocked in step()",
+  thrown_away: "work thrown away",
+  other: "other",
+};
+
+/** A cause that a newer core knows is shown by its own name. */
+export function causeWords(cause) {
+  return CAUSE_WORDS[cause] ?? cause.replaceAll("_", " ");
+}
+
+/** "3 live, 1 silent". */
+export function stateWords(learners) {
+  const parts = STATES.filter((state) => learners[state] > 0).map((state) => `${learners[state]} ${state}`);
+  return parts.join(", ") || "no learner";
+}
+
+export function total(learners) {
+  return STATES.reduce((sum, state) => sum + (learners[state] ?? 0), 0);
+}
+
+const KIND_SIGNS = {
+  core: "core", joined: "joining", back: "live", silent: "silent", left: "left", evicted: "evicted",
+  fenced: "fenced", refused: "refused", checkpoint: "checkpoint", paused: "paused", trouble: "silent",
+};
+
+export function kindSign(kind) {
+  return KIND_SIGNS[kind] ?? "left";
+}
+
+export const learnerLink = (name) => `#learner/${encodeURIComponent(name)}`;
+export const regionLink = (region) => `#learners?region=${encodeURIComponent(region)}`;

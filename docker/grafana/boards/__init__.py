@@ -1,0 +1,1 @@
+"""What each dashboard shows; `parts` has what they are made of."""

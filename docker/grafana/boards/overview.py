@@ -1,0 +1,120 @@
+"""The first look: is the run healthy, which learner is not, since when, what that costs, and what the WAN costs."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from boards import parts
+from boards.parts import BLUE, GREEN, RED, YELLOW, Column, Panel, lines, rows, states, steps, value
+
+LEARNER = "/d/atoll-learner?var-learner=${__value.text}&${__url_time_range}"
+FIRING = 'ALERTS{alertname=~"Atoll.*", alertstate="firing"}'
+
+
+def board() -> Dashboard:
+    """The dashboard."""
+    return parts.page(
+        "atoll-overview",
+        "Atoll: overview",
+        "Whether the run is healthy, which learner is not, since when and what it costs.",
+        {"": [*_at_a_glance(), _learners(), _alerts(), *_why(), *_over_time()]},
+        [parts.price()],
+        [parts.core_started(), parts.somebody_silent()],
+    )
+
+
+def _at_a_glance() -> list[Panel]:
+    """Numbers that are green, or not."""
+    return [
+        value("Core", "Whether a core serves; learners train on while none does, and stand while it is paused.", "none",
+              "1 + max(atoll_paused) or vector(0)", steps(RED, (1, GREEN)),
+              mappings=parts.words({0: ("down", RED), 1: ("serves", GREEN), 2: ("paused", BLUE)})),
+        value("Live learners", "Learners that make inner steps now.", "none",
+              'sum(atoll_learners{state="live"})', steps(RED, (1, GREEN))),
+        value("Silent learners", "Learners that have stopped without a good-bye; the table below names them.", "none",
+              'sum(atoll_learners{state="silent"})', steps(GREEN, (1, RED))),
+        value("Goodput, 15 minutes", "Useful of all provisioned learner-seconds, of the last 15 minutes.",
+              "percentunit", "run:atoll_goodput:ratio_15m", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
+        value("Goodput of the run", "Useful of all provisioned learner-seconds since the run began.",
+              "percentunit", "max(atoll_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
+        value("Rounds at their deadline", "Share of the last half hour's rounds that closed at their deadline.",
+              "percentunit", "run:atoll_rounds_at_deadline:ratio_30m or vector(0)",
+              steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
+        value("WAN, a month like the last day", "What thirty such days cost at the price above; red beyond 1000 USD.",
+              "currencyUSD", "run:atoll_wan_bytes:month_1d / 1e9 * $price",
+              steps(GREEN, (300, YELLOW), (1000, RED)), decimals=2),
+        value("Of the WAN's budget", "A month like the last day, as a share of --wan-budget-gb.", "percentunit",
+              "run:atoll_wan_bytes:month_1d / max without (instance, pod) (atoll_wan_budget_bytes)",
+              steps(GREEN, (0.8, YELLOW), (1, RED)), none="no budget", decimals=0),
+    ]  # fmt: skip
+
+
+def _learners() -> Panel:
+    """The table: who, in which state, since when, and what it costs."""
+    heard = "max by (learner) (atoll_learner_heard_timestamp_seconds)"
+    lost = "atoll_learner_lost_seconds"
+    columns = [
+        Column("state", parts.rank("learner, region"), colored=True, mappings=parts.state_words()),
+        Column("last heard", f"1000 * {heard}", "dateTimeAsIso"),
+        Column("not heard for", f"time() - {heard}", "s"),
+        Column("lost in this time range", f"clamp_min(max by (learner) (delta({lost}[$__range])), 0)", "s"),
+        Column("lost in the run", f"max by (learner) ({lost})", "s"),
+        Column("loss", "max by (learner) (atoll_learner_loss)", "none", decimals=3),
+        Column("a step takes", "max by (learner) (atoll_learner_step_seconds)", "s"),
+    ]  # fmt: skip
+    text = "Trouble first: who is silent, since when, and the learner-seconds lost by it; a name opens its dashboard."
+    return rows("Learners, trouble first", text, "learner", ["learner", "region"], columns,
+                links=LEARNER, by=["state", "lost in this time range"], span=16, height=9)  # fmt: skip
+
+
+def _alerts() -> Panel:
+    """What fires."""
+    text = "What calls for somebody now; docs/runbooks.md has a section for each."
+    fires = Column("fires", f"count by (alertname, severity, learner, instance) ({FIRING})")
+    return rows("Alerts", text, "alertname", ["alertname", "severity", "learner", "instance"], [fires],
+                span=8, height=9)  # fmt: skip
+
+
+def _why() -> list[Panel]:
+    """What is lost to what, and what rounds wait for."""
+    lost = {"{{cause}}": "clamp_min(sum by (cause) (deriv(atoll_lost_seconds[5m])), 0)"}
+    stages = {
+        "quorum": "atoll_quorum_wait_seconds",
+        "grace window": "atoll_grace_wait_seconds",
+        "merge": "atoll_merge_seconds",
+        "publish": "atoll_publish_seconds",
+        "adopt": "atoll_adopt_seconds",
+    }
+    mean = {
+        stage: f"sum(rate({name}_sum[$__rate_interval])) / sum(rate({name}_count[$__rate_interval]))"
+        for stage, name in stages.items()
+    }
+    closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
+    return [
+        lines("Lost learners, by cause", "Learner-seconds that are lost in each second: 1 is one learner's whole time.",
+              "none", lost, stacked=True),
+        lines("Where a round's time goes", "Mean seconds from a round's opening to its adoption, stage by stage.",
+              "s", mean, stacked=True),
+        lines("Why rounds close", "Rounds a minute: everybody answered, the grace window or the deadline passed, or "
+              "nobody was left.", "none", closed, stacked=True),
+    ]  # fmt: skip
+
+
+def _over_time() -> list[Panel]:
+    """How it came about."""
+    tokens = {
+        word: f"sum(rate(atoll_tokens_{word}_total[$__rate_interval]))" for word in ("trained", "merged")
+    }  # what is merged follows what is trained, or work is thrown away
+    return [
+        states("Learners' states", "Since when each learner is in its state.",
+               parts.rank("learner"), "{{learner}}", parts.state_words()),
+        lines("Goodput", "Useful of all provisioned learner-seconds: of 15 minutes, and of the whole run.",
+              "percentunit", {"15 minutes": "run:atoll_goodput:ratio_15m", "the run": "max(atoll_goodput_ratio)"},
+              span=12, most=1, limits=steps(RED, (0.8, GREEN))),
+        lines("Loss", "Latest training loss of each learner, and the median of the live ones.", "none",
+              {"{{learner}}": "max by (learner) (atoll_learner_loss)", "median": "run:atoll_loss:median"}, least=None),
+        lines("Tokens a second", "Tokens that were trained, and those that were merged.", "none", tokens),
+        lines("WAN", "Payload bytes a second between learners and the core.", "Bps",
+              {"{{region}} {{direction}}": "sum by (region, direction) (region:atoll_wan_bytes:rate_5m)"},
+              stacked=True),
+    ]  # fmt: skip

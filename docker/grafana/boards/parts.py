@@ -1,0 +1,252 @@
+"""What dashboards are made of: panels with a title, a unit and a sentence, all of one data source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.models import common as kinds
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+SOURCE = kinds.DataSourceRef(type_val="prometheus", uid="prometheus")  # of provisioning/datasources
+GREEN, YELLOW, RED, BLUE, GREY = "green", "yellow", "red", "blue", "text"
+
+# Trouble first: what a learner's state is drawn as, and in which order tables have them.
+STATES = {"silent": (5, RED), "joining": (4, YELLOW), "paused": (3, BLUE), "live": (2, GREEN), "left": (1, GREY),
+          "evicted": (0, GREY)}  # fmt: skip
+
+Panel = stat.Panel | timeseries.Panel | table.Panel | statetimeline.Panel | bargauge.Panel
+
+
+def rank(labels: str, only: str = "") -> str:
+    """An expression: each learner's state as a number of STATES; `only` narrows the learners."""
+    parts = (f'{number} * max by ({labels}) (atoll_learner_info{{state="{state}"{only}}})'
+             for state, (number, _) in STATES.items())  # fmt: skip
+    return " or ".join(parts)
+
+
+def words(of: Mapping[float, tuple[str, str]]) -> list[Any]:
+    """Value mappings: number -> text and colour."""
+    options = {f"{value:g}": models.ValueMappingResult(text=text, color=color, index=index)
+               for index, (value, (text, color)) in enumerate(of.items())}  # fmt: skip
+    return [models.ValueMap(options=options)]
+
+
+def state_words() -> list[Any]:
+    """Those of learners' states."""
+    return words({number: (state, color) for state, (number, color) in STATES.items()})
+
+
+def steps(first: str, *more: tuple[float, str]) -> dashboard.ThresholdsConfig:
+    """Thresholds: the colour of what is least, and from where on it is another."""
+    found = [models.Threshold(None, first), *(models.Threshold(value, color) for value, color in more)]
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(found)
+
+
+def query(expr: str, legend: str, ref: str, *, instant: bool = False, columns: bool = False) -> prometheus.Dataquery:
+    """One expression; `instant` for what is now, `columns` for a table."""
+    made = prometheus.Dataquery().datasource(SOURCE).expr(expr).legend_format(legend).ref_id(ref)
+    made = made.instant() if instant else made.range()
+    return made.format(PromQueryFormat.TABLE if columns else PromQueryFormat.TIME_SERIES)
+
+
+def _queries(of: Mapping[str, str], **options: bool) -> list[Any]:
+    """Legend -> expression, with the letters that Grafana gives."""
+    return [query(expr, legend, chr(ord("A") + at), **options) for at, (legend, expr) in enumerate(of.items())]
+
+
+def value(
+    title: str,
+    text: str,
+    unit: str,
+    expr: str,
+    limits: dashboard.ThresholdsConfig,
+    *,
+    span: int = 3,
+    none: str = "-",
+    mappings: Sequence[Any] = (),
+    decimals: int | None = None,
+) -> stat.Panel:
+    """One number, now."""
+    made = stat.Panel().title(title).description(text).unit(unit).thresholds(limits).span(span).height(4)
+    made = made.targets([query(expr, "", "A", instant=True)]).no_value(none).mappings(list(mappings))
+    made = made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    made = made.color_mode(kinds.BigValueColorMode.BACKGROUND).graph_mode(kinds.BigValueGraphMode.NONE)
+    return made if decimals is None else made.decimals(decimals)
+
+
+def lines(
+    title: str,
+    text: str,
+    unit: str,
+    of: Mapping[str, str],
+    *,
+    span: int = 8,
+    height: int = 8,
+    stacked: bool = False,
+    least: float | None = 0,
+    most: float | None = None,
+    limits: dashboard.ThresholdsConfig | None = None,
+) -> timeseries.Panel:
+    """Over time; legend -> expression."""
+    made = timeseries.Panel().title(title).description(text).unit(unit).span(span).height(height)
+    made = made.targets(_queries(of)).line_width(1).fill_opacity(40 if stacked else 5)
+    made = made.show_points(kinds.VisibilityMode.NEVER)
+    made = made.legend(
+        common.VizLegendOptions()
+        .show_legend(True)
+        .display_mode(kinds.LegendDisplayMode.LIST)
+        .placement(kinds.LegendPlacement.BOTTOM)
+    )
+    made = made.tooltip(
+        common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING)
+    )
+    if stacked:
+        made = made.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL).group("A"))
+    if least is not None:
+        made = made.min(least)
+    if most is not None:
+        made = made.max(most)
+    if limits is not None:
+        made = made.thresholds(limits).thresholds_style(
+            common.GraphThresholdsStyleConfig().mode(kinds.GraphThresholdsStyleMode.DASHED)
+        )
+    return made
+
+
+def bars(title: str, text: str, unit: str, of: Mapping[str, str], *, span: int = 8, height: int = 8) -> bargauge.Panel:
+    """What is larger than what, now."""
+    made = bargauge.Panel().title(title).description(text).unit(unit).span(span).height(height).min(0)
+    made = made.targets(_queries(of, instant=True)).orientation(kinds.VizOrientation.HORIZONTAL)
+    return made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+
+
+def states(
+    title: str, text: str, expr: str, legend: str, mappings: Sequence[Any], *, span: int = 12, height: int = 8
+) -> statetimeline.Panel:
+    """Which state when, a row for each series."""
+    made = statetimeline.Panel().title(title).description(text).unit("none").span(span).height(height)
+    made = made.targets([query(expr, legend, "A")]).mappings(list(mappings)).merge_values(True)
+    return made.show_value(kinds.VisibilityMode.AUTO).legend(common.VizLegendOptions().show_legend(False))
+
+
+class Column:
+    """Of a table: its name, its expression, and how it is drawn."""
+
+    def __init__(self, name: str, expr: str, unit: str = "none", *, colored: bool = False, **options: Any) -> None:  # noqa: ANN401
+        self.name, self.expr = name, expr
+        if colored:
+            options["custom.cellOptions"] = {"type": "color-background", "mode": "basic"}
+        self.properties = [models.DynamicConfigValue("unit", unit)]
+        self.properties += [models.DynamicConfigValue(key, option) for key, option in options.items()]
+
+
+def rows(
+    title: str,
+    text: str,
+    key: str,
+    labels: Sequence[str],
+    columns: Sequence[Column],
+    *,
+    links: str = "",
+    by: Sequence[str] = (),
+    span: int = 16,
+    height: int = 8,
+) -> table.Panel:
+    """A row for each value of the label `key`; `labels` are those of the first column's series. Largest `by` first."""
+    made = table.Panel().title(title).description(text).unit("none").span(span).height(height)
+    letters = [chr(ord("A") + at) for at in range(len(columns))]
+    made = made.targets(
+        [query(each.expr, "", ref, instant=True, columns=True) for each, ref in zip(columns, letters, strict=True)]
+    )
+    # Of one query the value's column is called Value, of several each has its letter.
+    values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in letters]
+    order = {name: at for at, name in enumerate([*labels, *values])}
+    renamed = {value: column.name for value, column in zip(values, columns, strict=True)}
+    pattern = "^(" + "|".join(order) + ")$"
+    if len(columns) > 1:
+        made = made.with_transformation(_step("joinByField", byField=key, mode="outer"))
+    made = made.with_transformation(_step("filterFieldsByName", include={"pattern": pattern}))
+    made = made.with_transformation(_step("organize", indexByName=order, renameByName=renamed, excludeByName={}))
+    for column in columns:
+        made = made.override_by_name(column.name, column.properties)
+    if links:
+        link = {"title": f"this {key}", "url": links, "targetBlank": False}
+        made = made.override_by_name(key, [models.DynamicConfigValue("links", [link])])
+    return made.sort_by([common.TableSortByFieldState().display_name(name).desc(True) for name in by])
+
+
+def _step(name: str, **options: Any) -> models.DataTransformerConfig:  # noqa: ANN401
+    """A transformation."""
+    return models.DataTransformerConfig(id_val=name, options=options)
+
+
+def event(name: str, expr: str, text: str, color: str) -> dashboard.AnnotationQuery:
+    """Marks on all charts, whenever the expression has a value."""
+    made = dashboard.AnnotationQuery().name(name).datasource(SOURCE).expr(expr).step("30s").icon_color(color)
+    return made.title_format(name).text_format(text).enable(True)
+
+
+def core_started() -> dashboard.AnnotationQuery:
+    """A mark at each start of the core."""
+    return event("the core was started", "changes(run:atoll_core_epoch:max[2m]) > 0", "", "purple")
+
+
+def somebody_silent(only: str = "") -> dashboard.AnnotationQuery:
+    """A mark for as long as a learner is silent; `only` narrows the learners."""
+    expr = f'atoll_learner_info{{state="silent"{only}}}'
+    return event("a learner is silent", expr, "{{learner}} in {{region}}", RED)
+
+
+def price() -> dashboard.TextBoxVariable:
+    """What a gigabyte over the WAN costs."""
+    return dashboard.TextBoxVariable("price").label("USD per GB over the WAN").default_value("0.09")
+
+
+def choice(name: str, expr: str, label: str, *, several: bool) -> dashboard.QueryVariable:
+    """A variable with the values that a label has."""
+    made = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(expr).multi(several)
+    made = made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
+    return made.include_all(True).all_value(".*") if several else made
+
+
+def page(
+    uid: str,
+    title: str,
+    text: str,
+    sections: Mapping[str, Sequence[Panel]],
+    variables: Iterable[Any] = (),
+    events: Iterable[dashboard.AnnotationQuery] = (),
+) -> models.Dashboard:
+    """A dashboard: panels in sections, the first of which has no heading when its name is empty."""
+    made = dashboard.Dashboard(title).uid(uid).description(text).tags(["atoll"]).editable().refresh("10s")
+    made = made.time("now-3h", "now").timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR)
+    links = dashboard.DashboardLink("Atoll").type(models.DashboardLinkType.DASHBOARDS).tags(["atoll"])
+    made = made.link(links.keep_time(True).include_vars(True))
+    for variable in variables:
+        made = made.with_variable(variable)
+    for each in events:
+        made = made.annotation(each)
+    numbers = count(1)
+    for heading, panels in sections.items():
+        if heading:
+            made = made.with_row(dashboard.Row(heading).id(next(numbers)))
+        for panel in panels:
+            made = made.with_panel(panel.datasource(SOURCE).id(next(numbers)))
+    built = made.build()
+    # The library would have newer versions of Grafana put both into a menu, where nobody sees them.
+    for shown in [*(built.links or []), *(built.annotations.list_val or [])]:
+        shown.placement = None  # type: ignore[attr-defined]
+    return built

@@ -1,0 +1,31 @@
+"""Writes the dashboards: `python docker/grafana/make.py [FOLDER]`, into docker/grafana/dashboards without one.
+
+A file of its own and no package: a top folder `docker` would hide the package of that name.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from boards import learner, overview, regions, rounds
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+BOARDS = {
+    "overview": overview.board,
+    "regions-and-wan": regions.board,
+    "rounds": rounds.board,
+    "one-learner": learner.board,
+}
+
+
+def main(folder: Path) -> None:
+    """One file for each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, board in BOARDS.items():
+        text = JSONEncoder(sort_keys=True, indent=1).encode(board())
+        (folder / f"{name}.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "dashboards")

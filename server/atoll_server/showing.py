@@ -1,0 +1,93 @@
+"""A run's state in a terminal: as tables for people."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from atoll_wire import outer_pb2 as pb
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+WIDE = 200
+FEW = 40  # learners, and fragments, that fit on a screen
+
+
+def console() -> Console:
+    """As wide as the terminal; where there is none (a pipe, a log), wide enough that no word of a table is lost."""
+    made = Console()
+    return made if made.is_terminal else Console(width=WIDE)
+
+
+def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
+    """All of it; most: so many learners and fragments at most, those in trouble first."""
+    parts: list[RenderableType] = [
+        f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {reply.parameters:,} parameters "
+        + f"in {len(reply.fragments)} fragments  {reply.outer_steps:,} outer steps"
+    ]
+    if reply.paused:
+        parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")
+    parts += [f"[bold red]{escape(trouble)}[/]" for trouble in reply.troubles]
+    return Group(*parts, _totals(reply), _learners(reply, most), _fragments(reply, most))
+
+
+def _totals(reply: pb.StatusReply) -> str:
+    goodput, counts, wire = reply.goodput, reply.contributions, reply.wire
+    lost = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in sorted(goodput.lost_s.items()) if seconds >= 0.05)
+    return (
+        f"goodput {goodput.ratio:.3f} of {goodput.provisioned_s:.0f} learner-seconds (lost: {lost or 'nothing'})\n"
+        f"contributions {counts.accepted} accepted, {counts.merged} merged, {counts.pending} pending, "
+        f"{counts.refused} refused, {counts.turned_away} turned away\n"
+        f"tokens {reply.tokens_trained:,} trained, {reply.tokens_merged:,.0f} merged\n"
+        f"wire {wire.up / 1e6:.1f} MB up ({_bits(wire.up, wire.up_parameters)}), {wire.down / 1e6:.1f} MB down "
+        f"({_bits(wire.down, wire.down_parameters)}), {wire.whole / 1e6:.1f} MB of whole fragments"
+    )
+
+
+def _bits(size_bytes: int, parameters: int) -> str:
+    return f"{8 * size_bytes / parameters:.2f} bits a parameter" if parameters else "nothing yet"
+
+
+def _learners(reply: pb.StatusReply, most: int | None) -> Table:
+    words = ("learner", "region", "state", "since", "steps", "tokens", "loss", "step s", "goodput", "lost", "blocked",
+             "heard", "came back in", "waited for")  # fmt: skip
+    wanted = sorted(reply.learners, key=lambda each: each.state in {"live", "left"}) if most else reply.learners
+    table = Table(*words, caption=_left_out(len(wanted), most, "learners"))
+    for each in wanted[:most]:
+        table.add_row(
+            each.learner, each.region, each.state, _time(each.since), f"{each.steps:,}", f"{each.tokens:,}",
+            f"{each.loss:.3f}", f"{each.step_time_s:.3f}", f"{each.goodput.ratio:.3f}",
+            f"{sum(each.goodput.lost_s.values()):.0f} s", f"{each.blocked_fraction:.4f}", f"{each.heard_s:.1f} s ago",
+            _comeback(each), each.waiting_for,
+        )  # fmt: skip
+    return table
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S") if at else ""
+
+
+def _left_out(count: int, most: int | None, what: str) -> str | None:
+    return f"{count - most} {what} more" if most is not None and count > most else None
+
+
+def _comeback(each: pb.LearnerStatus) -> str:
+    """Start of the process, joining, first step."""
+    parts = each.comeback
+    if each.incarnation < 2 or not parts.first_step_s:
+        return ""
+    return f"{parts.prepared_s:.1f} + {parts.joining_s:.2f} + {parts.first_step_s:.2f} s"
+
+
+def _fragments(reply: pb.StatusReply, most: int | None) -> Table:
+    table = Table(
+        "fragment",
+        "parameters",
+        "version",
+        "cycle",
+        "state",
+        caption=_left_out(len(reply.fragments), most, "fragments"),
+    )
+    for each in reply.fragments[:most]:
+        table.add_row(str(each.fragment), f"{each.parameters:,}", str(each.version), str(each.cycle), each.state)
+    return table

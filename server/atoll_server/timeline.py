@@ -1,0 +1,152 @@
+"""How rounds went: the newest of them for people, and how long their parts took for Prometheus.
+
+It is told what the syncer is told and what it answered; no rule depends on it. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from atoll_server import events as ev
+from atoll_server.metrics import Metrics
+
+MOST_ROUNDS, MOST_ANSWERS = 256, 20_000  # kept
+
+
+@dataclass(slots=True)
+class Answer:
+    """One learner in a round. late: what it sent answers an earlier one."""
+
+    began_at: float | None = None  # its first frame came
+    durable_at: float | None = None
+    adopted_at: float | None = None
+    declined: str = ""
+    late: bool = False
+    weight: float = 0.0
+    staleness: int = 0
+
+
+@dataclass(slots=True)
+class Round:
+    """One round, from open to merged or lapsed."""
+
+    fragment: int
+    cycle: int
+    opened_at: float
+    quorum_at: float | None = None
+    closed_at: float | None = None
+    merged_at: float | None = None  # computed
+    published_at: float | None = None
+    version: int = 0
+    lapsed: bool = False
+    reason: str = ""  # why it closed
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    def answer(self, learner: str) -> Answer:
+        """What is known of a learner's."""
+        return self.answers.setdefault(learner, Answer())
+
+
+class Timeline:
+    """Rounds by (fragment, cycle), and which of them made the newest version of each fragment."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._rounds: OrderedDict[tuple[int, int], Round] = OrderedDict()
+        self._newest: dict[int, Round] = {}  # opened last, of each fragment
+        self._adopted: dict[int, Round] = {}  # published last
+
+    def newest(self) -> Iterator[Round]:
+        """Newest first."""
+        return reversed(self._rounds.values())
+
+    def began(self, learner: str, fragment: int, cycle: int, now: float) -> None:
+        """An upload was let in."""
+        seen = self._rounds.get((fragment, cycle)) or self._newest.get(fragment)
+        if seen is not None:
+            answer = seen.answer(learner)
+            answer.began_at = answer.began_at or now
+            answer.late = seen.cycle != cycle
+
+    def on(self, event: ev.Event, effects: Iterable[ev.Effect], now: float) -> None:
+        """What the syncer was told, and what it asked for."""
+        match event:
+            case ev.Contributed() if event.key.fragment in self._newest:
+                seen = self._newest[event.key.fragment]
+                answer = seen.answer(event.key.learner)
+                answer.durable_at, answer.late = now, seen.cycle != event.cycle
+            case ev.Declined() if (event.fragment, event.cycle) in self._rounds:
+                self._rounds[event.fragment, event.cycle].answer(event.learner).declined = event.reason
+            case ev.Merged() if event.fragment in self._adopted:
+                self._published(self._adopted[event.fragment], now)
+            case ev.Adopted() if event.fragment in self._adopted:
+                seen = self._adopted[event.fragment]
+                if seen.version == event.version and seen.published_at is not None:
+                    seen.answer(event.learner).adopted_at = now
+                    self._metrics.adopt_seconds.observe(now - seen.published_at)
+        for effect in effects:
+            match effect:
+                case ev.OpenRound():
+                    self._open(effect, now)
+                case ev.Merge():
+                    self._merge(effect, now)
+                case ev.Lapse():
+                    seen = self._close(effect.fragment, effect.cycle, effect.cause, effect.reason, None, now)
+                    seen.lapsed = True
+                    self._metrics.rounds.labels("lapsed").inc()
+
+    def computed(self, fragment: int, now: float) -> None:
+        """A merge's numbers are there; they are not durable yet."""
+        seen = self._adopted[fragment]
+        seen.merged_at = now
+        if seen.closed_at is not None:
+            self._metrics.merge_seconds.observe(now - seen.closed_at)
+
+    def _open(self, effect: ev.OpenRound, now: float) -> None:
+        opened = Round(effect.fragment, effect.cycle, now)
+        self._rounds[effect.fragment, effect.cycle] = self._newest[effect.fragment] = opened
+        kept = sum(len(seen.answers) for seen in self._rounds.values())
+        while len(self._rounds) > MOST_ROUNDS or (kept > MOST_ANSWERS and len(self._rounds) > 1):
+            kept -= len(self._rounds.popitem(last=False)[1].answers)
+
+    def _close(
+        self, fragment: int, cycle: int, cause: ev.Cause, reason: str, quorum_at: float | None, now: float
+    ) -> Round:
+        seen = self._rounds.get((fragment, cycle)) or Round(fragment, cycle, now)
+        seen.closed_at, seen.reason, seen.quorum_at = now, reason, quorum_at
+        self._metrics.closed.labels(cause.value).inc()
+        if quorum_at is not None:
+            self._metrics.quorum_wait.observe(quorum_at - seen.opened_at)
+            self._metrics.grace_wait.observe(now - quorum_at)
+        return seen
+
+    def _merge(self, effect: ev.Merge, now: float) -> None:
+        seen = self._close(effect.fragment, effect.cycle, effect.cause, effect.reason, effect.quorum_at, now)
+        seen.version = effect.version
+        for share in effect.shares:
+            answer = seen.answer(share.key.learner)
+            answer.weight += share.weight
+            answer.staleness = max(answer.staleness, share.staleness)
+            answer.late = answer.late or answer.durable_at is None  # it came while no round was open
+        self._adopted[effect.fragment] = seen
+
+    def _published(self, seen: Round, now: float) -> None:
+        seen.published_at = now
+        if seen.merged_at is not None:
+            self._metrics.publish_seconds.observe(now - seen.merged_at)
+        self._metrics.rounds.labels("merged").inc()
+        for answer in seen.answers.values():
+            if answer.weight:
+                self._metrics.staleness.observe(answer.staleness)
+                self._metrics.weight.observe(answer.weight)
+
+
+def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
+    """Those who kept it waiting: who has not answered, then who was durable last."""
+    late_first = sorted(
+        seen.answers.items(), key=lambda each: (each[1].durable_at is not None, -(each[1].durable_at or 0.0), each[0])
+    )
+    return list(islice(late_first, most))

@@ -1,0 +1,109 @@
+"""An operator pauses a run and lets it go on; and what is told of a run: rounds, events, states."""
+
+from __future__ import annotations
+
+import time
+
+from atoll_wire import outer_pb2 as pb
+
+from tests.end_to_end.test_operators import atoll
+from tests.end_to_end.world import Core, Trainee, core, eventually
+
+
+def pause(running: Core, reason: str) -> None:
+    with running.operator() as stub:
+        stub.Pause(pb.PauseRequest(reason=reason), timeout=20)
+
+
+def states(running: Core) -> dict[str, str]:
+    return {each.learner: each.state for each in running.status().learners}
+
+
+def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tmp_path):
+    end: list[bool] = []
+    with core(tmp_path) as running:
+        trainees = [Trainee(running.address, name, lambda _: bool(end)) for name in ("a", "b")]
+        for trainee in trainees:
+            trainee.start()
+        eventually(lambda: running.status().contributions.merged > 4)
+        said = atoll("pause", "--server", running.address, "--reason", "maintenance")
+        assert (said.returncode, said.stdout) == (0, "the run is paused: maintenance\n")
+        eventually(lambda: states(running) == {"a": "paused", "b": "paused"})
+        eventually(lambda: running.status().contributions.pending == 0)
+        assert running.status().paused == "by an operator: maintenance"
+        before, steps = running.status(), [len(trainee.losses) for trainee in trainees]
+        began = time.monotonic()
+        running.kill()
+        running.start()
+        eventually(lambda: states(running) == {"a": "paused", "b": "paused"})
+        after = running.status()
+        assert after.paused == before.paused
+        assert after.outer_steps == before.outer_steps
+        assert [len(trainee.losses) for trainee in trainees] == steps, "a step was made in a paused run"
+        latecomer = Trainee(running.address, "c", lambda trainee: bool(end) and len(trainee.losses) > 1)
+        latecomer.start()
+        eventually(lambda: states(running).get("c") in {"paused", "joining"} and len(latecomer.losses) == 1)
+        stood_s = time.monotonic() - began
+        assert atoll("resume", "--server", running.address).stdout == "the run goes on\n"
+        eventually(lambda: running.status().outer_steps > after.outer_steps + 2)
+        end.append(True)
+        for trainee in (*trainees, latecomer):
+            trainee.done()
+        final = running.status()
+        # The core's own start found the run paused: only what changed after it is told.
+        eventually(lambda: [each.text for each in events(running) if each.kind == "paused"] == ["the run goes on"])
+    for trainee in trainees:
+        stats = trainee.learner.stats()
+        assert stats.paused_s > 0.8 * stood_s
+        assert stats.blocked_s < 0.2 * stood_s, "paused is not blocked"
+    a = next(each for each in final.learners if each.learner == "a")
+    assert a.goodput.lost_s["blocked"] + a.goodput.lost_s["other"] < 0.5 * stood_s, "nor lost"
+
+
+def test_an_evicted_learner_leaves_a_paused_run(tmp_path):
+    with core(tmp_path) as running:
+        trainee = Trainee(running.address, "a", lambda _: False)
+        trainee.start()
+        eventually(lambda: running.status().contributions.merged > 1)
+        pause(running, "night")
+        eventually(lambda: states(running) == {"a": "paused"})
+        with running.operator() as stub:
+            stub.Evict(pb.EvictRequest(learner="a", reason="not wanted"), timeout=20)
+        trainee.join(20)
+        assert "was evicted (not wanted)" in str(trainee.error)
+
+
+def events(running: Core) -> list[pb.Event]:
+    with running.operator() as stub:
+        return list(stub.ListEvents(pb.ListEventsRequest(), timeout=20).events)
+
+
+def test_rounds_and_events_tell_what_happened(tmp_path):
+    with core(tmp_path) as running:
+        end: list[bool] = []
+        trainees = [Trainee(running.address, name, lambda _: bool(end), region="eu") for name in ("a", "b")]
+        for trainee in trainees:
+            trainee.start()
+        eventually(lambda: running.status().contributions.merged > 20)
+        with running.operator() as stub:
+            rounds = stub.ListRounds(pb.ListRoundsRequest(last=10), timeout=20).rounds
+            mine = stub.ListRounds(pb.ListRoundsRequest(last=10, learner="a"), timeout=20).rounds
+        end.append(True)
+        for trainee in trainees:
+            trainee.done()
+        eventually(lambda: set(states(running).values()) == {"left"})
+        eventually(lambda: [event.kind for event in events(running)].count("left") == 2)
+        told = {(event.kind, event.learner) for event in events(running)}
+    assert {("joined", "a"), ("joined", "b"), ("left", "a"), ("core", "")} <= told
+    assert 0 < len(rounds) <= 10
+    merged = [each for each in rounds if each.outcome == pb.ROUND_OUTCOME_MERGED]
+    assert merged, rounds
+    for each in merged:
+        assert each.opened_at <= each.closed_at <= each.merged_at <= each.published_at
+        for answer in each.answers:
+            if answer.durable_at and not answer.late:
+                assert each.opened_at <= answer.began_at <= answer.durable_at
+        assert abs(sum(answer.weight for answer in each.answers) - 1) < 1e-6
+    assert any(answer.adopted_at >= each.published_at for each in merged for answer in each.answers)
+    assert all([answer.learner for answer in each.answers] == ["a"] for each in mine)
+    assert abs(rounds[0].opened_at - time.time()) < 60

@@ -1,0 +1,51 @@
+"""What the processes really tell Prometheus: each series with its labels, and a label's values where they are fixed."""
+
+from __future__ import annotations
+
+from atoll.stats import Counters, LearnerMetrics
+from atoll_server.front.metrics import FrontMetrics
+from atoll_server.gauges import STATES
+from atoll_server.goodput import CAUSES
+from atoll_server.metrics import READ, Metrics
+from atoll_wire.codec import Codec
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+Labels = dict[str, set[str]]  # label -> its values; none: any
+TARGET: Labels = {"job": {"core", "front", "learner"}, "instance": set(), "pod": set()}  # by whoever asks
+FIXED: Labels = {
+    "state": set(STATES),
+    "direction": {"up", "down", "whole"},
+    "codec": {codec.name.lower() for codec in Codec},
+    "fate": {"accepted", "merged", "refused", "turned_away"},
+    "outcome": {"merged", "lapsed"},
+    "kind": {"contribution", "update", "whole"},
+}
+CLOSED = {"everybody", "grace", "deadline", "nobody"}
+BY_PROMETHEUS: dict[str, Labels] = {
+    "up": {},
+    "ALERTS": {"alertname": set(), "alertstate": {"pending", "firing"}, "severity": set(), "learner": set()},
+}
+
+
+def exported() -> dict[str, Labels]:
+    """Series -> labels, of a core, a front and a learner."""
+    core, front, learner = Metrics(), FrontMetrics("eu"), CollectorRegistry()
+    core.moved("eu", "up", Codec.INT4, 1)
+    for name, _, labels, _ in READ:
+        core.read.set(name, 1.0, *labels)
+    front.learner("a", "up").inc()
+    front.refused.labels("unavailable").inc()
+    learner.register(LearnerMetrics(Counters(), "a"))
+    ProcessCollector(registry=learner)
+    found = {name: dict(labels) for name, labels in BY_PROMETHEUS.items()}
+    for registry in (core.registry, front.registry, learner):
+        for family in registry.collect():
+            for sample in family.samples:
+                found[sample.name] = {label: _values(sample.name, label) for label in sample.labels}
+    return {name: labels | TARGET for name, labels in found.items()}
+
+
+def _values(name: str, label: str) -> set[str]:
+    if label == "cause":
+        return CLOSED if "closed" in name else set(CAUSES)
+    return FIXED.get(label, set())

@@ -1,0 +1,145 @@
+"""Dashboards: what make.py gives, complete, of one data source, and of series that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.observing.promql import check_syntax, filled, problems
+from tests.observing.test_rules import known
+
+ROOT = Path(__file__).parent.parent.parent
+GRAFANA = ROOT / "docker/grafana"
+NAMES = ("one-learner", "overview", "regions-and-wan", "rounds")
+BOARDS = {name: json.loads((GRAFANA / f"dashboards/{name}.json").read_text()) for name in NAMES}
+(SOURCE,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+
+each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+
+
+def panels(board: dict) -> list[dict]:
+    """Without the headings of sections."""
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def exprs(board: dict) -> Iterator[tuple[str, str]]:
+    """All expressions, with where they are."""
+    for panel in panels(board):
+        for target in panel["targets"]:
+            yield panel["title"], filled(target["expr"])
+    for event in board["annotations"].get("list", []):
+        yield event["name"], filled(event["expr"])
+
+
+def test_dashboards_do_not_drift_from_what_makes_them(tmp_path):
+    subprocess.run([sys.executable, str(GRAFANA / "make.py"), str(tmp_path)], check=True)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == list(NAMES)
+    assert sorted(path.stem for path in (GRAFANA / "dashboards").iterdir()) == list(NAMES)
+    for name in NAMES:
+        made, kept = ((folder / f"{name}.json").read_text() for folder in (tmp_path, GRAFANA / "dashboards"))
+        assert made == kept, f"{name}: run `python docker/grafana/make.py`"
+
+
+def test_promtool_takes_every_expression(tmp_path):
+    found = {expr for board in BOARDS.values() for _, expr in exprs(board)}
+    assert len(found) > 80
+    check_syntax(sorted(found), tmp_path)
+
+
+@each_board
+def test_expressions_ask_for_series_that_there_are(board):
+    told = known()
+    for where, expr in exprs(board):
+        assert not problems(expr, told), where
+    for variable in board["templating"].get("list", []):
+        if variable["type"] == "query":
+            name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]).groups()
+            assert label in told[name]
+
+
+@each_board
+def test_legends_name_labels_that_their_series_have(board):
+    for panel in panels(board):
+        for target in panel["targets"]:
+            for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+                kept = re.findall(r"\bby \(([^)]*)\)", target["expr"])
+                listed = {each.strip() for labels in kept for each in labels.split(",")}
+                assert not listed or label in listed, f"{panel['title']}: {label} is summed away"
+
+
+@each_board
+def test_each_panel_says_what_it_shows_in_which_unit(board):
+    assert board["uid"].startswith("atoll-")
+    assert board["description"]
+    for panel in panels(board):
+        assert panel["title"]
+        assert 10 < len(panel["description"]) <= 120, panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        if panel["type"] == "stat":
+            steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            assert steps[0]["value"] is None
+            above = [step["value"] for step in steps[1:]]
+            assert above == sorted(above), panel["title"]
+
+
+@each_board
+def test_everything_is_asked_of_the_data_source_that_is_provisioned(board):
+    wanted = {"type": SOURCE["type"], "uid": SOURCE["uid"]}
+    for panel in panels(board):
+        assert panel["datasource"] == wanted, panel["title"]
+        assert all(target["datasource"] == wanted for target in panel["targets"]), panel["title"]
+    for event in board["annotations"].get("list", []):
+        assert event["datasource"] == wanted
+    for variable in board["templating"].get("list", []):
+        assert variable.get("datasource", wanted) == wanted
+
+
+@each_board
+def test_panels_have_a_place_of_their_own(board):
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert (x, y) not in taken, f"{panel['title']} covers {taken[x, y]}"
+                taken[x, y] = panel["title"]
+
+
+def test_dashboards_lead_to_each_other():
+    uids = [board["uid"] for board in BOARDS.values()]
+    assert len(set(uids)) == len(uids)
+    for board in BOARDS.values():
+        assert board["links"][0]["tags"] == board["tags"] == ["atoll"]
+        assert set(re.findall(r"/d/([\w-]+)", json.dumps(board))) <= set(uids)
+
+
+def test_the_overview_tells_who_is_down_since_when_and_what_it_costs():
+    """By the table on its first screen, without a click."""
+    (table,) = (panel for panel in panels(BOARDS["overview"]) if panel["title"] == "Learners, trouble first")
+    assert table["gridPos"]["y"] + table["gridPos"]["h"] <= 20
+    names = next(each["options"] for each in table["transformations"] if each["id"] == "organize")["renameByName"]
+    asked = {names[f"Value #{target['refId']}"]: target["expr"] for target in table["targets"]}
+    assert "atoll_learner_info" in asked["state"]
+    assert "atoll_learner_heard_timestamp_seconds" in asked["last heard"]
+    assert "atoll_learner_lost_seconds" in asked["lost in this time range"]
+    assert table["options"]["sortBy"][0] == {"displayName": "state", "desc": True}
+    states = next(each for each in table["fieldConfig"]["overrides"] if each["matcher"]["options"] == "state")
+    words = next(each["value"] for each in states["properties"] if each["id"] == "mappings")[0]["options"]
+    worst = max(words, key=float)
+    assert (words[worst]["text"], words[worst]["color"]) == ("silent", "red")
+
+
+def test_grafana_is_told_where_dashboards_are():
+    (told,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/atoll.yaml").read_text())["providers"]
+    mounts = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["grafana"]["volumes"]
+    assert f"./grafana/dashboards:{told['options']['path']}:ro" in mounts

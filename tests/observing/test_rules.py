@@ -1,0 +1,141 @@
+"""Prometheus' rules: of series that there are, each alert tried both ways, and each with a section in the runbooks."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from tests.observing.exported import BY_PROMETHEUS, TARGET, Labels, exported
+from tests.observing.promql import problems, promtool, series
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).parent.parent.parent
+RULES, TESTS = ROOT / "docker/prometheus/rules.yaml", sorted((ROOT / "docker/prometheus/tests").glob("*.yaml"))
+RUNBOOKS = ROOT / "docs/runbooks.md"
+PARTS = ("means", "at risk", "look", "do", "goes away")
+
+
+def rules() -> list[dict]:
+    """All, in their order."""
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def alerts() -> dict[str, dict]:
+    """By name."""
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def known() -> dict[str, Labels]:
+    """What is exported, and what is recorded: with the labels of what it is made of."""
+    found = exported()
+    for rule in rules():
+        if "record" in rule:
+            found[rule["record"]] = {
+                label: values for name, _ in series(rule["expr"]) for label, values in found.get(name, {}).items()
+            }
+    return found
+
+
+def cases() -> dict[str, list[dict]]:
+    """Name of a case -> what it expects; of all files."""
+    return {
+        case["name"]: case["promql_expr_test"] for path in TESTS for case in yaml.safe_load(path.read_text())["tests"]
+    }
+
+
+def test_promtool_takes_the_rules():
+    assert f"{len(rules())} rules found" in promtool("check", "rules", str(RULES))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_rules_do_what_their_cases_say(path):
+    assert "SUCCESS" in promtool("test", "rules", str(path))
+
+
+def test_each_alert_fires_in_one_case_and_stays_quiet_in_another():
+    found, names = cases(), alerts()
+    for name in names:
+        firing = [found[case] for case in found if case.startswith(f"{name} fires")]
+        quiet = [found[case] for case in found if case.startswith(f"{name} stays quiet")]
+        assert firing, f"{name}: no case in which it fires"
+        assert quiet, f"{name}: no case in which it stays quiet"
+        asked = f'ALERTS{{alertname="{name}", alertstate="firing"}}'
+        for each in firing:
+            assert any(asked in test["expr"] and test.get("exp_samples") for test in each), name
+        for each in quiet:
+            assert [test["expr"] for test in each] == [f"max_over_time({asked}[1d])"], name
+            assert not any(test.get("exp_samples") for test in each), name
+    tried = {case.split()[0] for case in found if case.startswith("Atoll")}
+    assert tried == set(names)
+
+
+def test_rules_ask_for_series_that_there_are():
+    told = known()
+    for rule in rules():
+        assert not problems(rule["expr"], told), rule.get("alert") or rule["record"]
+
+
+def test_a_core_needs_no_front_and_a_front_no_core():
+    """Who runs one of them has its group only; what a group records is its own."""
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
+        for rule in group["rules"]:
+            names = {name for name, _ in series(rule["expr"])}
+            assert {name for name in names if ":" in name} <= recorded
+
+
+def test_each_alert_says_what_it_is_and_what_helps():
+    labels = {label for of in exported().values() for label in of} | set(TARGET) | set(BY_PROMETHEUS["ALERTS"])
+    for name, rule in alerts().items():
+        said = rule["annotations"]
+        assert set(said) == {"summary", "description", "runbook"}, name
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert len(said["summary"]) < 120
+        assert len(said["description"]) > 50
+        assert said["runbook"] == f"docs/runbooks.md#{name.lower()}"
+        assert set(re.findall(r"\$labels\.(\w+)", str(said))) <= labels, name
+
+
+def sections() -> dict[str, str]:
+    """Heading -> text, of the runbooks."""
+    parts = re.split(r"^## (.*)$", RUNBOOKS.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_each_alert_has_its_section_and_each_section_its_alert():
+    assert list(sections()) == list(alerts()), "in the rules' order"
+    for name, text in sections().items():
+        for part in PARTS:
+            assert re.search(rf"^\*\*.*{part}.*\*\*", text, re.MULTILINE | re.IGNORECASE), f"{name}: what of {part!r}?"
+
+
+def test_runbooks_ask_for_series_that_there_are():
+    told = known()
+    for name, text in sections().items():
+        for expr in re.findall(r"```promql\n(.*?)```", text, re.DOTALL):
+            for line in expr.strip().splitlines():
+                assert not problems(line, told), name
+
+
+def test_runbooks_and_alerts_name_commands_that_there_are():
+    app = typer.Typer()
+    for entry in entry_points(group="atoll.commands"):
+        entry.load()(app)
+    root = typer.main.get_command(app)
+    texts = [RUNBOOKS.read_text(), *(str(rule.get("annotations", "")) for rule in rules())]
+    found = [
+        line for text in texts for line in re.findall(r"(?<![\w/.-])atoll ((?:[a-z]+)(?: [^`\n#]*)?)(?=[`\n#])", text)
+    ]
+    assert len(found) > 30
+    for line in found:
+        command, words = root, line.split()
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert command is not root, f"atoll {line}: there is no such command"
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, f"atoll {line}: there is no such option"

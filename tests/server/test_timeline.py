@@ -1,0 +1,125 @@
+"""How rounds went, told by the syncer's own events and effects."""
+
+from __future__ import annotations
+
+from atoll_server import events as ev
+from atoll_server.events import Key
+from atoll_server.metrics import Metrics
+from atoll_server.settings import RunSettings
+from atoll_server.syncer import Syncer
+from atoll_server.timeline import MOST_ROUNDS, Timeline, slowest
+from prometheus_client import CollectorRegistry
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    return registry.get_sample_value(name, labels) or 0.0
+
+
+class Told:
+    """A syncer of one fragment with two learners that step once a second, and a timeline that hears all of it."""
+
+    def __init__(self, **settings) -> None:
+        self.metrics = Metrics()
+        self.timeline = Timeline(self.metrics)
+        self.syncer = Syncer(RunSettings(inner_steps=8, overlap_steps=4, **settings), 1, lambda *_: 1.0)
+        for step in range(8):
+            for name in ("a", "b"):
+                if not step:
+                    self.on(ev.Joined(name, 1), 0.0)
+                self.on(ev.Heard(name, step + 1, False), float(step))
+
+    def on(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        effects = self.syncer.on(event, now)
+        self.timeline.on(event, effects, now)
+        return effects
+
+    def contributed(self, name: str, now: float, cycle: int = 1) -> list[ev.Effect]:
+        return self.on(ev.Contributed(Key(name, 1, 0, cycle), cycle, 0, 10, 8), now)
+
+
+def test_a_round_is_told_from_its_opening_to_each_adoption():
+    told = Told()
+    newest = next(told.timeline.newest())
+    opened_at = newest.opened_at
+    told.timeline.began("a", 0, newest.cycle, opened_at + 0.5)
+    told.timeline.began("a", 0, newest.cycle, opened_at + 0.7)  # another stream of the same upload
+    told.contributed("a", opened_at + 1.0)
+    (merge,) = (each for each in told.contributed("b", opened_at + 1.5) if isinstance(each, ev.Merge))
+    assert merge.cause is ev.Cause.EVERYBODY
+    told.timeline.computed(0, opened_at + 1.7)
+    told.on(ev.Merged(0, 1), opened_at + 1.8)
+    told.on(ev.Adopted("b", 0, 1), opened_at + 2.8)
+    assert newest.quorum_at == opened_at + 1.0
+    assert (newest.closed_at, newest.merged_at, newest.published_at) == (
+        opened_at + 1.5, opened_at + 1.7, opened_at + 1.8,
+    )  # fmt: skip
+    assert newest.reason == "every live learner has answered"
+    a, b = newest.answers["a"], newest.answers["b"]
+    assert (a.began_at, a.durable_at, a.adopted_at, a.late) == (opened_at + 0.5, opened_at + 1.0, None, False)
+    assert (b.durable_at, b.adopted_at, b.weight) == (opened_at + 1.5, opened_at + 2.8, 0.5)
+    read = told.metrics.registry
+    assert value(read, "atoll_rounds_closed_total", cause="everybody") == 1
+    assert value(read, "atoll_rounds_total", outcome="merged") == 1
+    for name, seconds in (("quorum_wait", 1.0), ("grace_wait", 0.5), ("merge", 0.2), ("publish", 0.1), ("adopt", 1.0)):
+        assert abs(value(read, f"atoll_{name}_seconds_sum") - seconds) < 1e-9, name
+    assert value(read, "atoll_contribution_weight_count") == 2
+
+
+def test_work_that_comes_late_is_late_in_the_round_that_merges_it():
+    told = Told()
+    first = next(told.timeline.newest())
+    told.on(ev.Declined("b", 0, first.cycle, "nothing was trained since its anchor"), first.opened_at + 0.1)
+    told.contributed("a", first.opened_at + 0.2)
+    told.contributed("b", first.opened_at + 0.3)  # while it merges
+    assert first.answers["b"].declined == "nothing was trained since its anchor"
+    told.on(ev.Merged(0, 1), first.opened_at + 0.4)
+    now = first.opened_at + 8.0
+    told.on(ev.Heard("a", 20, False), now)
+    told.on(ev.Heard("b", 20, False), now)
+    second = next(told.timeline.newest())
+    assert second is not first
+    told.contributed("a", now + 0.5, second.cycle)
+    assert second.closed_at == now + 0.5, "the late one is b's answer"
+    assert (second.answers["b"].late, second.answers["a"].late) == (True, False)
+
+
+def test_a_round_without_work_lapses():
+    told = Told()
+    first = next(told.timeline.newest())
+    for name in ("a", "b"):
+        told.on(ev.Declined(name, 0, first.cycle, "it was just started"), first.opened_at + 0.1)
+    assert (first.lapsed, first.closed_at) == (True, first.opened_at + 0.1)
+    assert value(told.metrics.registry, "atoll_rounds_total", outcome="lapsed") == 1
+
+
+def test_a_paused_run_opens_nothing_and_goes_on_at_its_pace_afterwards():
+    told = Told()
+    first = next(told.timeline.newest())
+    told.on(ev.Paused(True), first.opened_at + 0.1)
+    told.contributed("a", first.opened_at + 0.2)
+    assert first.closed_at is None
+    told.contributed("b", first.opened_at + 0.3)
+    told.on(ev.Merged(0, 1), first.opened_at + 0.4)
+    at = first.opened_at
+    for _ in range(60):
+        at += 1.0
+        for name in ("a", "b"):
+            told.on(ev.Heard(name, 8, True), at)
+    assert next(told.timeline.newest()) is first
+    assert told.syncer.next_wake(at) is None
+    (opened,) = told.on(ev.Paused(False), at)
+    assert isinstance(opened, ev.OpenRound)
+
+
+def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
+    timeline, metrics = Timeline(Metrics()), Metrics()
+    assert metrics.registry is not None
+    for cycle in range(1, MOST_ROUNDS + 10):
+        timeline.on(ev.Ticked(), [ev.OpenRound(0, cycle)], float(cycle))
+    kept = list(timeline.newest())
+    assert len(kept) == MOST_ROUNDS
+    assert kept[0].cycle == MOST_ROUNDS + 9
+    for number in range(10):
+        kept[0].answer(f"n{number}").durable_at = float(number)
+    kept[0].answer("missing").began_at = 1.0
+    assert [name for name, _ in slowest(kept[0], 3)] == ["missing", "n9", "n8"]
