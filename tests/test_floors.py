@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner"}
+PACKAGES = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner", "atoll_dashboard": "dashboard"}
 
 # Lowest first; a module may import from its own floor's line above it, and from any lower floor.
 FLOORS = {
@@ -51,6 +51,15 @@ FLOORS = {
         ["front.server"],
         ["front.commands"],
         ["__main__"],
+    ],
+    "atoll_dashboard": [
+        ["__init__", "shapes", "history", "headers", "asking"],
+        ["telling"],
+        ["feed"],
+        ["looks", "acts"],
+        ["app"],
+        ["server"],
+        ["commands"],
     ],
     "atoll": [
         ["errors", "places"],

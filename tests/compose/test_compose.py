@@ -129,7 +129,7 @@ def test_a_cut_link_costs_its_region_no_step_and_is_merged_after(stack, up):
         return min(each.get("heard_s", 0.0) for each in stack.status()["learners"] if each["region"] == region)
 
     def trained() -> float:
-        query = f"sum(atoll_learner_inner_steps_total{{job='learner', learner=~'{name}.*'}})"
+        query = f"sum(atoll_local_inner_steps_total{{job='learner', learner=~'{name}.*'}})"
         return float(stack.measure(query)[0]["value"][1])
 
     name = "ap[.]"
@@ -176,7 +176,7 @@ def test_down_leaves_nothing(stack, up):
 
 def _steps(stack: Stack) -> int:
     """Of all learners, as they say themselves."""
-    return int(float(stack.measure("sum(atoll_learner_inner_steps_total{job='learner'})")[0]["value"][1]))
+    return int(float(stack.measure("sum(atoll_local_inner_steps_total{job='learner'})")[0]["value"][1]))
 
 
 def _started(stack: Stack, service: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import { h, keyed, roving, s, set, setSign, show, sign, text } from "./dom.js";
 import { about, count, rate } from "./format.js";
-import { crowded, dotPlaces, heightOf, layout, links, MOST_ISLANDS, shore } from "./places.js";
+import { captionLines, crowded, dotPlaces, heightOf, layout, links, MOST_ISLANDS, shore } from "./places.js";
 import { learnerLink, regionLink, STATES, stateWords, total } from "./words.js";
 
 const OTHERS = "others";
@@ -27,7 +27,7 @@ function islandsOf(regions) {
 }
 
 export function makePicture() {
-  const seas = ["shelf", "ring", "inside"].map((name) => s("ellipse", { class: name }));
+  const seas = ["shelf", "ring", "inside"].map((name) => s("rect", { class: name }));
   const ways = s("g", { class: "ways", "aria-hidden": "true" });
   const lagoon = makeCore();
   const islands = s("g");
@@ -37,9 +37,9 @@ export function makePicture() {
   );
   const legend = h("ul", { class: "legend", "aria-label": "Learners by state" });
   const nobody = h("p", { class: "empty", hidden: true }, "No learner has joined yet.");
-  const frame = h("div", { class: "sea" }, drawing, nobody);
-  const hint = h("p", { class: "hint" }, "Keys: Tab goes from region to region, the arrows from learner to learner.");
-  const node = h("div", { class: "atoll" }, frame, legend, hint);
+  const hint = h("p", { class: "hint" }, "Tab goes from region to region, the arrows from learner to learner.");
+  const frame = h("div", { class: "sea" }, drawing, nobody, hint);
+  const node = h("div", { class: "atoll" }, frame, legend);
   let width = 0;
   let last = null;
 
@@ -62,27 +62,35 @@ export function makePicture() {
     show(nobody, shown.length === 0);
     const places = layout(width, height, shown.map((region) => Math.min(48, region.dots.length)));
     const { core } = places;
-    [46, 15, -15].forEach((more, n) => {
-      const { rx, ry } = places.ring;
-      const sizes = { cx: core.x, cy: core.y, rx: Math.max(0, rx + more), ry: Math.max(0, ry + more) };
-      for (const [name, value] of Object.entries(sizes)) set(seas[n], name, value.toFixed(0));
-    });
+    drawRing(seas, places);
     lagoon.update(core, run);
     const many = crowded(width, shown.length);
     const items = shown.map((region, n) => ({
       region, place: places.islands[n], core, many, now: feed.coreNow(), stopped: !run.reachable, width,
+      lines: captionLines(width, shown.length),
     }));
     keyed(ways, items, (item) => item.region.region, makeWay, updateWay);
     keyed(islands, items, (item) => item.region.region, makeIsland, updateIsland);
-    keyed(legend, STATES, String, makeKey, (key, state) => {
-      text(key.querySelector("b"), count(run.learners[state] ?? 0));
+    keyed(legend, [...STATES, "uploading"], String, makeKey, (key, state) => {
+      if (state !== "uploading") text(key.querySelector("b"), count(run.learners[state] ?? 0));
     });
   }
 
   return { node, update: draw };
 }
 
+/** The reef on which the islands lie: shallow water, with the lagoon inside. */
+function drawRing(seas, { core, ring }) {
+  [46, 15, -15].forEach((more, n) => {
+    const [rx, ry] = [Math.max(0, ring.rx + more), Math.max(0, ring.ry + more)];
+    const corner = { rx: Math.max(0, ring.corner.rx + more), ry: Math.max(0, ring.corner.ry + more) };
+    const sizes = { x: core.x - rx, y: core.y - ry, width: 2 * rx, height: 2 * ry, ...corner };
+    for (const [name, value] of Object.entries(sizes)) set(seas[n], name, value.toFixed(0));
+  });
+}
+
 function makeKey(state) {
+  if (state === "uploading") return h("li", { class: "muted" }, sign(state), " uploading");
   return h("li", null, h("a", { href: `#learners?state=${state}` }, sign(state), " ", h("b"), ` ${state}`));
 }
 
@@ -131,10 +139,10 @@ function updateWay(node, { region, place, core, stopped }) {
 }
 
 function makeIsland(item) {
-  const caption = [0, 1, 2].map((n) => s("text", { class: `caption caption-${n}`, "text-anchor": "middle" }));
+  const caption = [0, 1, 2, 3].map((n) => s("text", { class: `caption caption-${n}`, "text-anchor": "middle" }));
   const land = ["shallow", "beach", "ground"].map((name) => s("path", { class: name }));
   const link = s("a", { class: "island", tabindex: 0 }, s("title"), ...land, ...caption);
-  const rates = s("text", { class: "rates", "text-anchor": "middle", "aria-hidden": "true" }, s("tspan"), s("tspan"));
+  const rates = s("g", { "aria-hidden": "true" }, s("text", { class: "rates" }), s("text", { class: "rates rates-down" }));
   const node = s("g", { role: "group", "aria-label": `Region ${item.region.region}` }, link, s("g"), rates);
   node.steady = roving(node, "a");
   return node;
@@ -144,7 +152,7 @@ function updateIsland(node, item) {
   const { region, place, core, many } = item;
   const [link, dots, rates] = node.children;
   set(node, "class", (region.learners.silent ?? 0) > 0 ? "place troubled" : "place");
-  const rateWords = `↑ ${rate(region.up_bytes_per_s)}  ↓ ${rate(region.down_bytes_per_s)}`;
+  const flows = [`↑ ${rate(region.up_bytes_per_s)}`, `↓ ${rate(region.down_bytes_per_s)}`];
   const name = `${region.others ? "The" : "Region"} ${region.region}: ${stateWords(region.learners)}; up `
     + `${rate(region.up_bytes_per_s)}, down ${rate(region.down_bytes_per_s)}`;
   set(link, "href", region.others ? "#learners" : regionLink(region.region));
@@ -155,17 +163,19 @@ function updateIsland(node, item) {
     [9, 3, -3].forEach((more, n) => set(link.children[n + 1], "d", shore(region.region, place.radius + more)));
     node.drawn = place.radius;
   }
-  const below = place.radius + 25;
-  [region.region, islandWords(region, many), many ? rateWords : ""].forEach((words, n) => {
-    const line = link.children[n + 4];
-    set(line, "y", (below + n * 15).toFixed(1));
-    text(line, words.length > 26 ? `${words.slice(0, 25)}…` : words);
+  const words = [region.region, islandWords(region, many), ...(item.lines === 3 ? [flows.join("  ")] : flows)];
+  link.querySelectorAll(".caption").forEach((line, n) => {
+    const row = place.above ? n - item.lines : n;
+    set(line, "y", (place.above ? row * 15 - place.radius - 3 : row * 15 + place.radius + 26).toFixed(1));
+    const said = n < item.lines ? words[n] : "";
+    text(line, said.length > 26 ? `${said.slice(0, 25)}…` : said);
   });
-  const { middle } = links(core, place);
-  [`↑ ${rate(region.up_bytes_per_s)}`, `↓ ${rate(region.down_bytes_per_s)}`].forEach((words, n) => {
-    set(rates.children[n], "x", middle[0].toFixed(1));
-    set(rates.children[n], "y", (middle[1] - 4 + n * 15).toFixed(1));
-    text(rates.children[n], many ? "" : words);
+  links(core, place).labels.forEach((label, n) => {
+    for (const [key, value] of Object.entries({ x: label.x.toFixed(1), y: label.y.toFixed(1) })) {
+      set(rates.children[n], key, value);
+    }
+    set(rates.children[n], "text-anchor", label.anchor);
+    text(rates.children[n], many ? "" : flows[n]);
   });
   updateDots(dots, item);
   node.steady();
@@ -188,7 +198,7 @@ function updateDots(group, { region, place, now, width }) {
   );
   const items = shown.map((dot, n) => ({
     dot, size, now, x: place.x + spots[n][0], y: place.y + spots[n][1],
-    label: labelled.has(dot.learner), left: spots[n][0] < 0 || place.x + 100 > width, island: place,
+    label: labelled.has(dot.learner), left: place.x - place.radius > 70 && (spots[n][0] < 0 || place.x + place.radius + 70 > width), island: place,
   }));
   keyed(group, items, (item) => item.dot.learner, makeDot, updateDot);
 }

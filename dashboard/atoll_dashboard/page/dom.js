@@ -42,6 +42,15 @@ export function show(node, wanted) {
   if (node.hidden === Boolean(wanted)) node.hidden = !wanted;
 }
 
+/** Shows one of two, and takes the focus along: who has just pressed the one must not be lost. */
+export function swap(one, other, first) {
+  const [wanted, gone] = first ? [one, other] : [other, one];
+  const focused = document.activeElement === gone;
+  show(wanted, true);
+  if (focused) wanted.focus({ preventScroll: true });
+  show(gone, false);
+}
+
 /** A sign from the symbols of index.html. It says nothing to a screen reader: words stand beside it. */
 export function sign(name) {
   const use = s("use", { href: `#sign-${name}` });

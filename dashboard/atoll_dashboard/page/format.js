@@ -7,9 +7,6 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fixed = [0, 1, 2, 3, 4].map(
   (digits) => new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }),
 );
-const cents = {
-  format: (value) => value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: value < 1 ? 4 : 2 }),
-};
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
 export function count(value) {
@@ -44,9 +41,11 @@ export function rate(value) {
   return known(value) ? `${bytes(value)}/s` : UNKNOWN;
 }
 
-export function money(value) {
+/** price: with as many digits as it has, for prices per GB are fractions of a cent at times. */
+export function money(value, price = false) {
   if (!known(value)) return UNKNOWN;
-  return CURRENCY + (Math.abs(value) >= 1000 ? whole : cents).format(value);
+  if (price) return CURRENCY + value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 4 });
+  return CURRENCY + (Math.abs(value) >= 1000 ? whole : fixed[2]).format(value);
 }
 
 export function ratio(value) {
@@ -106,5 +105,7 @@ export function plural(number, one, many = `${one}s`) {
 
 /** A line that may hold a thousand names. */
 export function clipped(line, letters = 180) {
-  return line.length <= letters ? line : `${line.slice(0, letters).replace(/[^,\s]*$/, "").replace(/[,\s]+$/, "")} …`;
+  if (line.length <= letters) return line;
+  const start = line.slice(0, letters);
+  return `${start.replace(/[^,\s]*$/, "").replace(/[,\s]+$/, "") || start} …`;
 }

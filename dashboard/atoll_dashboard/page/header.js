@@ -2,7 +2,7 @@
 
 import { h, keyed, set, setSign, show, sign, text } from "./dom.js";
 import { money, rate, ratio, decimal, short, span } from "./format.js";
-import { oldness, problems } from "./verdict.js";
+import { oldness, problems, problemSign } from "./verdict.js";
 
 const FIGURES = [
   ["Goodput, 5 min", (run) => ratio(run.goodput.recent ?? run.goodput.ratio)],
@@ -25,7 +25,7 @@ export function makeHeader() {
   byId("verdict").append(verdictSign, h("span", null, first, " ", more));
   const age = h("strong");
   const why = h("span");
-  byId("banner").append(sign("silent"), h("p", null, age, " ", why));
+  byId("banner").append(sign("warn"), h("p", null, age, " ", why));
   const theme = byId("theme");
   showTheme(theme);
   theme.addEventListener("click", () => {
@@ -59,7 +59,7 @@ export function makeHeader() {
     const level = wrong[0]?.level ?? (old === "" ? "good" : "warn");
     const words = wrong[0]?.words ?? (old === "" ? "Healthy" : "Not known: what is shown is old");
     set(byId("verdict"), "data-level", level);
-    setSign(verdictSign, { good: "merged", warn: "paused", bad: "silent" }[level]);
+    setSign(verdictSign, wrong.length > 0 ? problemSign(wrong[0]) : level === "good" ? "merged" : "warn");
     text(first, words.charAt(0).toUpperCase() + words.slice(1));
     set(first, "href", wrong[0]?.link ?? "#overview");
     show(more, wrong.length > 1);

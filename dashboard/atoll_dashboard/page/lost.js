@@ -12,12 +12,13 @@ export function lostBar() {
   return {
     node,
     update(useful, provisioned, lost) {
-      const causes = [...CAUSES.filter((cause) => cause in lost), ...Object.keys(lost).filter((c) => !CAUSES.includes(c))];
+      const newer = Object.keys(lost).filter((cause) => !CAUSES.includes(cause));
+      const causes = [...CAUSES.filter((cause) => cause in lost), ...newer];
       const parts = causes.map((cause) => ({ cause, seconds: lost[cause], words: causeWords(cause) }));
       const all = [{ cause: "useful", seconds: useful, words: "useful" }, ...parts];
-      keyed(bar, all, (part) => part.cause, (part) => h("span", { class: `part part-${part.cause}` }), (span_, part) => {
-        span_.style.flexGrow = Math.max(0, part.seconds);
-        span_.hidden = !(part.seconds > 0);
+      keyed(bar, all, (part) => part.cause, piece, (node_, part) => {
+        node_.style.flexGrow = Math.max(0, part.seconds);
+        node_.hidden = !(part.seconds > 0);
       });
       const figures = ({ words, seconds }) => `${words} ${span(seconds)}, ${percent(seconds, provisioned)}`;
       set(bar, "aria-label", `Of ${span(provisioned)} provisioned: ${all.map(figures).join("; ")}`);
@@ -30,6 +31,11 @@ export function lostBar() {
   };
 }
 
+function piece(part) {
+  return h("span", { class: `part part-${part.cause}` });
+}
+
 function causeRow(part) {
-  return h("li", null, h("i", { class: `swatch part-${part.cause}` }), h("span"), h("b"), h("span", { class: "share" }));
+  const swatch = h("i", { class: `swatch part-${part.cause}` });
+  return h("li", null, swatch, h("span"), h("b"), h("span", { class: "share" }));
 }

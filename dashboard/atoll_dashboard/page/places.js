@@ -17,7 +17,9 @@ function dice(name) {
 /** A closed, softly uneven curve round the origin. */
 export function shore(name, radius, uneven = 0.09) {
   const roll = dice(name);
-  const waves = [2, 3, 5].map((turns) => ({ turns, size: (uneven * (0.5 + roll())) / Math.sqrt(turns), at: roll() * 7 }));
+  const waves = [2, 3, 5].map((turns) => {
+    return { turns, size: (uneven * (0.5 + roll())) / Math.sqrt(turns), at: roll() * 7 };
+  });
   const count = 28;
   const points = Array.from({ length: count }, (_, n) => {
     const angle = (n / count) * FULL_TURN;
@@ -32,25 +34,8 @@ export function shore(name, radius, uneven = 0.09) {
   return `M${middle(points.at(-1), points[0])}${arcs.join("")}Z`;
 }
 
-/** Angles that cut an ellipse into arcs of equal length; the first lies half an arc after the top. */
-function spread(count, rx, ry) {
-  const steps = 720;
-  const length = [0];
-  for (let n = 1; n <= steps; n += 1) {
-    const angle = ((n - 0.5) / steps) * FULL_TURN - Math.PI / 2;
-    length.push(length[n - 1] + Math.hypot(rx * Math.sin(angle), ry * Math.cos(angle)));
-  }
-  const whole = length[steps];
-  const angles = Array.from({ length: count }, (_, n) => {
-    const wanted = ((n + 0.5) / count) * whole;
-    const at = length.findIndex((walked) => walked >= wanted);
-    return (at / steps) * FULL_TURN - Math.PI / 2;
-  });
-  return { angles, arc: whole / Math.max(1, count) };
-}
-
 /** How far apart dots lie when they have room. */
-const pitchOf = (dots) => (dots <= 6 ? 32 : dots <= 16 ? 21 : 14.5);
+const pitchOf = (dots, many) => (dots <= 6 && !many ? 32 : dots <= 16 ? 21 : 14.5);
 
 function radiusOf(dots, pitch) {
   if (dots <= 1) return pitch;
@@ -75,51 +60,106 @@ export function dotPlaces(count, pitch) {
   });
 }
 
-/** Whether there is no room for rates beside the links. */
+/** Whether there is no room for rates beside the links: they stand in the captions then. */
 export const crowded = (width, count) => width < 600 || count > 6;
+
+/** The frame of cells round the core in which many islands lie: so many columns and rows. */
+function cells(width, count) {
+  if (width < 600) return { columns: 3, rows: Math.max(3, Math.ceil((count - 2) / 2)) };
+  const columns = count <= 8 ? 3 : count <= 12 ? 4 : 5;
+  return { columns, rows: Math.max(3, Math.ceil((count + 4) / 2) - columns) };
+}
+
+/** Lines of words that an island has. */
+export const captionLines = (width, count) => (width >= 600 ? (count > 6 ? 3 : 2) : count > 10 ? 2 : 4);
 
 /** The height that the picture wants at this width. */
 export function heightOf(width, count) {
-  if (width >= 600) return count <= 8 ? 520 : 640;
-  return count <= 4 ? 470 : count <= 9 ? 620 : 900;
+  if (!crowded(width, count)) return 530;
+  const { rows } = cells(width, count);
+  if (width < 600) return rows * (captionLines(width, count) > 2 ? 158 : 122);
+  return rows <= 3 ? 570 : rows * 128;
 }
 
-/** {core: {x, y, rx, ry}, islands: [{x, y, radius, pitch}]} for regions of that many dots. */
+/** Places on an ellipse, an equal walk apart, the first to the left of the core: up and down there is less room. */
+function onEllipse(count, rx, ry) {
+  const steps = 720;
+  const first = count === 4 ? 0.5 : 0;
+  const walked = [0];
+  for (let n = 1; n <= steps; n += 1) {
+    const angle = ((n - 0.5) / steps) * FULL_TURN;
+    walked.push(walked[n - 1] + Math.hypot(rx * Math.sin(angle), ry * Math.cos(angle)));
+  }
+  return Array.from({ length: count }, (_, n) => {
+    const wanted = ((n + first) / count) * walked[steps];
+    const angle = (walked.findIndex((far) => far >= wanted) / steps) * FULL_TURN;
+    return { dx: -Math.cos(angle) * rx, dy: -Math.sin(angle) * ry };
+  });
+}
+
+/** Places in the outer cells of a grid, clockwise from the top left. */
+function inCells(count, { columns, rows }, width, height) {
+  const outer = [];
+  for (let column = 0; column < columns; column += 1) outer.push([column, 0]);
+  for (let row = 1; row < rows; row += 1) outer.push([columns - 1, row]);
+  for (let column = columns - 2; column >= 0; column -= 1) outer.push([column, rows - 1]);
+  for (let row = rows - 2; row > 0; row -= 1) outer.push([0, row]);
+  return Array.from({ length: count }, (_, n) => {
+    const [column, row] = outer[Math.floor(((n + 0.5) * outer.length) / count)];
+    return { dx: ((column + 0.5) / columns - 0.5) * width, dy: ((row + 0.5) / rows - 0.5) * height };
+  });
+}
+
+/**
+ * {core: {x, y, radius}, islands: [{x, y, radius, pitch, above}], ring: {rx, ry, corner}} for regions of that many
+ * dots. above: the caption stands above its island, so that links do not cross it.
+ */
 export function layout(width, height, dots) {
   const count = dots.length;
   const many = crowded(width, count);
-  const caption = many ? 50 : 36;
-  const tight = width < 600;
-  const radius = Math.min(width, height) * (tight || many ? 0.12 : 0.16);
-  const core = { x: width / 2, y: (height - caption) / 2, radius };
-  const most = tight ? (count > 6 ? 34 : 46) : many ? 64 : 84;
-  const rx = width / 2 - (tight ? Math.max(52, most) : most + 44);
-  const ry = core.y - most - 8;
-  const { angles, arc } = spread(count, rx, ry);
-  const room = count === 1 ? most : Math.min(most, Math.max(22, arc / 2 - 9));
-  const islands = dots.map((dots_, n) => {
-    const pitch = pitchOf(dots_);
-    const wanted = Math.max(radiusOf(dots_, pitch), tight ? 24 : 32);
+  const words = captionLines(width, count) * 15 + 8;
+  const core = { x: width / 2, y: height / 2, radius: width < 600 ? 46 : many ? 66 : 72 };
+  const frame = cells(width, count);
+  const room = many ? Math.min(64, (height / frame.rows - words - 24) / 2, width / frame.columns / 2 - 16) : 78;
+  const sizes = dots.map((some) => {
+    const pitch = pitchOf(some, many);
+    const wanted = Math.max(radiusOf(some, pitch), many ? 26 : 34);
     const radius = Math.min(wanted, room);
-    const x = core.x + Math.cos(angles[n]) * rx;
-    const y = core.y + Math.sin(angles[n]) * ry;
-    return { x, y, radius, pitch: (pitch * radius) / wanted };
+    return { radius, pitch: (pitch * radius) / wanted };
   });
-  return { core, islands, ring: { rx: Math.max(0, rx), ry } };
+  const largest = Math.max(40, ...sizes.map((size) => size.radius));
+  const rx = many ? (width / 2) * (1 - 1 / frame.columns) : Math.min(width / 2 - largest - 60, 340);
+  const ry = many ? (height / 2) * (1 - 1 / frame.rows) : height / 2 - largest - words - 14;
+  const spots = many ? inCells(count, frame, width, height) : onEllipse(count, rx, ry);
+  const islands = spots.map(({ dx, dy }, n) => {
+    const above = dy < 0 && (many ? dy < -ry * 0.99 : -dy > Math.abs(dx) * 0.25);
+    // In a cell, island and words together are in the middle.
+    const shift = many ? (above ? words / 2 - 4 : -words / 2 + 4) : 0;
+    return { x: core.x + dx, y: core.y + dy + shift, above, ...sizes[n] };
+  });
+  const corner = many ? { rx: rx * 0.6, ry: ry * 0.6 } : { rx, ry };
+  return { core, islands, ring: { rx, ry, corner } };
 }
 
-/** The two ways between an island and the core: up bends to one side, down to the other; mid is between them. */
+/** The two ways between an island and the core, each bent to its side, and where their words stand. */
 export function links(core, island) {
   const dx = core.x - island.x;
   const dy = core.y - island.y;
   const far = Math.max(1, Math.hypot(dx, dy));
   const [ux, uy] = [dx / far, dy / far];
-  const from = [island.x + ux * (island.radius + 5), island.y + uy * (island.radius + 5)];
-  const to = [core.x - ux * (core.radius + 5), core.y - uy * (core.radius + 5)];
+  const from = [island.x + ux * (island.radius + 7), island.y + uy * (island.radius + 7)];
+  const to = [core.x - ux * (core.radius + 6), core.y - uy * (core.radius + 6)];
   const middle = [(from[0] + to[0]) / 2, (from[1] + to[1]) / 2];
+  const flip = ux < 0 ? -1 : 1; // up is always the upper of the two
+  const shift = ([x, y], by) => [x + uy * by * flip, y - ux * by * flip];
+  const write = ([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`;
   const way = (start, end, side) => {
-    const shift = ([x, y], by) => `${(x - uy * by * side).toFixed(1)} ${(y + ux * by * side).toFixed(1)}`;
-    return `M${shift(start, 4)}Q${shift(middle, 15)} ${shift(end, 4)}`;
+    return `M${write(shift(start, 4 * side))}Q${write(shift(middle, 15 * side))} ${write(shift(end, 4 * side))}`;
   };
-  return { up: way(from, to, 1), down: way(to, from, -1), middle };
+  const label = (side) => {
+    const [x, y] = shift(middle, 18 * side);
+    const lean = uy * flip * side;
+    return { x, y: y + 4 - Math.abs(ux) * 2 * side, anchor: lean > 0.4 ? "start" : lean < -0.4 ? "end" : "middle" };
+  };
+  return { up: way(from, to, 1), down: way(to, from, -1), labels: [label(1), label(-1)] };
 }

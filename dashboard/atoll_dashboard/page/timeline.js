@@ -11,10 +11,9 @@ const SIGNS = { open: "pending", merging: "joining", merged: "merged", lapsed: "
 
 /** The legend of the bars. */
 export function timelineKey() {
-  const keys = Object.entries(PHASES).map(([phase, words]) => h("li", null, h("i", { class: `seg seg-${phase}` }), words));
-  const marks = [["quorum", "quorum"], ["closed", "closed"]].map(([kind, words]) => {
-    return h("li", null, h("i", { class: `mark mark-${kind}` }), words);
-  });
+  const key = (name, words) => h("li", null, h("i", { class: name }), words);
+  const keys = Object.entries(PHASES).map(([phase, words]) => key(`seg seg-${phase}`, words));
+  const marks = ["quorum", "closed"].map((kind) => key(`mark mark-${kind}`, kind));
   return h("ul", { class: "gantt-key", "aria-label": "Phases of a round" }, ...keys, ...marks);
 }
 
@@ -61,7 +60,8 @@ export function timeline({ only, nothing }) {
 function makeRound() {
   const outcome = h("p", { class: "signed outcome" }, sign("pending"), h("b"));
   const marks = h(
-    "div", { class: "marks", "aria-hidden": "true" }, h("i", { class: "mark mark-quorum" }), h("i", { class: "mark mark-closed" }),
+    "div", { class: "marks", "aria-hidden": "true" },
+    h("i", { class: "mark mark-quorum" }), h("i", { class: "mark mark-closed" }),
   );
   const rows = h("ul", { class: "rows", "aria-label": "Learners in this round" });
   const axis = h("div", { class: "axis", "aria-hidden": "true" });
@@ -78,7 +78,10 @@ function updateRound(node, round, now, only) {
   const [title, outcome, times] = head.children;
   const [rows, marks, axis] = gantt.children;
   const end = endOf(round, now);
-  const part = (at) => `${(100 * Math.max(0, Math.min(1, (at - round.opened_at) / (end - round.opened_at)))).toFixed(2)}%`;
+  const part = (at) => {
+    const share = (at - round.opened_at) / (end - round.opened_at);
+    return `${(100 * Math.max(0, Math.min(1, share))).toFixed(2)}%`;
+  };
   set(node, "data-outcome", round.outcome);
   text(title, `Fragment ${round.fragment}, cycle ${round.cycle}`);
   setSign(outcome.firstChild, SIGNS[round.outcome]);

@@ -1,6 +1,6 @@
 // Is the run healthy, and if not, what is wrong: in words, the worst first.
 
-import { about, clock, clipped, ratio, money, plural, decimal } from "./format.js";
+import { about, clipped, clock, decimal, plural, ratio } from "./format.js";
 import { learnerLink, regionLink, total } from "./words.js";
 
 export const OLD_S = 5;
@@ -48,7 +48,16 @@ export function problems(feed) {
     const words = `the WAN carries ${decimal(month, 0)} GB a month at this rate, the budget is ${decimal(budget, 0)} GB`;
     found.push(problem("warn", "budget", words));
   }
-  return found.sort((one, other) => (one.level === "bad" ? 0 : 1) - (other.level === "bad" ? 0 : 1));
+  return found.sort((one, other) => rank(one) - rank(other));
+}
+
+export function problemSign({ key, level }) {
+  return key === "paused" ? "paused" : level === "bad" ? "silent" : "warn";
+}
+
+/** Without a core nothing is sure; a pause explains the rest; then what is bad. */
+function rank({ key, level }) {
+  return ["stream", "core", "paused"].includes(key) ? 0 : level === "bad" ? 1 : 2;
 }
 
 /** A region's silent learners, as one problem. */
@@ -68,8 +77,4 @@ function silence(region, now) {
     link = learnerLink(since[0].learner);
   }
   return [{ ...problem("bad", `silent ${region.region} ${silent}`, words, link), dead, longest }];
-}
-
-export function costWords(cost) {
-  return `${money(cost.total)} so far at ${money(cost.price_per_gb)} per GB`;
 }

@@ -38,7 +38,7 @@ def _at_a_glance() -> list[Panel]:
         value("Goodput of the run", "Useful of all provisioned learner-seconds since the run began.",
               "percentunit", "max(atoll_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
         value("Rounds at their deadline", "Share of the last half hour's rounds that closed at their deadline.",
-              "percentunit", "run:atoll_rounds_at_deadline:ratio_30m or vector(0)",
+              "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("WAN, a month like the last day", "What thirty such days cost at the price above; red beyond 1000 USD.",
               "currencyUSD", "run:atoll_wan_bytes:month_1d / 1e9 * $price",
@@ -91,9 +91,9 @@ def _why() -> list[Panel]:
     }
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     return [
-        lines("Lost learners, by cause", "Learner-seconds that are lost in each second: 1 is one learner's whole time.",
+        lines("Lost learners, by cause", "Learner-seconds lost in each second; a silent learner is other until it is back, and then down.",
               "none", lost, stacked=True),
-        lines("Where a round's time goes", "Mean seconds from a round's opening to its adoption, stage by stage.",
+        lines("Where a round's time goes", "Mean seconds of each stage; the core learns of an adoption with the learner's next report.",
               "s", mean, stacked=True),
         lines("Why rounds close", "Rounds a minute: everybody answered, the grace window or the deadline passed, or "
               "nobody was left.", "none", closed, stacked=True),

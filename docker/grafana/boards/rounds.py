@@ -31,10 +31,10 @@ def _numbers() -> list[Panel]:
         value("Outer steps a minute", "Merges of the last five minutes.", "none",
               "60 * sum(rate(atoll_outer_steps_total[5m]))", steps(RED, (0.001, GREEN)), decimals=1),
         value("Rounds at their deadline", "Share of the last half hour's rounds that closed at their deadline.",
-              "percentunit", "run:atoll_rounds_at_deadline:ratio_30m or vector(0)",
+              "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("Rounds that lapse", "Share of the last half hour's rounds with nothing to merge.", "percentunit",
-              "run:atoll_rounds_lapsed:ratio_30m or vector(0)", steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
+              "max(run:atoll_rounds_lapsed:ratio_30m) or vector(0)", steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
         value("Tokens merged", "Share of all trained tokens that are merged.", "percentunit",
               "max(atoll_token_goodput_ratio)", steps(RED, (0.8, YELLOW), (0.9, GREEN)), decimals=1),
         value("Pending contributions", "Acknowledged, and waiting for their merge.", "none",
@@ -62,7 +62,7 @@ def _rounds() -> list[Panel]:
         "Grace window": ("From the quorum until the round is closed, hidden behind training.", "grace_wait"),
         "Merge": ("From a round's close until its outer step is computed.", "merge"),
         "Publish": ("From there until it is durable and may be fetched.", "publish"),
-        "Adopt": ("From there until each learner has adopted it.", "adopt"),
+        "Adopt": ("From there until each learner has reported that it adopted it.", "adopt"),
     }
     return [
         lines("Why rounds close", "Rounds a minute: everybody answered, the grace window or the deadline passed, or "

@@ -24,7 +24,7 @@ export function checkpointsView(section, acts) {
   });
   const take = acts.button("Take a checkpoint", wishes.checkpoint);
   const download = acts.button("Download the model", wishes.model);
-  const hint = "A checkpoint is a snapshot of the whole run on the core's disk. The model is the published parameters alone.";
+  const hint = "A checkpoint is a snapshot of the run on the core's disk. The model is the published parameters alone.";
   section.append(
     h("div", { class: "bar" }, h("p", { class: "hint" }, hint), h("p", { class: "choices" }, take, download)),
     acts.problemLine(), table.node,

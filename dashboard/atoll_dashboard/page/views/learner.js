@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
-import { h, setSign, show, sign, text } from "../dom.js";
+import { h, setSign, show, sign, swap, text } from "../dom.js";
 import { bytes, clipped, clock, count, decimal, percent, ratio, short, span } from "../format.js";
 import { lostBar } from "../lost.js";
 import { poller } from "../poll.js";
@@ -41,7 +41,7 @@ export function learnerView(section, acts) {
     h("div", { class: "bar" }, standing, h("p", { class: "choices" }, evict, readmit)), acts.problemLine(),
     h("div", { class: "pair" }, card("Its figures", facts), card("Its goodput", good, lost.node)),
     h("div", { class: "charts" }, h("div", { class: "card" }, loss.node), h("div", { class: "card" }, tokens.node)),
-    card("Its rounds", rounds.node), card("Its receipts", receipts.node, h("p", null, all)),
+    card("Its rounds", rounds.node), card("Its receipts", receipts.node, h("p", { class: "after" }, all)),
   );
   section.append(h("p", { class: "back" }, h("a", { href: "#learners" }, "All learners")), failed, body);
 
@@ -65,8 +65,7 @@ export function learnerView(section, acts) {
     const since = learner.since === null ? "" : ` since ${clock(learner.since)}`;
     const waits = learner.waiting_for ? `; a round waits for ${clipped(learner.waiting_for, 90)}` : "";
     text(standing.lastChild, `${since}; heard ${span(learner.heard_s)} ago${waits}`);
-    show(evict, state !== "evicted");
-    show(readmit, state === "evicted");
+    swap(evict, readmit, state !== "evicted");
     updateFacts(facts, factsOf(learner));
     text(good.firstChild, ratio(learner.goodput));
     text(good.lastChild, ` of ${span(learner.provisioned_s)} provisioned; ${span(learner.lost_total_s)} lost`);

@@ -3,12 +3,12 @@
 import { makePicture } from "../atoll.js";
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
-import { h, keyed, set, setSign, show, sign, text } from "../dom.js";
+import { h, keyed, set, setSign, show, sign, swap, text } from "../dom.js";
 import { bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span } from "../format.js";
 import { lostBar } from "../lost.js";
 import { poller } from "../poll.js";
 import { figures, linked, makeTable, words } from "../table.js";
-import { problems } from "../verdict.js";
+import { problems, problemSign } from "../verdict.js";
 import { regionLink, stateWords } from "../words.js";
 import * as wishes from "../wishes.js";
 
@@ -28,7 +28,8 @@ export function overviewView(section, acts) {
   const waits = h("ul", { class: "waits" });
   const pause = acts.button("Pause the run", wishes.pause);
   const resume = acts.button("Resume the run", wishes.resume);
-  const operator = card("Operator's acts", h("p", { class: "choices" }, pause, resume), acts.problemLine(), actsElsewhere());
+  const choices = h("p", { class: "choices" }, pause, resume);
+  const operator = card("Operator's acts", choices, acts.problemLine(), actsElsewhere());
   const charts = {
     tokens: lineChart({ title: "Tokens/s", series: [{ name: "Tokens/s", kind: "a" }], show: short, zero: true }),
     loss: lineChart({ title: "Loss", series: [{ name: "Loss", kind: "a" }], show: (value) => decimal(value, 3) }),
@@ -77,8 +78,7 @@ export function overviewView(section, acts) {
     lost.update(good.useful_s, good.provisioned_s, good.lost_s);
     wan.update(run);
     updateWaits(waits, feed);
-    show(pause, run.paused === "");
-    show(resume, run.paused !== "");
+    swap(pause, resume, run.paused === "");
     regions.update(feed.now.regions, "No learner has joined yet.");
     updateFacts(about, facts(run));
   }
@@ -92,7 +92,7 @@ function makeProblem() {
 
 function updateProblem(row, each) {
   set(row, "data-level", each.level);
-  setSign(row.firstChild, each.level === "bad" ? "silent" : "paused");
+  setSign(row.firstChild, problemSign(each));
   set(row.lastChild, "href", each.link);
   text(row.lastChild, each.words);
 }
@@ -106,7 +106,8 @@ function updateWaits(list, feed) {
     text(title, round ? `Fragment ${round.fragment}` : "");
     text(long, round ? ` · open for ${span(feed.coreNow() - round.opened_at)}` : "");
     const reason = round?.reason || "merging";
-    text(why, round ? clipped(reason, 120) : feed.now.run.paused ? "No round is open: the run is paused." : "No round is open.");
+    const none = feed.now.run.paused ? "No round is open: the run is paused." : "No round is open.";
+    text(why, round ? clipped(reason, 120) : none);
     set(why, "title", round && reason.length > 120 ? reason.slice(0, 2000) : null);
   });
 }
@@ -124,7 +125,7 @@ function makeWan() {
         ["Up", `${rate(wire.up_bytes_per_s)}, ${bytes(wire.up_bytes)} so far`],
         ["Down", `${rate(wire.down_bytes_per_s)}, ${bytes(wire.down_bytes)} so far`],
         ["Whole fragments", `${bytes(wire.whole_bytes)} so far`],
-        ["Cost", `${money(cost.total)} so far at ${money(cost.price_per_gb)} per GB, ${money(cost.per_day)} a day now`],
+        ["Cost", `${money(cost.total)} so far at ${money(cost.price_per_gb, true)} per GB, ${money(cost.per_day)} a day now`],
       ]);
       const { budget_gb: budget, gb_per_month: month } = cost;
       const at = `At this rate ${decimal(month, 0)} GB a month`;
@@ -149,7 +150,7 @@ function facts(run) {
     ["Parameters", `${short(run.parameters)} in ${plural(run.fragments, "fragment")}`],
     ["Inner steps between syncs (H)", count(run.inner_steps)],
     ["Overlap (tau)", `${decimal(run.overlap_steps, 1)} steps`],
-    ["Codec", `${run.codec}; ${decimal(run.wire.up_bits, 2)} bits a parameter up, ${decimal(run.wire.down_bits, 2)} down`],
+    ["Codec", `${run.codec}; bits a parameter: ${decimal(run.wire.up_bits, 2)} up, ${decimal(run.wire.down_bits, 2)} down`],
     ["Outer steps", count(run.outer_steps)],
     ["Tokens", `${short(run.tokens_trained)} trained, ${percent(run.tokens_merged, run.tokens_trained)} merged`],
     ["Contributions", `${count(sums.accepted)} accepted: ${count(sums.merged)} merged, ${count(sums.pending)} pending, `

@@ -25,7 +25,9 @@ export function roundsView(section) {
     last = Math.min(MOST, last + STEP);
     page.again();
   } }, "More rounds");
-  section.append(h("div", { class: "filters" }, named.node, timelineKey()), rounds.node, h("div", { class: "pager" }, more));
+  section.append(
+    h("div", { class: "filters" }, named.node, timelineKey()), rounds.node, h("div", { class: "pager" }, more),
+  );
   const page = poller((signal) => get(["rounds"], { last, learner }, signal), (answer) => {
     rounds.update(answer, feed?.coreNow() ?? Date.now() / 1000);
     more.disabled = answer.length < last || last === MOST;

@@ -1,0 +1,163 @@
+"""What an operator does through the page: passed on to the core with the operator's own token, which judges it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from atoll_dashboard.asking import Core
+from atoll_dashboard.feed import Feed
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Reason = Annotated[str, Field(max_length=200)]
+TICKET_S, MOST_TICKETS = 60.0, 100
+BEARER = "Bearer "
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+router = APIRouter(tags=["act"])
+
+
+class Pause(BaseModel):
+    """Why."""
+
+    reason: Reason = "from the dashboard"
+
+
+class Evict(BaseModel):
+    """Whom, and why."""
+
+    learner: Name
+    reason: Reason = "from the dashboard"
+
+
+class Readmit(BaseModel):
+    """Whom."""
+
+    learner: Name
+
+
+class Done(BaseModel):
+    """What was done, in a line."""
+
+    said: str
+
+
+class Ticket(BaseModel):
+    """Where the model can be fetched once, within a minute: a browser cannot show a token when it follows a link."""
+
+    url: str
+
+
+@dataclass(slots=True)
+class Tickets:
+    """For downloads that are still to begin: the token that each was asked for with, and until when."""
+
+    _kept: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def new(self, token: str) -> str:
+        """Raises HTTPException when too many wait."""
+        now = time.monotonic()
+        self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
+        if len(self._kept) >= MOST_TICKETS:
+            raise HTTPException(503, "too many downloads were asked for and not begun: try again in a minute")
+        name = secrets.token_urlsafe(32)
+        self._kept[name] = (now + TICKET_S, token)
+        return name
+
+    def use(self, name: str) -> str:
+        """The token, once. Raises HTTPException."""
+        until, token = self._kept.pop(name, (0.0, ""))
+        if until < time.monotonic():
+            raise HTTPException(403, "this link was used, or is older than a minute: ask for the download again")
+        return token
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something is to be done at a core, by whoever has this token."""
+
+    core: Core
+    token: str
+
+
+def asked(request: Request) -> Act:
+    """Who asks must show a token of his own: all that this dashboard may do by itself is to look."""
+    feed: Feed = request.app.state.feed
+    shown = request.headers.get("authorization", "")
+    token = shown.removeprefix(BEARER).strip()
+    if not shown.startswith(BEARER) or not token:
+        raise HTTPException(401, "this needs an operator's token: make one with `atoll token NAME`", CHALLENGE)
+    if not (token.isascii() and token.isprintable()):
+        raise HTTPException(401, "the token has characters that no token has: give what `atoll token` printed")
+    if problem := feed.acts_problem():
+        raise HTTPException(409, problem)
+    return Act(feed.core, token)
+
+
+Asked = Annotated[Act, Depends(asked)]
+
+
+@router.post("/acts/pause")
+async def pause(what: Pause, act: Asked) -> Done:
+    """Learners stand in step() and no round opens, until the run is resumed."""
+    await act.core.pause(act.token, what.reason or "from the dashboard")
+    return Done(said="the run is paused")
+
+
+@router.post("/acts/resume")
+async def resume(act: Asked) -> Done:
+    """The run goes on."""
+    await act.core.pause(act.token, "")
+    return Done(said="the run goes on")
+
+
+@router.post("/acts/evict")
+async def evict(what: Evict, act: Asked) -> Done:
+    """A learner stops; what waits of its work is refused, and its name is not let in again."""
+    await act.core.evict(act.token, what.learner, what.reason or "from the dashboard")
+    return Done(said=f"{what.learner} was evicted")
+
+
+@router.post("/acts/readmit")
+async def readmit(what: Readmit, act: Asked) -> Done:
+    """A learner that was evicted may join again."""
+    await act.core.evict(act.token, what.learner, "")
+    return Done(said=f"{what.learner} may join again")
+
+
+@router.post("/acts/checkpoint")
+async def checkpoint(act: Asked) -> Done:
+    """Takes a snapshot now; answers when it is durable."""
+    taken = await act.core.take_checkpoint(act.token)
+    return Done(said=f"checkpoint {taken.id} is durable: {taken.size_bytes / 1e6:.1f} MB")
+
+
+@router.post("/acts/download-ticket")
+async def ticket(act: Asked, request: Request) -> Ticket:
+    """For one download of the published model."""
+    tickets: Tickets = request.app.state.tickets
+    return Ticket(url=f"api/model?ticket={tickets.new(act.token)}")
+
+
+@router.get("/model", response_class=StreamingResponse)
+async def model(request: Request, ticket: str) -> StreamingResponse:
+    """The published model as a safetensors file that load_state_dict(strict=True) takes."""
+    feed: Feed = request.app.state.feed
+    chunks = feed.core.export(request.app.state.tickets.use(ticket))
+    first = await anext(chunks)  # what the core refuses is said before a file begins
+    name = f"atoll-{feed.seen.status.run}-{feed.seen.status.outer_steps}.safetensors"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return StreamingResponse(_from(first, chunks), media_type="application/octet-stream", headers=headers)
+
+
+async def _from(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk

@@ -1,0 +1,60 @@
+"""The page and the JSON API behind it, over HTTP. It shows; acts go to the core with their caller's own token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc.aio
+from atoll_wire.access import AccessError
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+
+from atoll_dashboard import acts, looks
+from atoll_dashboard.feed import Feed, one_line
+from atoll_dashboard.headers import Headers
+
+PAGE = Path(__file__).parent / "page"
+
+
+def application(feed: Feed, hosts: tuple[str, ...]) -> FastAPI:
+    """hosts: names that it may be asked for by; "*": any."""
+
+    app = FastAPI(
+        title="Atoll", description="A run, as an operator sees it.",
+        openapi_url="/api/openapi.json", docs_url=None, redoc_url=None,
+    )  # fmt: skip
+    app.add_middleware(Headers, hosts=hosts)
+    app.add_exception_handler(grpc.aio.AioRpcError, _core_said(feed))
+    app.add_exception_handler(AccessError, _core_said(feed))
+    app.state.feed, app.state.tickets = feed, acts.Tickets()
+    app.include_router(looks.router, prefix="/api")
+    app.include_router(acts.router, prefix="/api")
+    app.mount("/page", StaticFiles(directory=PAGE))
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE / "index.html")
+
+    @app.get("/livez", include_in_schema=False)
+    async def alive() -> str:
+        return "yes"
+
+    return app
+
+
+HTTP = {
+    grpc.StatusCode.UNAUTHENTICATED: 401, grpc.StatusCode.PERMISSION_DENIED: 403, grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.FAILED_PRECONDITION: 409, grpc.StatusCode.INVALID_ARGUMENT: 422,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 507,
+}  # fmt: skip
+
+
+def _core_said(feed: Feed):  # type: ignore[no-untyped-def]  # noqa: ANN202 - starlette's own shape of a handler
+    async def answer(_request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() in HTTP:
+            return JSONResponse({"detail": error.details()}, HTTP[error.code()])
+        text = one_line(error, feed.core.address) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        return JSONResponse({"detail": text}, 503)
+
+    return answer

@@ -1,0 +1,233 @@
+"""Looks at the run again and again, and has what was seen last, whatever becomes of the core meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+import grpc.aio
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.access import AccessError
+
+from atoll_dashboard import telling
+from atoll_dashboard.asking import Core
+from atoll_dashboard.history import History, Rates
+from atoll_dashboard.shapes import Cost, Event, Learner, Now, Region, Run
+
+log = structlog.get_logger()
+
+EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # between two looks: while somebody watches, and otherwise
+SHARE = 0.1  # of the time at most that a core is kept busy with looks
+WATCHED_S = 10.0  # after somebody asked
+TOKENS_WINDOW_S, BYTES_WINDOW_S, RECENT_S = 10.0, 60.0, 300.0
+ROUNDS, DOTS, MOST_EVENTS, LEARNER_POINTS = 12, 48, 5000, 240
+MONTH_S = 30 * 86400.0
+TOKENS, UP, DOWN = "tokens", "up", "down"
+NO_TOKENS = (
+    "the core takes no tokens: make one with `atoll token NAME --file FILE`, and start it with --operator-tokens FILE"
+)
+
+
+@dataclass(slots=True)
+class Seen:
+    """The core's answers of one look."""
+
+    status: pb.StatusReply = field(default_factory=pb.StatusReply)
+    rounds: list[pb.Round] = field(default_factory=list)
+    at: float = -math.inf  # monotonic
+
+
+class Feed:
+    """price_per_gb: of the WAN, for the cost that is shown."""
+
+    def __init__(self, core: Core, price_per_gb: float) -> None:
+        self.core, self.price_per_gb = core, price_per_gb
+        self.seen, self.problem = Seen(), "the core was not asked yet"
+        self.history: History[str] = History()
+        self.learners_history: History[tuple[str, str]] = History(LEARNER_POINTS)
+        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self.watchers = 0
+        self._began, self._asked_at = time.monotonic(), -math.inf
+        self._position, self._number = (0, 0), 0
+        self._tokens: Rates[str] = Rates(TOKENS_WINDOW_S)
+        self._bytes: Rates[tuple[str, str]] = Rates(BYTES_WINDOW_S)
+        self._seconds: Rates[str] = Rates(RECENT_S)
+        self._wanted, self._looked = asyncio.Event(), asyncio.Event()
+        self._told: tuple[Seen, float, str] | None = None
+
+    # ------------------------------------------------------------------------------ looking
+
+    async def keep(self) -> None:
+        """For as long as the dashboard runs."""
+        while True:
+            began = time.monotonic()
+            await self._look()
+            looked, self._looked = self._looked, asyncio.Event()
+            looked.set()
+            took_s = time.monotonic() - began
+            watched = self.watchers or time.monotonic() - self._asked_at < WATCHED_S
+            rest_s = max(EVERY_S if watched else UNWATCHED_EVERY_S, took_s / SHARE) - took_s
+            self._wanted.clear()
+            try:
+                async with asyncio.timeout(rest_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue  # nobody came meanwhile
+
+    async def changed(self) -> None:
+        """Returns after the next look, successful or not."""
+        await self._looked.wait()
+
+    def watched(self) -> None:
+        """Somebody asked: looks are quick from now on."""
+        if not self.watchers and time.monotonic() - self._asked_at >= WATCHED_S:
+            self._wanted.set()
+        self._asked_at = time.monotonic()
+
+    async def _look(self) -> None:
+        try:
+            status = await self.core.status()
+            rounds = await self.core.rounds(ROUNDS)
+            events = await self.core.events(*self._position)
+        except grpc.aio.AioRpcError as error:
+            self._away(one_line(error, self.core.address))
+        except AccessError as error:
+            self._away(str(error))
+        else:
+            if self.problem:
+                log.info("the core answers", server=self.core.address, run=status.run, epoch=status.epoch)
+            self.problem, self.seen = "", Seen(status, rounds, time.monotonic())
+            self._take(status)
+            self._take_events(events)
+
+    def _away(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("the core cannot be asked", problem=problem)
+        self.problem = problem
+
+    def _take(self, status: pb.StatusReply) -> None:
+        """Rates and histories."""
+        moved: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for each in status.learners:
+            moved[each.region, UP] += each.wire.up
+            moved[each.region, DOWN] += each.wire.down + each.wire.whole
+        self._bytes.add(status.at, moved)
+        self._tokens.add(status.at, {each.learner: each.tokens for each in status.learners})
+        goodput = {"useful": status.goodput.useful_s, "provisioned": status.goodput.provisioned_s}
+        self._seconds.add(status.at, goodput)
+        run = self.run()
+        self.history.add(status.at, {
+            "goodput": status.goodput.ratio, TOKENS: run.tokens_per_s,
+            "loss": math.nan if run.loss is None else run.loss,
+            UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s,
+        })  # fmt: skip
+        losses = {("loss", each.learner): each.loss for each in status.learners}
+        rates = {(TOKENS, each.learner): self._tokens.rate(each.learner) for each in status.learners}
+        self.learners_history.add(status.at, losses | rates)
+
+    def _take_events(self, reply: pb.ListEventsReply) -> None:
+        for each in reply.events:
+            self._number += 1
+            kind = each.kind
+            told = {"number": self._number, "at": each.at, "kind": kind, "learner": each.learner, "text": each.text}
+            self.events.append(Event.model_validate(told))
+            self._position = (reply.log, each.number)
+
+    # ------------------------------------------------------------------------------ telling
+
+    def now_json(self) -> str:
+        """What the stream says, made once a look for all who listen."""
+        if self._told is None or self._told[0] is not self.seen or self._told[1] != self._second():
+            now = Now(
+                run=self.run(), regions=self.regions(),
+                rounds=[telling.round_of(each) for each in self.seen.rounds], last_event=self._number,
+            )  # fmt: skip
+            self._told = (self.seen, self._second(), now.model_dump_json())
+        return self._told[2]
+
+    def _second(self) -> float:
+        return time.monotonic() // EVERY_S
+
+    def run(self) -> Run:
+        """The run as it was seen last, and how old that is."""
+        status, now = self.seen.status, time.monotonic()
+        up, down = (sum(self._bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
+        trained = [each for each in status.learners if each.state == "live" and math.isfinite(each.loss)]
+        provisioned = self._seconds.grown("provisioned")
+        recent = self._seconds.grown("useful") / provisioned if provisioned > 1 else None
+        return Run(
+            reachable=not self.problem, problem=self.problem, age_s=min(now - self.seen.at, now - self._began),
+            run=status.run, generation=status.generation, epoch=status.epoch, uptime_s=status.uptime_s,
+            wall_s=status.wall_s, parameters=status.parameters, fragments=len(status.fragments),
+            inner_steps=status.settings.inner_steps, overlap_steps=status.settings.overlap_steps,
+            codec=pb.Codec.Name(status.settings.codec).removeprefix("CODEC_").lower(),
+            paused=status.paused, troubles=list(status.troubles), goodput=telling.goodput(status.goodput, recent),
+            tokens_trained=status.tokens_trained, tokens_merged=status.tokens_merged,
+            tokens_per_s=sum(self._tokens.rate(each.learner) for each in status.learners),
+            loss=sum(each.loss for each in trained) / len(trained) if trained else None,
+            outer_steps=status.outer_steps, contributions=telling.counts(status.contributions),
+            wire=telling.wire(status.wire, up, down), cost=self._cost(up + down),
+            learners=telling.states(status.learners), acts=not self.acts_problem(),
+            acts_problem=self.acts_problem(), dashboard_s=now - self._began,
+        )  # fmt: skip
+
+    def acts_problem(self) -> str:
+        """Why nothing can be done here; "": it can, with a token."""
+        return "" if self.seen.status.knows_tokens or self.seen.at == -math.inf else NO_TOKENS
+
+    def _cost(self, bytes_per_s: float) -> Cost:
+        wire, budget = self.seen.status.wire, self.seen.status.wan_budget_bytes
+        price = self.price_per_gb / 1e9
+        return Cost(
+            price_per_gb=self.price_per_gb, total=price * (wire.up + wire.down + wire.whole),
+            per_day=price * 86400 * bytes_per_s, gb_per_month=MONTH_S * bytes_per_s / 1e9,
+            budget_gb=budget / 1e9 if budget else None,
+        )  # fmt: skip
+
+    def _regions(self) -> list[str]:
+        return sorted({each.region for each in self.seen.status.learners})
+
+    def regions(self) -> list[Region]:
+        """Each with the learners that are in trouble first."""
+        members: defaultdict[str, list[pb.LearnerStatus]] = defaultdict(list)
+        for each in self.seen.status.learners:
+            members[each.region].append(each)
+        return [self._region(name, members[name]) for name in sorted(members)]
+
+    def _region(self, name: str, members: list[pb.LearnerStatus]) -> Region:
+        first = sorted(members, key=lambda each: (telling.TROUBLE_FIRST.get(each.state, 0), each.learner))
+        up, down = (sum(each.wire.up for each in members), sum(each.wire.down + each.wire.whole for each in members))
+        provisioned = sum(each.goodput.provisioned_s for each in members)
+        return Region(
+            region=name, learners=telling.states(members), dots=[telling.dot(each) for each in first[:DOTS]],
+            tokens_per_s=sum(self._tokens.rate(each.learner) for each in members), up_bytes=up, down_bytes=down,
+            up_bytes_per_s=self._bytes.rate((name, UP)), down_bytes_per_s=self._bytes.rate((name, DOWN)),
+            goodput=sum(each.goodput.useful_s for each in members) / provisioned if provisioned else 1.0,
+            cost=self.price_per_gb / 1e9 * (up + down),
+        )  # fmt: skip
+
+    def learner(self, name: str) -> Learner | None:
+        """One of them, by name."""
+        found = next((each for each in self.seen.status.learners if each.learner == name), None)
+        return None if found is None else telling.learner(found, self._tokens.rate(name))
+
+    def learners(self, region: str | None, state: str, search: str) -> list[Learner]:
+        """All that match; region: None is any, since "" is the name of none."""
+        return [
+            telling.learner(each, self._tokens.rate(each.learner))
+            for each in self.seen.status.learners
+            if (region is None or each.region == region)
+            and (not state or each.state == state)
+            and search.lower() in each.learner.lower()
+        ]
+
+
+def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
+    """What is wrong, and what helps."""
+    if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+        return f"no core answers at {address}: it is down, or the way there is; learners train on"
+    return f"the core at {address} refused: {error.details()}"

@@ -1,0 +1,109 @@
+"""One dashboard as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+import uvicorn
+from atoll_wire.access import LOCAL, Access, on_loopback
+from atoll_wire.errors import UserError
+
+from atoll_dashboard.app import application
+from atoll_dashboard.asking import Core
+from atoll_dashboard.feed import Feed
+
+log = structlog.get_logger()
+
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+GOODBYE_S = 2  # for streams that run when it is asked to stop
+MOST_CONNECTIONS = 1000
+
+
+class DashboardError(UserError):
+    """It cannot be served as it was asked for; one line, with the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """server: the core's address; listen: the page's. token: to look with. hosts: names that it may be asked for by."""
+
+    server: str
+    listen: str = "127.0.0.1:7080"
+    plaintext: bool = False
+    hosts: tuple[str, ...] = ()
+    access: Access = LOCAL
+    token: str = ""
+    price_per_gb: float = 0.09
+
+    def check(self) -> None:
+        """Raises DashboardError and AccessError for what would be told to a whole network."""
+        self.access.check([self.server])
+        if not self.plaintext and not on_loopback([self.listen]):
+            text = f"--listen {self.listen} is not loopback: put a proxy with TLS before it, or say --plaintext"
+            raise DashboardError(text)
+        if not (self.token.isascii() and self.token.isprintable()):
+            raise DashboardError("--token has characters that no token has: give what `atoll token` printed")
+
+    def names(self) -> tuple[str, ...]:
+        """Behind a proxy it is asked for by names that only the proxy knows."""
+        if self.hosts:
+            return (*LOCAL_NAMES, *self.hosts)
+        return LOCAL_NAMES if on_loopback([self.listen]) else ("*",)
+
+
+async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Runs it until SIGTERM or SIGINT. announce: told the page's address once it serves. Raises DashboardError."""
+    settings.check()
+    feed = Feed(Core(settings.server, settings.access, settings.token), settings.price_per_gb)
+    listening = _bind(settings.listen)
+    config = uvicorn.Config(
+        application(feed, settings.names()), log_config=None, access_log=False, server_header=False,
+        timeout_graceful_shutdown=GOODBYE_S, limit_concurrency=MOST_CONNECTIONS,
+    )  # fmt: skip
+    host, port = listening.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    server, looking = _Server(config), asyncio.create_task(feed.keep())
+    looking.add_done_callback(lambda _: server.stop())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+    log.info("serving", address=address, server=settings.server)
+    announce(address)
+    await server.serve(sockets=[listening])
+    if looking.done():
+        looking.result()  # it never ends by itself: what it raised
+    looking.cancel()
+    await asyncio.wait({looking})
+    await feed.core.close()
+    log.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's own way with signals ends the process as if it had died of them."""
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen()
+    except (OSError, OverflowError, ValueError) as error:
+        raise DashboardError(f"--listen {address} cannot be bound ({error}): give another HOST:PORT") from error
+    return listening

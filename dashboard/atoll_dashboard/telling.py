@@ -1,0 +1,137 @@
+"""PURE: the core's messages as the JSON API tells them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from atoll_wire import outer_pb2 as pb
+
+from atoll_dashboard.shapes import (
+    Answer,
+    Checkpoint,
+    Counts,
+    Dot,
+    Fragment,
+    Goodput,
+    Learner,
+    Outcome,
+    Receipt,
+    Round,
+    State,
+    Wire,
+)
+
+STATES: tuple[State, ...] = ("live", "paused", "joining", "silent", "left", "evicted")
+TROUBLE_FIRST = {state: place for place, state in enumerate(("silent", "joining", "paused", "live", "evicted", "left"))}
+OUTCOMES: dict[int, Outcome] = {
+    pb.ROUND_OUTCOME_OPEN: "open", pb.ROUND_OUTCOME_MERGING: "merging", pb.ROUND_OUTCOME_MERGED: "merged",
+    pb.ROUND_OUTCOME_LAPSED: "lapsed",
+}  # fmt: skip
+FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
+NAMES = {number: name for name, number in FATES.items()}
+
+
+def known(value: float) -> float | None:
+    """Times and figures that are 0 or NaN in a message are not known."""
+    return value if value and math.isfinite(value) else None
+
+
+def states(learners: Iterable[pb.LearnerStatus]) -> dict[State, int]:
+    """How many are in each state; all states are named."""
+    found = Counter(each.state for each in learners)
+    return {state: found[state] for state in STATES}
+
+
+def goodput(told: pb.Goodput, recent: float | None) -> Goodput:
+    """The run's."""
+    return Goodput(
+        ratio=told.ratio, recent=recent, useful_s=told.useful_s, provisioned_s=told.provisioned_s,
+        lost_s=dict(told.lost_s),
+    )  # fmt: skip
+
+
+def counts(told: pb.Contributions) -> Counts:
+    """Contributions by fate."""
+    return Counts(
+        accepted=told.accepted, merged=told.merged, pending=told.pending, refused=told.refused,
+        turned_away=told.turned_away,
+    )  # fmt: skip
+
+
+def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> Wire:
+    """The run's payloads."""
+    return Wire(
+        up_bytes=told.up, down_bytes=told.down, whole_bytes=told.whole,
+        up_bytes_per_s=up_bytes_per_s, down_bytes_per_s=down_bytes_per_s,
+        up_bits=8 * told.up / told.up_parameters if told.up_parameters else None,
+        down_bits=8 * told.down / told.down_parameters if told.down_parameters else None,
+    )  # fmt: skip
+
+
+def state(told: pb.LearnerStatus) -> State:
+    """Its state; a core that knows other words is newer than this dashboard."""
+    return next((known for known in STATES if known == told.state), "joining")
+
+
+def dot(told: pb.LearnerStatus) -> Dot:
+    """A learner in the picture."""
+    return Dot(learner=told.learner, state=state(told), since=known(told.since), uploading=told.uploading)
+
+
+def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:
+    """One of them, with all its figures."""
+    return Learner(
+        learner=told.learner, region=told.region, state=state(told), since=known(told.since),
+        incarnation=told.incarnation, steps=told.steps, tokens=told.tokens, tokens_per_s=tokens_per_s,
+        loss=known(told.loss), step_time_s=known(told.step_time_s), heard_s=told.heard_s,
+        blocked_fraction=told.blocked_fraction, goodput=told.goodput.ratio, provisioned_s=told.goodput.provisioned_s,
+        lost_s=dict(told.goodput.lost_s), lost_total_s=told.goodput.provisioned_s - told.goodput.useful_s,
+        pending=told.pending, waiting_for=told.waiting_for, up_bytes=told.wire.up,
+        down_bytes=told.wire.down + told.wire.whole,
+    )  # fmt: skip
+
+
+def fragment(told: pb.FragmentStatus) -> Fragment:
+    """One of them."""
+    return Fragment(
+        fragment=told.fragment, parameters=told.parameters, size_bytes=4 * told.parameters, version=told.version,
+        cycle=told.cycle, state=told.state, anchor_age_s=known(told.published_s),
+    )  # fmt: skip
+
+
+def answer(told: pb.Answer) -> Answer:
+    """One learner in a round."""
+    return Answer(
+        learner=told.learner, began_at=known(told.began_at), durable_at=known(told.durable_at),
+        adopted_at=known(told.adopted_at), declined=told.declined, late=told.late,
+        weight=known(told.weight), staleness=told.staleness if told.weight else None,
+    )  # fmt: skip
+
+
+def round_of(told: pb.Round) -> Round:
+    """A round with its answers."""
+    return Round(
+        fragment=told.fragment, cycle=told.cycle, version=told.version or None, outcome=OUTCOMES[told.outcome],
+        reason=told.reason, opened_at=told.opened_at, quorum_at=known(told.quorum_at),
+        closed_at=known(told.closed_at), merged_at=known(told.merged_at), published_at=known(told.published_at),
+        answers=[answer(each) for each in told.answers], more_answers=told.more_answers,
+    )  # fmt: skip
+
+
+def receipt(told: pb.LoggedReceipt) -> Receipt:
+    """What became of a contribution."""
+    key = told.receipt
+    return Receipt(
+        number=told.number, key=f"{key.learner}/{key.incarnation}/{key.fragment}/{key.seq}", learner=key.learner,
+        fragment=key.fragment, accepted_at=told.accepted_at, tokens=told.tokens, steps=told.steps,
+        size_bytes=told.size_bytes, norm=told.norm, clipped=told.clipped,
+        fate=NAMES[key.fate],  # type: ignore[arg-type]
+        version=key.version, weight=key.weight, staleness=key.staleness, reason=key.reason,
+    )  # fmt: skip
+
+
+def checkpoint(told: pb.Checkpoint) -> Checkpoint:
+    """A snapshot."""
+    return Checkpoint(id=told.id, taken_at=told.taken_at, outer_steps=sum(told.versions), size_bytes=told.size_bytes)
