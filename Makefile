@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
-FAST := not slow and not root and not k8s and not compose
+FAST := not slow and not root and not k8s and not compose and not observe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions test test-slow test-root test-k8s test-compose lint format proto simulate simulate-defects fuzz bench wheel clean
+.PHONY: help demo chaos bench-kills bench-regions test test-slow test-root test-k8s test-compose test-observe dashboards docs lint format proto simulate simulate-defects fuzz bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -33,6 +33,12 @@ test-slow: $(READY) ## tests that take minutes
 
 test-root: $(READY) ## tests that make file systems and network namespaces: as root
 	@$(BIN)/python -m pytest -m root $(ARGS)
+
+test-observe: $(READY) ## alerts by promtool, a real Prometheus, and the page in Chromium: Debian's prometheus and chromium
+	@$(BIN)/python -m pytest -m observe tests/observing tests/dashboard $(ARGS)
+
+dashboards: $(READY) ## write Grafana's dashboards
+	@$(BIN)/python docker/grafana/make.py
 
 test-k8s: $(READY) ## the chart by Helm's own engine, and the overlays
 	@$(BIN)/python -m pytest -m k8s tests/k8s $(ARGS)

@@ -13,6 +13,8 @@ give() { # to whom it goes, role, name, and the host names it is called by
 
 give home core home --host core --host localhost --host 127.0.0.1 --host relay-eu --host relay-us --host relay-ap
 give operator operator demo
+[ -e /certs/operator/token ] || atoll token demo --file /certs/operator/tokens > /certs/operator/token
+give dashboard operator dashboard
 for region in eu us ap; do
   give "$region/front" front "$region" --host "front-$region"
   give "$region/learner" learner "$region.*"

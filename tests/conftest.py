@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-PROCESSES = {"command", "end_to_end"}  # folders whose tests start many processes
+PROCESSES = {"command", "end_to_end", "dashboard"}  # folders whose tests start many processes
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -60,6 +60,7 @@ FLOORS = {
         ["app"],
         ["server"],
         ["commands"],
+        ["__main__"],
     ],
     "atoll": [
         ["errors", "places"],

@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc.aio
 from atoll_wire.access import AccessError
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -27,6 +28,7 @@ def application(feed: Feed, hosts: tuple[str, ...]) -> FastAPI:
     app.add_middleware(Headers, hosts=hosts)
     app.add_exception_handler(grpc.aio.AioRpcError, _core_said(feed))
     app.add_exception_handler(AccessError, _core_said(feed))
+    app.add_exception_handler(RequestValidationError, _not_asked_well)
     app.state.feed, app.state.tickets = feed, acts.Tickets()
     app.include_router(looks.router, prefix="/api")
     app.include_router(acts.router, prefix="/api")
@@ -48,6 +50,12 @@ HTTP = {
     grpc.StatusCode.FAILED_PRECONDITION: 409, grpc.StatusCode.INVALID_ARGUMENT: 422,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 507,
 }  # fmt: skip
+
+
+async def _not_asked_well(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError), "it is registered for these"
+    first = error.errors()[0]
+    return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg'].lower()}; see api/openapi.json"}, 422)
 
 
 def _core_said(feed: Feed):  # type: ignore[no-untyped-def]  # noqa: ANN202 - starlette's own shape of a handler

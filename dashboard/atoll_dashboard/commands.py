@@ -23,7 +23,7 @@ def dashboard(
     tls: Annotated[Path | None, typer.Option("--tls", help="Directory of an operator's certificate, see atoll certs.", envvar="ATOLL_TLS")] = None,
     insecure_plaintext: Annotated[bool, typer.Option("--insecure-plaintext", help="Allow a core beyond loopback without TLS.")] = False,
     token: Annotated[str, typer.Option(help="To look with, where the core asks for one; acts are done with the token that is typed into the page.", envvar="ATOLL_TOKEN")] = "",
-    price_per_gb: Annotated[float, typer.Option(help="Of the WAN, in your currency, for what is shown as its cost.", min=0)] = 0.09,
+    price_per_gb: Annotated[float, typer.Option(help="Of the WAN, in US dollars, for what is shown as its cost.", min=0)] = 0.09,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:  # fmt: skip
@@ -36,4 +36,4 @@ def dashboard(
 
     configure(log_level, json=log_json)
     settings = Settings(server, listen, plaintext, tuple(host), Access(tls, insecure_plaintext), token, price_per_gb)
-    asyncio.run(serve(settings, announce=lambda address: print(f"atoll dashboard is at {address}", flush=True)))
+    asyncio.run(serve(settings, announce=lambda address: print(f"atoll dashboard serves {address}", flush=True)))

@@ -42,7 +42,7 @@ class Seen:
 
 
 class Feed:
-    """price_per_gb: of the WAN, for the cost that is shown."""
+    """price_per_gb: of the WAN, in US dollars, for the cost that is shown."""
 
     def __init__(self, core: Core, price_per_gb: float) -> None:
         self.core, self.price_per_gb = core, price_per_gb
@@ -161,7 +161,7 @@ class Feed:
         recent = self._seconds.grown("useful") / provisioned if provisioned > 1 else None
         return Run(
             reachable=not self.problem, problem=self.problem, age_s=min(now - self.seen.at, now - self._began),
-            run=status.run, generation=status.generation, epoch=status.epoch, uptime_s=status.uptime_s,
+            at=status.at, run=status.run, generation=status.generation, epoch=status.epoch, uptime_s=status.uptime_s,
             wall_s=status.wall_s, parameters=status.parameters, fragments=len(status.fragments),
             inner_steps=status.settings.inner_steps, overlap_steps=status.settings.overlap_steps,
             codec=pb.Codec.Name(status.settings.codec).removeprefix("CODEC_").lower(),

@@ -97,6 +97,8 @@ class _Server(uvicorn.Server):
 def _bind(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
+        if not 0 <= int(port) < 1 << 16:
+            raise ValueError(f"there is no port {port}")
         family, kind, protocol, _, where = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

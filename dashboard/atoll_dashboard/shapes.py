@@ -67,7 +67,7 @@ class Cost(BaseModel):
 
 
 class Run(BaseModel):
-    """The run at one moment.
+    """The run at one moment: `at`, of the core's clock.
 
     reachable: whether the core answered the last time; problem: why not, in a line. age_s: how old all this is.
     paused: who paused the run and why, "" while it goes on. acts: whether the core knows tokens, so that acts can be
@@ -78,6 +78,7 @@ class Run(BaseModel):
     reachable: bool
     problem: str
     age_s: float
+    at: float
     run: str
     generation: int
     epoch: int

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+SILENT_S = 10.0
+
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
 
 
@@ -135,7 +137,7 @@ class Account:
         thrown = self.current.thrown_away_s(dead=False) + sum(spent.thrown_away_s(dead=True) for spent in self.past)
         useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
         lost = {
-            "down": self.down_s,
+            "down": self.down_s + self._silent_s(now),
             "restarting": self.restarting_s,
             "joining": self.total("joining_s"),
             "blocked": self.total("blocked_s"),
@@ -143,6 +145,11 @@ class Account:
         }
         lost["other"] = max(0.0, provisioned - useful - sum(lost.values()))
         return Balance(useful, provisioned, lost)
+
+    def _silent_s(self, now: float) -> float:
+        """Since it was last heard of, where that is long ago: until it comes back it is taken for dead."""
+        silent_s = now - self.heard_at if self.left_at is None else 0.0
+        return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
         """For the ledger."""

@@ -21,9 +21,9 @@ def console() -> Console:
 
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
     """All of it; most: so many learners and fragments at most, those in trouble first."""
+    size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.outer_steps:,} outer steps"
     parts: list[RenderableType] = [
-        f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {reply.parameters:,} parameters "
-        + f"in {len(reply.fragments)} fragments  {reply.outer_steps:,} outer steps"
+        f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {size}"
     ]
     if reply.paused:
         parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")

@@ -58,9 +58,6 @@ def troubles(core: Core) -> Iterator[str]:
         yield "the disk is nearly full: new contributions wait until there is room"
     if core.damage:
         yield core.damage
-    for entry in core.roster.entries.values():
-        if entry.evicted:
-            yield f"{entry.name} is evicted: {entry.evicted}"
 
 
 def merged_tokens(core: Core) -> float:
@@ -107,7 +104,7 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float, pending: in
         step_time_s=member.step_time_s or 0.0 if member is not None else 0.0,
         heard_s=now - member.heard_at if member is not None else 0.0,
         blocked_fraction=account.total("blocked_s") / there if there > 0 else 0.0,
-        waiting_for=engine.syncer.waits_for(entry.name) if engine is not None else "the first parameters",
+        waiting_for=_waited_for(core, entry),
         goodput=_goodput(balance),
         pending=pending,
         wire=_wire([entry]),
@@ -115,6 +112,12 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float, pending: in
         since=core.diary.since.get(entry.name, 0.0),
         uploading=bool(member.uploading) if member is not None else False,
     )
+
+
+def _waited_for(core: Core, entry: Entry) -> str:
+    if entry.evicted:
+        return f"nothing: it was evicted, {entry.evicted}"
+    return core.engine.syncer.waits_for(entry.name) if core.engine is not None else "the first parameters"
 
 
 def _goodput(balance: Balance) -> pb.Goodput:

@@ -30,11 +30,11 @@ class Stack:
 
     def __init__(self) -> None:
         self.tag = PROJECT
-        self.prometheus_port = free_port()
+        self.prometheus_port, self.dashboard_port = free_port(), free_port()
         self._environment = os.environ | {
             "ATOLL_TAG": self.tag, "PYTHON_VERSION": f"{sys.version_info.major}.{sys.version_info.minor}",
-            "CORE_PORT": str(free_port()), "PROMETHEUS_PORT": str(self.prometheus_port),
-            "TOTAL_TOKENS": str(10**12),
+            "CORE_PORT": str(free_port()), "DASHBOARD_PORT": str(self.dashboard_port),
+            "PROMETHEUS_PORT": str(self.prometheus_port), "TOTAL_TOKENS": str(10**12),
         }  # fmt: skip
 
     def docker(self, *words: str, timeout: float = ASK_S, **environment: str) -> str:

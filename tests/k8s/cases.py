@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from atoll.commands import register as register_learner
+from atoll_dashboard.commands import register as register_dashboard
 from atoll_server.commands import register as register_core
 from atoll_server.front.commands import register as register_front
 from atoll_server.issuing import register as register_certs
@@ -28,6 +29,13 @@ EVERYTHING: dict[str, Any] = {
     },
     "front": {"enabled": True, "cacheMib": 2_000_000},
     "learner": {"enabled": True},
+    "dashboard": {
+        "enabled": True, "pricePerGb": 1_000_000,
+        "ingress": {"enabled": True, "host": "atoll.example.com", "tlsSecret": "atoll-page"},
+    },
+    "networkPolicy": {
+        "dashboardFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}],
+    },
     "monitoring": {"enabled": True},
 }  # fmt: skip
 
@@ -53,14 +61,18 @@ OTHERS: dict[str, Any] = {
     "learner.env": [{"name": "X", "value": "x"}], "learner.runtimeClassName": "nvidia", "learner.shmSize": "1Gi",
     "learner.tmpSize": "1Gi", "learner.volumes": [{"name": "x", "emptyDir": {}}],
     "learner.volumeMounts": [{"name": "tmp", "mountPath": "/x"}],
+    "dashboard.enabled": False, "dashboard.server": "x:1", "dashboard.hosts": ["x"], "dashboard.pricePerGb": 0.02,
+    "dashboard.extraArgs": ["--log-json"], "dashboard.ingress.enabled": False, "dashboard.ingress.className": "x",
+    "dashboard.ingress.host": "x", "dashboard.ingress.tlsSecret": "", "dashboard.ingress.annotations": {"x": "y"},
     "networkPolicy.enabled": False, "networkPolicy.coreFrom": [{"podSelector": {}}],
-    "networkPolicy.frontFrom": [{"podSelector": {}}],
+    "networkPolicy.frontFrom": [{"podSelector": {}}], "networkPolicy.dashboardFrom": [{"podSelector": {}}],
     "networkPolicy.upstreamTo": [{"ipBlock": {"cidr": "192.0.2.0/24"}}],
     "networkPolicy.learnerEgress": [{"ports": [{"port": 443}]}], "networkPolicy.monitoringNamespace": "",
     "networkPolicy.dnsPort": 5353,
     "monitoring.enabled": False, "monitoring.labels": {"x": "y"}, "monitoring.interval": "1m",
 }  # fmt: skip
-for _part in ("core", "front", "learner"):
+PARTS = ("core", "front", "learner", "dashboard")
+for _part in PARTS:
     OTHERS |= {
         f"{_part}.tlsSecret": "x", f"{_part}.terminationGracePeriodSeconds": 999,
         f"{_part}.resources.requests": {"cpu": "7"}, f"{_part}.resources.limits": {"memory": "7Gi"},
@@ -68,8 +80,8 @@ for _part in ("core", "front", "learner"):
         f"{_part}.nodeSelector": {"x": "y"}, f"{_part}.tolerations": [{"operator": "Exists"}],
         f"{_part}.affinity": {"nodeAffinity": {}},
     }  # fmt: skip
-OTHERS |= {"core.service.annotations": {"x": "y"}, "front.service.annotations": {"x": "y"}}
-ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these count where fronts call a core that is elsewhere
+OTHERS |= {f"{_part}.service.annotations": {"x": "y"} for _part in ("core", "front", "dashboard")}
+ELSEWHERE = {"core.enabled", "networkPolicy.upstreamTo"}  # these count where the core is elsewhere
 
 # Name -> values, and what the refusal has to say.
 REFUSED: dict[str, tuple[Values, str]] = {
@@ -82,8 +94,20 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "a core without its port": ([{"front": {"core": "core.example.com"}}], "/front/core"),
     "no core": (["values-remote.yaml", {"front": {"core": ""}}], "front.core is required without core.enabled"),
     "no region": ([{"front": {"enabled": True}}], "region is required where a front or learner is enabled"),
-    "nothing": ([{"core": {"enabled": False}}], "nothing is enabled: set core.enabled, front.enabled or"),
+    "nothing": ([{"core": {"enabled": False}}], "nothing is enabled: set core.enabled, front.enabled,"),
     "no issuer": ([{"tls": {"certManager": {"enabled": True}}}], "tls.certManager.issuerRef.name is required"),
+    "a dashboard without a core": (
+        [{"core": {"enabled": False}, "dashboard": {"enabled": True}}],
+        "dashboard.server is required without core.enabled",
+    ),
+    "an ingress without a host": (
+        [{"dashboard": {"enabled": True, "ingress": {"enabled": True}}}], "dashboard.ingress.host is required",
+    ),
+    "an ingress that may not call": (
+        [{"dashboard": {"enabled": True, "ingress": {"enabled": True, "host": "atoll.example.com"}}}],
+        "networkPolicy.dashboardFrom is required with dashboard.ingress.enabled",
+    ),
+    "a page for everybody": ([{"dashboard": {"service": {"type": "LoadBalancer"}}}], "'type' not allowed"),
     "a learner without servers": (
         [{"region": "eu", "core": {"enabled": False}, "learner": {"enabled": True}}],
         "learner.servers is required without front.enabled and core.enabled",
@@ -98,7 +122,9 @@ def _changed(path: str, value: Any) -> Values:
     return [EVERYTHING, UPSTREAM, value] if path in ELSEWHERE else [EVERYTHING, value]
 
 
-UPSTREAM: dict[str, Any] = {"front": {"core": "core.example.com:7070"}}
+UPSTREAM: dict[str, Any] = {
+    part: {option: "core.example.com:7070"} for part, option in {"front": "core", "dashboard": "server"}.items()
+}
 CASES: dict[str, Values] = {
     "default": [],
     "home": ["values-home.yaml"],
@@ -106,6 +132,9 @@ CASES: dict[str, Values] = {
     "everything": [EVERYTHING],
     "learner alone": [
         {"region": "eu", "core": {"enabled": False}, "learner": {"enabled": True, "servers": ["a:7071", "b:7072"]}}
+    ],
+    "dashboard alone": [
+        {"core": {"enabled": False}, "dashboard": {"enabled": True, "server": "core.example.com:7070"}}
     ],
     "learners at the core": [{"region": "eu", "learner": {"enabled": True}}],
     "as a dependency": [{"global": {"anything": 1}}],
@@ -154,7 +183,7 @@ def pods(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def program() -> Any:
     """The command `atoll`, as click has it."""
     app = typer.Typer()
-    for register in (register_core, register_front, register_learner, register_certs):
+    for register in (register_core, register_front, register_learner, register_dashboard, register_certs):
         register(app)
     return typer.main.get_command(app)
 

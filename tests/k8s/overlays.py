@@ -9,18 +9,19 @@ from tests.k8s.engine import ROOT, render
 
 OVERLAYS = ROOT / "k8s/overlays"
 VALUES = {"home": "values-home.yaml", "remote": "values-remote.yaml"}
+APART = {"monitoring.coreos.com": "monitoring.yaml", "grafana_dashboard:": "grafana.yaml"}
 SOURCE = re.compile(r"^---\n# Source: .*\n", re.MULTILINE)
 BY_HELM = re.compile(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n|^ *\n", re.MULTILINE)
 
 
 def manifests(overlay: str, rendered: str) -> dict[Path, str]:
-    """File -> text. What needs the Prometheus operator has a file of its own: it can be left out."""
+    """File -> text. What needs the Prometheus operator or Grafana has a file of its own: it can be left out."""
     source = f"k8s/atoll with {VALUES[overlay]}"
     head = f"# Made from {source} by `python -m tests.k8s.overlays`: change kustomization.yaml instead.\n"
     parts = [BY_HELM.sub("", part.strip() + "\n") for part in SOURCE.split(rendered)[1:]]
     files: dict[Path, str] = {}
     for part in parts:
-        name = "monitoring.yaml" if "monitoring.coreos.com" in part else "atoll.yaml"
+        name = next((name for mark, name in APART.items() if mark in part), "atoll.yaml")
         path = OVERLAYS / overlay / name
         files[path] = files.get(path, head) + "---\n" + part
     return files

@@ -1,4 +1,4 @@
-"""Renders the chart with Helm's own engine, and validates what comes out: without a cluster, and without a helm binary.
+"""Packages and renders the chart with Helm's own engine, and validates what comes out: without a cluster or a helm binary.
 
 Run by Python 3.12 or newer with requirements.txt; nothing of Atoll is imported. Standard input: JSON, a list of
 `{"name": ..., "values": [a path or an object, ...]}`, later values over earlier ones. Standard output: JSON,
@@ -28,9 +28,9 @@ RELEASE, NAMESPACE = "atoll", "atoll"
 KUBERNETES = "1.34", "1.27"  # the newest that matters, and the oldest that Chart.yaml allows
 AT_A_TIME = 16  # an installation mostly waits between its questions
 KINDS = {
-    "v1": "services:Service serviceaccounts:ServiceAccount secrets:Secret",
+    "v1": "services:Service serviceaccounts:ServiceAccount secrets:Secret configmaps:ConfigMap",
     "apps/v1": "deployments:Deployment statefulsets:StatefulSet",
-    "networking.k8s.io/v1": "networkpolicies:NetworkPolicy",
+    "networking.k8s.io/v1": "networkpolicies:NetworkPolicy ingresses:Ingress",
     "policy/v1": "poddisruptionbudgets:PodDisruptionBudget",
     "monitoring.coreos.com/v1": "podmonitors:PodMonitor prometheusrules:PrometheusRule",
     "cert-manager.io/v1": "certificates:Certificate",
@@ -162,12 +162,14 @@ def main() -> None:
         "contexts": [{"name": "stub", "context": {"cluster": "stub", "user": "stub", "namespace": NAMESPACE}}],
     }  # fmt: skip
     os.environ["HELM_DRIVER"] = "memory"
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as kubeconfig:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as kubeconfig, tempfile.TemporaryDirectory() as folder:
         json.dump(config, kubeconfig)  # which is YAML
         kubeconfig.flush()
+        packing = helm_sdkpy.Package(helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=kubeconfig.name))
+        package = asyncio.run(packing.run(chart, folder))  # where links have become what they lead to
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             values = [merged(each["values"]) for each in asked]
-            answers = pool.map(functools.partial(rendered, chart, kubeconfig.name), values)
+            answers = pool.map(functools.partial(rendered, package, kubeconfig.name), values)
             by_name = {each["name"]: answer for each, answer in zip(asked, answers, strict=True)}
     json.dump(by_name, sys.stdout)
 

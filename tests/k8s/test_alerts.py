@@ -1,74 +1,65 @@
-"""Alerts: of what there is, for what runs here, each with its remedy."""
+"""What watches: rules for what runs here, Grafana's boards, and whom Prometheus asks."""
 
 from __future__ import annotations
 
-import re
+import json
 from typing import Any
 
 import pytest
-from atoll.stats import Counters, LearnerMetrics
-from atoll_server.front.metrics import FrontMetrics
-from atoll_server.gauges import STATES
-from atoll_server.metrics import Metrics
-from prometheus_client import CollectorRegistry
+import yaml
 
 from tests.k8s.cases import one
+from tests.k8s.engine import ROOT
+from tests.observing.exported import TARGET
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
-SUFFIXES = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
+RULES = ROOT / "docker/prometheus/rules.yaml"
+BOARDS = sorted((ROOT / "docker/grafana/dashboards").glob("*.json"))
+MOST_ANNOTATED = 262_144  # bytes: `kubectl apply` keeps a whole object in an annotation of it
 
 
 def _groups(answer: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {group["name"]: group["rules"] for group in one(answer, "PrometheusRule", "atoll")["spec"]["groups"]}
 
 
-def _series() -> dict[str, set[str]]:
-    """What the processes tell: group -> names."""
-    learner = CollectorRegistry()
-    learner.register(LearnerMetrics(Counters(), "a"))
-    registries = {"core": Metrics().registry, "front": FrontMetrics("eu").registry, "learner": learner}
-    return {
-        f"atoll-{part}": {family.name + suffix for family in registry.collect() for suffix in SUFFIXES[family.type]}
-        for part, registry in registries.items()
-    }
+def test_rules_arrive_as_they_are(rendered):
+    """tests/observing tries each, and compares the series that it asks for with what the processes tell."""
+    kept = {group["name"]: group["rules"] for group in yaml.safe_load(RULES.read_text())["groups"]}
+    assert kept == _groups(rendered["everything"])
+    assert set(kept) == {f"atoll-{part}" for part in TARGET["job"]}
 
 
-def test_alerts_ask_for_series_that_there_are(rendered):
-    groups, series = _groups(rendered["everything"]), _series()
-    assert set(groups) == set(series)
-    for name, rules in groups.items():
-        for rule in rules:
-            asked = set(re.findall(r"atoll_\w+", rule["expr"]))
-            assert asked, rule["alert"]
-            assert asked <= series[name], rule["alert"]
-            states = {state for found in re.findall(r'state=~?"([^"]*)"', rule["expr"]) for state in found.split("|")}
-            assert states <= set(STATES), rule["alert"]
-
-
-def test_each_says_what_it_is_and_what_helps(rendered):
-    alerts = [rule for rules in _groups(rendered["everything"]).values() for rule in rules]
-    assert len({rule["alert"] for rule in alerts}) == len(alerts)
-    for rule in alerts:
-        assert rule["labels"]["severity"] in {"critical", "warning"}
-        assert len(rule["annotations"]["summary"]) < 100
-        assert len(rule["annotations"]["description"]) > 50
-
-
-def test_alerts_are_of_what_runs_here(rendered):
+def test_rules_are_of_what_runs_here(rendered):
     """A cluster without a core must not miss it."""
     assert set(_groups(rendered["home"])) == {"atoll-core", "atoll-front"}
     assert set(_groups(rendered["other core.enabled"])) == {"atoll-front", "atoll-learner"}
 
 
-def test_all_pods_are_asked(rendered):
-    monitor = one(rendered["everything"], "PodMonitor", "atoll")["spec"]
-    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == ["metrics"]
+def test_boards_arrive_as_they_are(rendered):
+    """Grafana's sidecar writes each key as a file into one folder, beside those of other charts."""
+    made = [each for each in rendered["everything"]["objects"] if each["kind"] == "ConfigMap"]
+    assert len(made) == len(BOARDS) > 0
+    for path in BOARDS:
+        found = one(rendered["everything"], "ConfigMap", f"atoll-grafana-{path.stem}")
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert list(found["data"]) == [f"atoll-{path.name}"]
+        assert json.loads(found["data"][f"atoll-{path.name}"]) == json.loads(path.read_text())
+        assert len(json.dumps(found)) < MOST_ANNOTATED
+
+
+def test_all_pods_with_metrics_are_asked(rendered):
+    """And are called as rules and boards call them."""
+    monitor, jobs = one(rendered["everything"], "PodMonitor", "atoll")["spec"], set()
+    (asked,) = [each["port"] for each in monitor["podMetricsEndpoints"]]
     for each in rendered["everything"]["objects"]:
         if each["kind"] in {"StatefulSet", "Deployment"}:
-            labels = each["spec"]["template"]["metadata"]["labels"]
-            assert monitor["selector"]["matchLabels"].items() <= labels.items()
+            template = each["spec"]["template"]
+            assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+            if asked in {port["name"] for port in template["spec"]["containers"][0]["ports"]}:
+                jobs.add(template["metadata"]["labels"][monitor["jobLabel"]])
+    assert jobs == TARGET["job"]
 
 
 def test_there_is_none_where_none_is_wanted(rendered):
     kinds = {each["kind"] for each in rendered["remote"]["objects"]}
-    assert not kinds & {"PodMonitor", "PrometheusRule"}
+    assert not kinds & {"PodMonitor", "PrometheusRule", "ConfigMap"}

@@ -11,7 +11,7 @@ from atoll_server.commands import RUN
 from atoll_server.settings import Quorum, RunSettings
 
 from tests.k8s import engine
-from tests.k8s.cases import CASES, ELSEWHERE, OTHERS, REFUSED, SOUND, leaves, parsed, pods, program, schema
+from tests.k8s.cases import CASES, ELSEWHERE, OTHERS, PARTS, REFUSED, SOUND, leaves, parsed, pods, program, schema
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]  # the first one may have to fetch Helm's engine
 
@@ -40,8 +40,8 @@ def test_every_value_changes_something(rendered):
 
 def test_every_part_can_be_by_itself(rendered):
     for name, parts in {
-        "default": {"core"}, "home": {"core", "front"}, "remote": {"front", "learner"}, "learner alone": {"learner"},
-        "everything": {"core", "front", "learner"},
+        "default": {"core"}, "home": {"core", "front", "dashboard"}, "remote": {"front", "learner"},
+        "learner alone": {"learner"}, "dashboard alone": {"dashboard"}, "everything": set(PARTS),
     }.items():  # fmt: skip
         assert set(pods(rendered[name])) == parts
 
@@ -95,9 +95,10 @@ def test_numbers_are_written_out(rendered):
     everything = pods(rendered["everything"])
     assert "--max-staleness=1000000" in everything["core"]["containers"][0]["args"]
     assert "--cache-mib=2000000" in everything["front"]["containers"][0]["args"]
+    assert "--price-per-gb=1000000" in everything["dashboard"]["containers"][0]["args"]
 
 
-@pytest.mark.parametrize("name", ["home", "remote", "everything", "learner alone"])
+@pytest.mark.parametrize("name", ["home", "remote", "everything", "learner alone", "dashboard alone"])
 def test_the_notes_name_commands_that_there_are(rendered, name):
     commands = re.findall(r"(?:^  |-- )(atoll .*)$", rendered[name]["notes"], re.MULTILINE)
     assert commands
@@ -112,6 +113,18 @@ def test_the_notes_name_the_secrets_that_pods_wait_for(rendered):
             v["secret"]["secretName"] for pod in pods(rendered[name]).values() for v in pod["volumes"] if "secret" in v
         }
         assert made == mounted
+
+
+def test_the_notes_say_what_a_dashboard_needs_to_act(rendered):
+    for name, said in {
+        "home": "need tokens, and the core takes none: give core.operatorTokensSecret",
+        "everything": "ask for the token that `atoll token YOUR-NAME` printed",
+        "dashboard alone": "ask for an operator's token of that core",
+    }.items():
+        assert f"Pause, evict and checkpoint {said}" in rendered[name]["notes"]
+        assert "port-forward service/atoll-dashboard 7080\n" in rendered[name]["notes"]
+        assert ("Also at atoll.example.com: " in rendered[name]["notes"]) == (name == "everything")
+    assert "dashboard" not in rendered["remote"]["notes"]
 
 
 def test_the_charts_version_is_atolls():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.k8s.cases import one
+from tests.k8s.cases import PARTS, one
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
 DNS, METRICS = 53, 9100
@@ -43,7 +43,7 @@ def _policy(answer: dict[str, Any], part: str) -> tuple[dict[int, list[str]], di
 
 
 def test_a_core_is_called_by_fronts_and_calls_nobody(rendered):
-    assert _policy(rendered["home"], "core") == ({7070: ["front", "203.0.113.0/24"], METRICS: [MONITORING]}, {})
+    assert _policy(rendered["home"], "core") == ({7070: ["front", "dashboard", "203.0.113.0/24"], METRICS: [MONITORING]}, {})
     assert _policy(rendered["default"], "core") == ({7070: ["front"], METRICS: [MONITORING]}, {})
 
 
@@ -68,8 +68,15 @@ def test_learners_without_fronts_may_call_the_core(rendered):
     assert _policy(rendered["learners at the core"], "learner")[1][7070] == ["core"]
 
 
+def test_a_dashboard_is_called_by_whom_is_named_and_calls_the_core(rendered):
+    assert _policy(rendered["home"], "dashboard") == ({}, {DNS: ["anywhere"], 7070: ["core"]})
+    assert _policy(rendered["everything"], "dashboard") == ({7080: ["ingress"]}, {DNS: ["anywhere"], 7070: ["core"]})
+    assert _policy(rendered["dashboard alone"], "dashboard") == ({}, {DNS: ["anywhere"], 7070: ["anywhere"]})
+    assert "dashboard" not in _policy(rendered["elsewhere"], "core")[0][7070], "it asks another core"
+
+
 def test_without_monitoring_nobody_reads_metrics(rendered):
-    for part in ("core", "front", "learner"):
+    for part in PARTS:
         assert METRICS not in _policy(rendered["other networkPolicy.monitoringNamespace"], part)[0]
 
 

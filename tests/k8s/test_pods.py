@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 from atoll.joining import own_name
 from atoll.reference.train import Joining
+from atoll_dashboard.headers import Headers
+from atoll_dashboard.server import GOODBYE_S, Settings
 from atoll_server.process import GRACE_S
-from atoll_wire.certificate import ANY, NAME, may_be
+from atoll_wire.access import Access
+from atoll_wire.certificate import ANY, NAME, Role, may_be
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 
-from tests.k8s.cases import one, parsed, pods
+from tests.k8s.cases import PARTS, one, parsed, pods
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
 CASES = ["default", "home", "remote", "everything"]
-PARTS = ["core", "front", "learner"]
 
 
 def _container(pod: dict) -> dict:
@@ -40,7 +44,7 @@ def test_kubernetes_sets_no_variables_that_atoll_would_read(rendered, name):
     assert all(pod["enableServiceLinks"] is False for pod in pods(rendered[name]).values())
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", set(PARTS) - {"dashboard"})
 def test_probes_ask_what_the_process_tells(rendered, part):
     container = _container(pods(rendered["everything"])[part])
     port = int(parsed(container["args"])["metrics_listen"].rpartition(":")[2])
@@ -60,10 +64,10 @@ def test_a_process_serves_where_its_service_sends_callers(rendered, part):
     if part == "learner":
         assert set(ports) == {"metrics"}
         return
-    (listen,) = parsed(container["args"])["listen"]
+    name, listen = ("http" if part == "dashboard" else "grpc"), parsed(container["args"])["listen"]
     service = one(rendered["everything"], "Service", f"atoll-{part}")["spec"]
-    assert listen == f"0.0.0.0:{ports['grpc']}"
-    assert [(each["port"], each["targetPort"]) for each in service["ports"]] == [(ports["grpc"], "grpc")]
+    assert listen in (address := f"0.0.0.0:{ports[name]}", (address,))
+    assert [(each["port"], each["targetPort"]) for each in service["ports"]] == [(ports[name], name)]
 
 
 def test_a_start_may_take_as_long_as_it_was_given(rendered):
@@ -78,6 +82,7 @@ def test_nobody_is_killed_before_he_has_ended_by_himself(rendered):
     everything = pods(rendered["everything"])
     a_snapshot_s, a_step_s = 120, 60
     least_s = {"core": GRACE_S + a_snapshot_s, "front": GRACE_S, "learner": a_step_s + Joining((), "").drain_s}
+    least_s["dashboard"] = GOODBYE_S
     for part, pod in everything.items():
         assert pod["terminationGracePeriodSeconds"] > least_s[part]
 
@@ -178,6 +183,63 @@ def test_a_users_own_script_takes_the_place_of_the_reference_model(rendered):
     assert _container(pods(rendered["other learner.image"])["learner"])["image"] == "x"
 
 
+def _dashboard(answer: dict) -> Settings:
+    """What it would be started with."""
+    said = parsed(_container(pods(answer)["dashboard"])["args"])
+    return Settings(
+        said["server"], said["listen"], said["plaintext"], tuple(said["host"]), Access(said["tls"]), "",
+        said["price_per_gb"],
+    )  # fmt: skip
+
+
+def test_a_dashboard_asks_the_core_of_its_release_or_the_one_that_is_named(rendered):
+    asked = {name: _dashboard(rendered[name]).server for name in ("home", "dashboard alone")}
+    assert asked == {"home": "atoll-core:7070", "dashboard alone": "core.example.com:7070"}
+
+
+def _status(settings: Settings, host: str) -> int:
+    """What a dashboard answers to whoever asks for it by that name."""
+
+    async def alive(scope, receive, send):
+        await PlainTextResponse("yes")(scope, receive, send)
+
+    return TestClient(Headers(alive, settings.names()), base_url=f"http://{host}").get("/livez").status_code
+
+
+def test_a_dashboard_answers_probes_and_by_its_own_names_only(rendered):
+    """Another site's name may lead to where `kubectl port-forward` listens."""
+    for name in ("home", "everything"):
+        container, settings = _container(pods(rendered[name])["dashboard"]), _dashboard(rendered[name])
+        settings.check()
+        assert {each for each in container if each.endswith("Probe")} == {
+            "startupProbe", "readinessProbe", "livenessProbe",
+        }  # fmt: skip
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asked = container[probe]["httpGet"]
+            ((header, host),) = [(each["name"], each["value"]) for each in asked.pop("httpHeaders")]
+            assert (asked, header) == ({"path": "/livez", "port": "http"}, "Host")
+            assert _status(settings, host) == 200
+        for host in ("localhost:7080", "atoll-dashboard:7080", "atoll-dashboard.atoll.svc"):
+            assert _status(settings, host) == 200
+        for host in ("10.0.0.7:7080", "evil.example.com"):
+            assert _status(settings, host) == 421
+    assert _status(_dashboard(rendered["everything"]), "atoll.example.com") == 200
+    assert _status(_dashboard(rendered["other dashboard.hosts"]), "x") == 200
+    assert _status(_dashboard(rendered["other dashboard.ingress.enabled"]), "atoll.example.com") == 421
+
+
+def test_an_ingress_leads_to_the_dashboard(rendered):
+    ingress = one(rendered["everything"], "Ingress", "atoll-dashboard")["spec"]
+    (rule,) = ingress["rules"]
+    (path,) = rule["http"]["paths"]
+    assert ingress["tls"] == [{"hosts": [rule["host"]], "secretName": "atoll-page"}]
+    assert rule["host"] == "atoll.example.com"
+    called = path["backend"]["service"]
+    (port,) = one(rendered["everything"], "Service", called["name"])["spec"]["ports"]
+    assert (path["path"], called["port"]) == ("/", {"name": port["name"]})
+    assert not any(each["kind"] == "Ingress" for each in rendered["home"]["objects"])
+
+
 def test_images_come_from_the_registry_that_is_named(rendered):
     name = "other image.registry"
     found = {part: _container(pod)["image"] for part, pod in pods(rendered[name]).items()}
@@ -186,14 +248,16 @@ def test_images_come_from_the_registry_that_is_named(rendered):
 
 def test_cert_manager_makes_the_certificates_that_atoll_asks_for(rendered):
     everything = rendered["everything"]
-    uses = {"core": ["server auth"], "front": ["server auth", "client auth"], "learner": ["client auth"]}
+    uses = {"core": ["server auth"], "front": ["server auth", "client auth"]}
+    roles = {"dashboard": Role.OPERATOR.value}
     for part, pod in pods(everything).items():
         made = one(everything, "Certificate", f"atoll-{part}")["spec"]
         (uri,) = made["uris"]
         role, _, name = uri.removeprefix("atoll://").partition("/")
-        assert role == part
+        assert role == roles.get(part, part)
         assert NAME.fullmatch(name.removesuffix(ANY))
-        assert made["usages"] == ["digital signature", *uses[part]]
+        assert made["usages"] == ["digital signature", *uses.get(part, ["client auth"])]
+        assert ("dnsNames" in made) == (part in uses), "who only calls has no names"
         assert made["privateKey"]["algorithm"] == "ECDSA"
         (secret,) = [each["secret"] for each in pod["volumes"] if each["name"] == "tls"]
         assert secret["secretName"] == made["secretName"]

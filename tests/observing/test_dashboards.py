@@ -15,6 +15,7 @@ import yaml
 from tests.observing.promql import check_syntax, filled, problems
 from tests.observing.test_rules import known
 
+pytestmark = pytest.mark.observe
 ROOT = Path(__file__).parent.parent.parent
 GRAFANA = ROOT / "docker/grafana"
 NAMES = ("one-learner", "overview", "regions-and-wan", "rounds")

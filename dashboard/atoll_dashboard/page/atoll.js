@@ -3,7 +3,7 @@
 import { h, keyed, roving, s, set, setSign, show, sign, text } from "./dom.js";
 import { about, count, rate } from "./format.js";
 import { captionLines, crowded, dotPlaces, heightOf, layout, links, MOST_ISLANDS, shore } from "./places.js";
-import { learnerLink, regionLink, STATES, stateWords, total } from "./words.js";
+import { learnerLink, regionLink, regionName, STATES, stateWords, total } from "./words.js";
 
 const OTHERS = "others";
 const byName = new Intl.Collator("en", { numeric: true }).compare;
@@ -142,8 +142,10 @@ function makeIsland(item) {
   const caption = [0, 1, 2, 3].map((n) => s("text", { class: `caption caption-${n}`, "text-anchor": "middle" }));
   const land = ["shallow", "beach", "ground"].map((name) => s("path", { class: name }));
   const link = s("a", { class: "island", tabindex: 0 }, s("title"), ...land, ...caption);
-  const rates = s("g", { "aria-hidden": "true" }, s("text", { class: "rates" }), s("text", { class: "rates rates-down" }));
-  const node = s("g", { role: "group", "aria-label": `Region ${item.region.region}` }, link, s("g"), rates);
+  const up = s("text", { class: "rates" });
+  const down = s("text", { class: "rates rates-down" });
+  const rates = s("g", { "aria-hidden": "true" }, up, down);
+  const node = s("g", { role: "group", "aria-label": `Region ${regionName(item.region.region)}` }, link, s("g"), rates);
   node.steady = roving(node, "a");
   return node;
 }
@@ -153,7 +155,7 @@ function updateIsland(node, item) {
   const [link, dots, rates] = node.children;
   set(node, "class", (region.learners.silent ?? 0) > 0 ? "place troubled" : "place");
   const flows = [`↑ ${rate(region.up_bytes_per_s)}`, `↓ ${rate(region.down_bytes_per_s)}`];
-  const name = `${region.others ? "The" : "Region"} ${region.region}: ${stateWords(region.learners)}; up `
+  const name = `${region.others ? "The" : "Region"} ${regionName(region.region)}: ${stateWords(region.learners)}; up `
     + `${rate(region.up_bytes_per_s)}, down ${rate(region.down_bytes_per_s)}`;
   set(link, "href", region.others ? "#learners" : regionLink(region.region));
   set(link, "aria-label", name);
@@ -163,7 +165,8 @@ function updateIsland(node, item) {
     [9, 3, -3].forEach((more, n) => set(link.children[n + 1], "d", shore(region.region, place.radius + more)));
     node.drawn = place.radius;
   }
-  const words = [region.region, islandWords(region, many), ...(item.lines === 3 ? [flows.join("  ")] : flows)];
+  const rateLines = item.lines === 3 ? [flows.join("  ")] : flows;
+  const words = [regionName(region.region), islandWords(region, many), ...rateLines];
   link.querySelectorAll(".caption").forEach((line, n) => {
     const row = place.above ? n - item.lines : n;
     set(line, "y", (place.above ? row * 15 - place.radius - 3 : row * 15 + place.radius + 26).toFixed(1));
@@ -196,9 +199,12 @@ function updateDots(group, { region, place, now, width }) {
     shown.filter((dot) => dot.state === "silent" && dot.since !== null)
       .sort((one, other) => one.since - other.since).slice(0, shown.length > 12 ? 1 : 2).map((dot) => dot.learner),
   );
+  // Words stand to the side on which the dot lies, unless they would leave the picture.
+  const fitsLeft = place.x - place.radius > 70;
+  const fitsRight = place.x + place.radius + 70 < width;
   const items = shown.map((dot, n) => ({
     dot, size, now, x: place.x + spots[n][0], y: place.y + spots[n][1],
-    label: labelled.has(dot.learner), left: place.x - place.radius > 70 && (spots[n][0] < 0 || place.x + place.radius + 70 > width), island: place,
+    label: labelled.has(dot.learner), left: fitsLeft && (spots[n][0] < 0 || !fitsRight), island: place,
   }));
   keyed(group, items, (item) => item.dot.learner, makeDot, updateDot);
 }

@@ -34,7 +34,10 @@ export function set(node, name, value) {
 /** Sets the text if it changed: an untouched text node keeps a reader's place and selection. */
 export function text(node, value) {
   const wanted = value === null || value === undefined ? "" : String(value);
-  if (node.textContent !== wanted) node.textContent = wanted;
+  if (node.textContent === wanted) return node;
+  const only = node.childNodes.length === 1 ? node.firstChild : null;
+  if (only?.nodeType === Node.TEXT_NODE) only.data = wanted;
+  else node.textContent = wanted;
   return node;
 }
 

@@ -19,7 +19,8 @@ export function startFeed(listener, onCore) {
 
   /** The core's clock, as far as it is known here: ages of its times are counted from it. */
   function coreNow() {
-    return Date.now() / 1000;
+    const { at } = feed.now?.run ?? { at: 0 };
+    return at > 0 ? at + age() : Date.now() / 1000;
   }
 
   function open() {

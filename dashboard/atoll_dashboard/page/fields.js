@@ -40,7 +40,7 @@ export function choice(label, all, values, chosen) {
 
 /** A field for words; changed(words) when the typing rests. */
 export function search(label, changed) {
-  const input = h("input", { type: "search", autocomplete: "off", spellcheck: "false" });
+  const input = h("input", { type: "search", maxlength: 64, autocomplete: "off", spellcheck: "false" });
   let timer = 0;
   input.addEventListener("input", () => {
     clearTimeout(timer);

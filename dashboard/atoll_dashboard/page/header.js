@@ -40,7 +40,7 @@ export function makeHeader() {
     const old = oldness(feed);
     const wrong = problems(feed);
     if (run) {
-      text(byId("run-id"), run.run);
+      text(byId("run-id"), run.run || "no run is known yet");
       set(byId("run-id"), "title", `generation ${run.generation}, epoch ${run.epoch}`);
       keyed(byId("metrics"), FIGURES, (each) => each[0], figure, (node, each) => text(node.lastChild, each[1](run)));
     }

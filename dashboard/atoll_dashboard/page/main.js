@@ -45,7 +45,9 @@ function arrive(place, first) {
   if (feed?.now) view.update(feed);
   const current = place.view === "learner" ? "learners" : place.view;
   for (const link of document.querySelectorAll("#nav a")) {
-    set(link, "aria-current", link.getAttribute("href") === `#${current}` ? "page" : null);
+    const here = link.getAttribute("href") === `#${current}`;
+    set(link, "aria-current", here ? "page" : null);
+    if (here && moved) link.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   title();
   if (moved && !first) {

@@ -10,7 +10,9 @@ export function makeTable({ caption, columns, key, sort, onsort }) {
     "table", null, h("caption", { class: "unseen" }, caption), h("thead", null, h("tr", null, ...heads)), body,
   );
   const empty = h("p", { class: "empty", hidden: true });
-  const scroller = h("div", { class: "scroller", role: "group", "aria-label": `${caption}: scrolls`, tabindex: 0 }, table);
+  const scroller = h(
+    "div", { class: "scroller", role: "group", "aria-label": `${caption}: scrolls`, tabindex: 0 }, table,
+  );
   const node = h("div", { class: "table" }, scroller, empty);
   if (sort) showSort(sort);
 

@@ -74,6 +74,10 @@ function makeRound() {
 }
 
 function updateRound(node, round, now, only) {
+  const goesOn = round.outcome === "open" || round.outcome === "merging";
+  const drawn = goesOn ? "" : only + JSON.stringify(round);
+  if (drawn !== "" && drawn === node.drawn) return; // most have ended and stay as they are
+  node.drawn = drawn;
   const [head, reason, gantt, more] = node.children;
   const [title, outcome, times] = head.children;
   const [rows, marks, axis] = gantt.children;

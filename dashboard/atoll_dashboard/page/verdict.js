@@ -1,7 +1,7 @@
 // Is the run healthy, and if not, what is wrong: in words, the worst first.
 
 import { about, clipped, clock, decimal, plural, ratio } from "./format.js";
-import { learnerLink, regionLink, total } from "./words.js";
+import { learnerLink, regionLink, regionName, total } from "./words.js";
 
 export const OLD_S = 5;
 const LOW_GOODPUT = 0.8; // of the last five minutes
@@ -29,24 +29,25 @@ export function problems(feed) {
     const since = clock(Date.now() / 1000 - feed.age());
     found.push(problem("bad", "core", `core not reachable since ${since}`));
   }
-  if (run.paused !== "") found.push(problem("warn", "paused", `paused by ${run.paused}`));
+  if (run.paused !== "") found.push(problem("warn", "paused", `paused ${run.paused}`));
   const silent = regions.flatMap((region) => silence(region, feed.coreNow()));
   found.push(...silent.sort((one, other) => other.dead - one.dead || other.longest - one.longest));
+  if (run.reachable && total(run.learners) === 0) {
+    found.push(problem("warn", "empty", "no learner has joined yet", "#learners"));
+  }
   if (run.paused === "" && total(run.learners) > 0 && !run.learners.live) {
-    found.push(problem("bad", "nobody", "no learner is live", "#learners"));
+    const over = !run.learners.joining && !run.learners.silent;
+    found.push(problem(over ? "warn" : "bad", "nobody", over ? "all learners have left" : "no learner is live", "#learners"));
   }
-  for (const trouble of run.troubles) {
-    const evicted = / is evicted: /.test(trouble); // an operator's doing: to be seen, not to be alarmed by
-    found.push(problem(evicted ? "warn" : "bad", trouble, clipped(trouble)));
-  }
+  for (const trouble of run.troubles) found.push(problem("bad", trouble, clipped(trouble)));
   const { recent } = run.goodput;
   if (recent !== null && recent < LOW_GOODPUT && run.paused === "") {
     found.push(problem("warn", "goodput", `goodput of the last five minutes is ${ratio(recent)}`));
   }
   const { budget_gb: budget, gb_per_month: month } = run.cost;
   if (budget !== null && month > budget) {
-    const words = `the WAN carries ${decimal(month, 0)} GB a month at this rate, the budget is ${decimal(budget, 0)} GB`;
-    found.push(problem("warn", "budget", words));
+    const rate = `the WAN carries ${decimal(month, 0)} GB a month at this rate`;
+    found.push(problem("warn", "budget", `${rate}, the budget is ${decimal(budget, 0)} GB`));
   }
   return found.sort((one, other) => rank(one) - rank(other));
 }
@@ -68,10 +69,11 @@ function silence(region, now) {
   const longest = Math.max(0, ...since.map((dot) => (dot.since === null ? 0 : now - dot.since)));
   const here = total(region.learners) - (region.learners.left ?? 0) - (region.learners.evicted ?? 0);
   const dead = silent === here;
+  const where = region.region ? `region ${region.region}` : regionName("");
   const long = longest > 0 ? ` for ${about(longest)}` : "";
-  let words = `${plural(silent, "learner")} of region ${region.region} silent, the longest${long}`;
-  let link = `${regionLink(region.region)}&state=silent`;
-  if (dead && silent > 1) words = `region ${region.region}: all ${plural(silent, "learner")} silent${long}`;
+  let words = `${plural(silent, "learner")} of ${where} silent, the longest${long}`;
+  let link = region.region ? `${regionLink(region.region)}&state=silent` : "#learners?state=silent";
+  if (dead && silent > 1) words = `${where}: all ${plural(silent, "learner")} silent${long}`;
   else if (silent === 1 && since.length > 0) {
     words = `learner ${since[0].learner} silent${long}`;
     link = learnerLink(since[0].learner);

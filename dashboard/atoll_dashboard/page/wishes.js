@@ -15,8 +15,8 @@ export const pause = () => ({
   act: "pause",
   title: "Pause the run?",
   words: [
-    "No new round opens. Rounds that are open close as usual, and what was acknowledged is merged.",
-    "Learners train on alone; what they train is sent when the run is resumed.",
+    "Learners stand in step() and no round opens, until the run is resumed. Nothing is lost.",
+    "A core that is started again meanwhile is paused too.",
   ],
   reason: true,
   yes: "Yes, pause",
@@ -26,7 +26,7 @@ export const pause = () => ({
 export const resume = () => ({
   act: "resume",
   title: "Resume the run?",
-  words: ["Rounds open again, and learners send what they have trained meanwhile."],
+  words: ["Learners go on with their next step, and rounds open again."],
   yes: "Yes, resume",
   body: () => ({}),
 });

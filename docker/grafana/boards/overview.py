@@ -91,10 +91,10 @@ def _why() -> list[Panel]:
     }
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     return [
-        lines("Lost learners, by cause", "Learner-seconds lost in each second; a silent learner is other until it is back, and then down.",
-              "none", lost, stacked=True),
-        lines("Where a round's time goes", "Mean seconds of each stage; the core learns of an adoption with the learner's next report.",
-              "s", mean, stacked=True),
+        lines("Lost learners, by cause", "Learner-seconds lost in each second; a silent learner is other until it is "
+              "back, and then down.", "none", lost, stacked=True),
+        lines("Where a round's time goes", "Mean seconds of each stage; the core learns of an adoption with the "
+              "learner's next report.", "s", mean, stacked=True),
         lines("Why rounds close", "Rounds a minute: everybody answered, the grace window or the deadline passed, or "
               "nobody was left.", "none", closed, stacked=True),
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 {{- .Values.fullnameOverride | default $own | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* Those below take (list $ "core"), "front" or "learner". */}}
+{{/* Those below take (list $ "core"), "front", "learner" or "dashboard". */}}
 
 {{- define "atoll.name" -}}
 {{- printf "%s-%s" (include "atoll.fullname" (first .)) (last .) -}}
@@ -135,7 +135,7 @@ spec:
     - {name: grpc, port: {{ index . 1 }}, targetPort: grpc, protocol: TCP}
 {{- end }}
 
-{{/* What a certificate of a core or front is for, a host a line; localhost: through `kubectl port-forward`. */}}
+{{/* By what names a core, front or dashboard is called, one a line; localhost: through `kubectl port-forward`. */}}
 {{- define "atoll.ownHosts" -}}
 {{- $service := include "atoll.name" . -}}
 {{- $namespace := (first .).Release.Namespace -}}
@@ -146,12 +146,22 @@ localhost
 {{- range (get (first .).Values (last .)).hosts }}
 {{ . }}
 {{- end }}
+{{- if and (eq (last .) "dashboard") (first .).Values.dashboard.ingress.enabled }}
+{{ (first .).Values.dashboard.ingress.host }}
+{{- end }}
 {{- end }}
 
 {{/* HOST:PORT of the core that fronts call. */}}
 {{- define "atoll.coreAddress" -}}
 {{- $own := ternary (printf "%s:7070" (include "atoll.name" (list . "core"))) "" .Values.core.enabled -}}
 {{- .Values.front.core | default $own | required "front.core is required without core.enabled: give the core's HOST:PORT" -}}
+{{- end }}
+
+{{/* HOST:PORT of the core that the dashboard asks. */}}
+{{- define "atoll.dashboardServer" -}}
+{{- $own := ternary (printf "%s:7070" (include "atoll.name" (list . "core"))) "" .Values.core.enabled -}}
+{{- $said := "dashboard.server is required without core.enabled: give the core's HOST:PORT" -}}
+{{- .Values.dashboard.server | default $own | required $said -}}
 {{- end }}
 
 {{/* Which component of this release learners call: front, core, or none. */}}

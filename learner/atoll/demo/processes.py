@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll_wire.errors import UserError
 
 ATOLL = [sys.executable, "-m", "atoll.command"]
-SERVING = re.compile(r"atoll (?:core|front|relay) serves (\S+)")
+SERVING = re.compile(r"atoll (?:core|front|relay|dashboard) serves (\S+)")
 START_S, STOP_S = 120.0, 40.0
 
 
@@ -80,12 +80,18 @@ class Children:
         child = self.start(name, [*ATOLL, "front", "--listen", listen, "--core", core, *options], piped=True)
         return child, self.serving(child)
 
+    def start_dashboard(self, listen: str, server: str, options: Sequence[str] = ()) -> tuple[Child, str]:
+        """Starts a dashboard and waits until it serves; returns its URL."""
+        command = [*ATOLL, "dashboard", "--listen", listen, "--server", server, *options]
+        child = self.start("dashboard", command, piped=True)
+        return child, self.serving(child)
+
     def launch_core(self, name: str, directory: Path, listen: str, options: list[str]) -> Child:
         """Starts a core and does not wait for it."""
         return self.start(name, [*ATOLL, "core", "--dir", str(directory), "--listen", listen, *options], piped=True)
 
     def serving(self, child: Child) -> str:
-        """Waits until a core or front serves; returns its address."""
+        """Waits until a core, front or dashboard serves; returns its address."""
         stream, deadline = child.process.stdout, time.monotonic() + START_S
         assert stream is not None, "a core's output is read"
         while time.monotonic() < deadline:

@@ -9,6 +9,7 @@ import { poller } from "../poll.js";
 import { receiptColumns } from "../receipts.js";
 import { makeTable } from "../table.js";
 import { timeline } from "../timeline.js";
+import { regionName } from "../words.js";
 import * as wishes from "../wishes.js";
 import { card, updateFacts } from "./overview.js";
 
@@ -114,7 +115,7 @@ export function learnerView(section, acts) {
 
 function factsOf(learner) {
   return [
-    ["Region", learner.region],
+    ["Region", regionName(learner.region)],
     ["Incarnation", count(learner.incarnation)],
     ["Inner steps", count(learner.steps)],
     ["Seconds a step", decimal(learner.step_time_s, 3)],

@@ -7,23 +7,23 @@ import { clipped, count, decimal, ratio, short, span } from "../format.js";
 import { poller } from "../poll.js";
 import { keepQuery } from "../router.js";
 import { figures, linked, makePager, makeTable, signed, words } from "../table.js";
-import { learnerLink, regionLink, STATES } from "../words.js";
+import { learnerLink, regionLink, regionName, STATES } from "../words.js";
 
 const LIMIT = 50;
 const EVERY_MS = 2000;
 // What one wants to see first when one sorts by it: the most, not the least.
-const DOWNWARD = ["steps", "tokens", "tokens_per_s", "loss", "lost", "heard"];
+const DOWNWARD = ["steps", "tokens_per_s", "loss", "lost", "heard"];
 
 const columns = [
   linked("Learner", (each) => each.learner, (each) => learnerLink(each.learner), { sort: "learner" }),
   signed("State", (each) => each.state, { sort: "state" }),
-  linked("Region", (each) => each.region, (each) => regionLink(each.region), { sort: "region" }),
+  linked("Region", (each) => regionName(each.region), (each) => regionLink(each.region), { sort: "region" }),
   figures("Goodput", (each) => ratio(each.goodput), { sort: "goodput" }),
   figures("Lost", (each) => span(each.lost_total_s), { sort: "lost" }),
   figures("Tokens/s", (each) => short(each.tokens_per_s), { sort: "tokens_per_s" }),
   figures("Loss", (each) => decimal(each.loss, 3), { sort: "loss" }),
   figures("Steps", (each) => count(each.steps), { sort: "steps", minor: true }),
-  figures("Tokens", (each) => short(each.tokens), { sort: "tokens", minor: true }),
+  figures("Tokens", (each) => short(each.tokens), { minor: true }),
   figures("Heard", (each) => `${span(each.heard_s)} ago`, { sort: "heard" }),
   words("Waited for", (each) => clipped(each.waiting_for, 80), { minor: true, wide: true }),
 ];
@@ -69,7 +69,7 @@ export function learnersView(section) {
 
   return {
     arrive({ query }) {
-      const sort = columns.some((column) => column.sort === query.sort) ? query.sort : "trouble";
+      const sort = columns.some((column) => column.sort && column.sort === query.sort) ? query.sort : "trouble";
       asked = {
         region: query.region ?? "", state: STATES.includes(query.state) ? query.state : "",
         search: query.search ?? "", sort, descending: query.descending === "true",
@@ -79,7 +79,7 @@ export function learnersView(section) {
       page.start();
     },
     leave: () => page.stop(),
-    update: (feed) => regions.options(feed.now.regions.map((region) => region.region)),
+    update: (feed) => regions.options(feed.now.regions.map((region) => region.region).filter(Boolean)),
     refresh: () => page.again(),
   };
 }

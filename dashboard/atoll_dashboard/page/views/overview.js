@@ -9,7 +9,7 @@ import { lostBar } from "../lost.js";
 import { poller } from "../poll.js";
 import { figures, linked, makeTable, words } from "../table.js";
 import { problems, problemSign } from "../verdict.js";
-import { regionLink, stateWords } from "../words.js";
+import { regionLink, regionName, stateWords } from "../words.js";
 import * as wishes from "../wishes.js";
 
 const HISTORY_MS = 5000;
@@ -125,7 +125,8 @@ function makeWan() {
         ["Up", `${rate(wire.up_bytes_per_s)}, ${bytes(wire.up_bytes)} so far`],
         ["Down", `${rate(wire.down_bytes_per_s)}, ${bytes(wire.down_bytes)} so far`],
         ["Whole fragments", `${bytes(wire.whole_bytes)} so far`],
-        ["Cost", `${money(cost.total)} so far at ${money(cost.price_per_gb, true)} per GB, ${money(cost.per_day)} a day now`],
+        ["Cost", `${money(cost.total)} so far, ${money(cost.per_day)} a day now`],
+        ["Price", `${money(cost.price_per_gb, true)} per GB, up and down`],
       ]);
       const { budget_gb: budget, gb_per_month: month } = cost;
       const at = `At this rate ${decimal(month, 0)} GB a month`;
@@ -150,7 +151,8 @@ function facts(run) {
     ["Parameters", `${short(run.parameters)} in ${plural(run.fragments, "fragment")}`],
     ["Inner steps between syncs (H)", count(run.inner_steps)],
     ["Overlap (tau)", `${decimal(run.overlap_steps, 1)} steps`],
-    ["Codec", `${run.codec}; bits a parameter: ${decimal(run.wire.up_bits, 2)} up, ${decimal(run.wire.down_bits, 2)} down`],
+    ["Codec", run.codec],
+    ["Bits a parameter", `${decimal(run.wire.up_bits, 2)} up, ${decimal(run.wire.down_bits, 2)} down`],
     ["Outer steps", count(run.outer_steps)],
     ["Tokens", `${short(run.tokens_trained)} trained, ${percent(run.tokens_merged, run.tokens_trained)} merged`],
     ["Contributions", `${count(sums.accepted)} accepted: ${count(sums.merged)} merged, ${count(sums.pending)} pending, `
@@ -165,7 +167,7 @@ function regionTable() {
     caption: "Regions",
     key: (region) => region.region,
     columns: [
-      linked("Region", (region) => region.region, (region) => regionLink(region.region)),
+      linked("Region", (region) => regionName(region.region), (region) => regionLink(region.region)),
       words("Learners", (region) => stateWords(region.learners)),
       figures("Goodput", (region) => ratio(region.goodput)),
       figures("Tokens/s", (region) => short(region.tokens_per_s)),

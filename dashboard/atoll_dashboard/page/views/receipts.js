@@ -13,16 +13,15 @@ const LIMIT = 50;
 const EVERY_MS = 2000;
 
 export function receiptsView(section) {
-  let asked = { learner: "", fate: "", fragment: "", before: null };
+  let asked = { learner: "", fate: "", before: null };
   let older = null;
   const learner = search("Learner's name", (words) => change({ learner: words }));
   const fate = choice("Fate", "All fates", FATES, (value) => change({ fate: value }));
-  const fragment = search("Fragment's number", (words) => change({ fragment: /^\d+$/.test(words) ? words : "" }));
   const table = makeTable({ caption: "Receipts", columns: receiptColumns(true), key: (receipt) => receipt.number });
   const newest = h("button", { type: "button", onclick: () => change({}) }, "Newest receipts");
   const back = h("button", { type: "button", onclick: () => change({ before: older }) }, "Older receipts");
   section.append(
-    h("div", { class: "filters" }, learner.node, fate.node, fragment.node), table.node,
+    h("div", { class: "filters" }, learner.node, fate.node), table.node,
     h("div", { class: "pager" }, newest, back),
   );
   const page = poller((signal) => get(["receipts"], { ...asked, limit: LIMIT }, signal), (answer) => {
@@ -41,7 +40,6 @@ export function receiptsView(section) {
   function showAsked() {
     learner.set(asked.learner);
     fate.set(asked.fate);
-    fragment.set(asked.fragment);
     newest.disabled = asked.before === null;
     back.disabled = older === null;
     set(newest, "title", asked.before === null ? "These are the newest" : null);
@@ -51,7 +49,6 @@ export function receiptsView(section) {
     arrive({ query }) {
       asked = {
         learner: query.learner ?? "", fate: FATES.includes(query.fate) ? query.fate : "",
-        fragment: /^\d+$/.test(query.fragment) ? query.fragment : "",
         before: /^\d+$/.test(query.before) ? query.before : null,
       };
       showAsked();

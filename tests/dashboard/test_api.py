@@ -1,0 +1,229 @@
+"""The JSON API over a real core: what it says is what the core says, acts need a token, and a dead core is said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import urllib.request
+
+import pytest
+from atoll_wire import outer_pb2 as pb
+
+from tests.dashboard.house import LEARNERS, House, house
+from tests.end_to_end.world import eventually
+
+
+@pytest.fixture(scope="module")
+def lived_in(tmp_path_factory):
+    with house(tmp_path_factory.mktemp("house")) as it:
+        eventually(lambda: it.look("run")["contributions"]["merged"] > 30, 60)
+        eventually(lambda: it.look("run")["tokens_per_s"] > 0)
+        yield it
+
+
+def test_the_run_is_told_as_the_core_tells_it(lived_in: House):
+    with lived_in.core.access.dial_and_wait(lived_in.core.address) as channel:
+        from atoll_wire import outer_pb2_grpc as rpc
+
+        shown = (("authorization", f"Bearer {lived_in.token}"),)
+        before = rpc.OperatorStub(channel).Status(pb.StatusRequest(), metadata=shown)
+        run = lived_in.look("run")
+        after = rpc.OperatorStub(channel).Status(pb.StatusRequest(), metadata=shown)
+    assert (run["run"], run["parameters"], run["fragments"], run["codec"]) == (before.run, 2896, 4, "int4")
+    assert run["tokens_trained"] <= after.tokens_trained
+    assert run["reachable"]
+    assert run["problem"] == ""
+    assert run["age_s"] < 5
+    assert run["acts"]
+    assert run["learners"] == {"live": 3, "paused": 0, "joining": 0, "silent": 0, "left": 0, "evicted": 0}
+    assert run["cost"]["budget_gb"] == 100
+    wire = run["wire"]
+    total = wire["up_bytes"] + wire["down_bytes"] + wire["whole_bytes"]
+    assert run["cost"]["total"] == pytest.approx(0.09e-9 * total)
+    assert 2 < wire["up_bits"] < 8
+
+
+def test_regions_learners_and_fragments(lived_in: House):
+    regions = {each["region"]: each for each in lived_in.look("regions")}
+    assert {name: each["learners"]["live"] for name, each in regions.items()} == {"eu": 2, "us": 1}
+    assert [dot["learner"] for dot in regions["eu"]["dots"]] == ["eu-1", "eu-2"]
+    page = lived_in.look("learners?sort=steps&descending=true&limit=2")
+    assert (page["total"], len(page["items"])) == (3, 2)
+    steps = [each["steps"] for each in lived_in.look("learners?sort=steps")["items"]]
+    assert steps == sorted(steps)
+    assert [each["learner"] for each in lived_in.look("learners?region=us")["items"]] == ["us-1"]
+    assert [each["learner"] for each in lived_in.look("learners?search=EU-2")["items"]] == ["eu-2"]
+    assert lived_in.look("learners?state=silent") == {"total": 0, "offset": 0, "items": []}
+    one = lived_in.look("learners/eu-1")
+    assert one["loss"] > 0
+    assert one["region"] == "eu"
+    assert lived_in.ask("learners/nobody") == (404, {"detail": 'this run has no learner "nobody"'})
+    fragments = lived_in.look("fragments?limit=3")
+    assert fragments["total"] == 4
+    assert sum(each["parameters"] for each in lived_in.look("fragments")["items"]) == 2896
+    assert all(each["version"] > 0 and each["anchor_age_s"] >= 0 for each in fragments["items"])
+    assert lived_in.ask("learners?sort=nonsense")[0] == 422
+    assert lived_in.ask("learners?limit=100000")[0] == 422
+
+
+def test_rounds_receipts_and_events(lived_in: House):
+    rounds = [each for each in lived_in.look("rounds?last=20") if each["outcome"] == "merged"]
+    assert rounds
+    for each in rounds:
+        assert each["opened_at"] <= each["closed_at"] <= each["merged_at"] <= each["published_at"]
+        assert {answer["learner"] for answer in each["answers"]} <= {name for name, *_ in LEARNERS}
+    mine = lived_in.look("rounds?last=5&learner=us-1")
+    assert all([answer["learner"] for answer in each["answers"]] == ["us-1"] for each in mine)
+    first = lived_in.look("receipts?limit=5")
+    second = lived_in.look(f"receipts?limit=5&before={first['before']}")
+    numbers = [each["number"] for each in first["items"] + second["items"]]
+    assert numbers == sorted(numbers, reverse=True)
+    assert len(set(numbers)) == 10
+    assert {each["learner"] for each in lived_in.look("receipts?learner=eu-1&fate=merged")["items"]} == {"eu-1"}
+    events = lived_in.look("events")
+    assert {("joined", "eu-1"), ("joined", "us-1"), ("core", "")} <= {(e["kind"], e["learner"]) for e in events}
+    assert lived_in.look(f"events?after={events[0]['number']}") == []
+
+
+def test_the_stream_says_it_every_second(lived_in: House):
+    with urllib.request.urlopen(f"{lived_in.url}/api/live", timeout=20) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = (line.decode() for line in stream)
+        told = [json.loads(line.removeprefix("data: ")) for line in _some(lines, 3)]
+    assert [each["run"]["run"] for each in told] == [lived_in.look("run")["run"]] * 3
+    trained = [each["run"]["tokens_trained"] for each in told]
+    assert trained[0] < trained[2]
+    assert {each["region"] for each in told[-1]["regions"]} == {"eu", "us"}
+    assert told[-1]["rounds"]
+    history = lived_in.look("history")
+    assert len({len(column) for column in history.values()}) == 1
+    assert any(value is not None for value in history["loss"])
+    assert len(lived_in.look("learners/eu-1/history")["at"]) > 0
+
+
+def _some(lines, count: int):
+    for line in lines:
+        if line.startswith("data: "):
+            yield line
+            count -= 1
+            if not count:
+                return
+
+
+def test_acts_need_an_operators_token_and_the_core_writes_down_who_acted(lived_in: House):
+    for token in ("", "nonsense", "ä"):
+        status, told = lived_in.act("evict", token=token.encode().decode("latin-1"), learner="eu-2", reason="no")
+        assert status == 401, told
+        assert "token" in told["detail"]
+    assert lived_in.look("learners/eu-2")["state"] == "live"
+    status, told = lived_in.act("evict", learner="nobody")
+    assert (status, told["detail"]) == (404, 'this run has no learner "nobody": see `atoll status`')
+    assert lived_in.act("evict", learner="eu-2", reason="night") == (200, {"said": "eu-2 was evicted"})
+    lived_in.trainees["eu-2"].join(20)
+    assert "was evicted (night)" in str(lived_in.trainees["eu-2"].error)
+    eventually(lambda: lived_in.look("learners/eu-2")["state"] == "evicted")
+    assert lived_in.act("readmit", learner="eu-2") == (200, {"said": "eu-2 may join again"})
+    lived_in.learn("eu-2", "eu", 0.03)
+    eventually(lambda: lived_in.look("learners/eu-2")["state"] == "live", 30)
+    status, told = lived_in.act("checkpoint")
+    assert status == 200, told
+    assert lived_in.look("checkpoints")[0]["outer_steps"] > 0
+    assert lived_in.act("pause", reason="night")[0] == 200
+    eventually(lambda: lived_in.look("run")["paused"] == "by ann: night")
+    assert lived_in.act("resume") == (200, {"said": "the run goes on"})
+    eventually(lambda: lived_in.look("run")["paused"] == "")
+    acts = [json.loads(line) for line in (lived_in.core.directory / "audit.jsonl").read_text().splitlines()]
+    assert [(each["act"], each["operator"]) for each in acts if each["act"] in {"evict", "pause", "resume"}] == [
+        ("evict", "ann"), ("evict", "ann"), ("pause", "ann"), ("resume", "ann"),
+    ]  # fmt: skip
+
+
+def test_the_model_is_downloaded_once_with_a_ticket_that_a_token_buys(lived_in: House):
+    assert lived_in.act("download-ticket", token="")[0] == 401
+    url = lived_in.act("download-ticket")[1]["url"]
+    with urllib.request.urlopen(f"{lived_in.url}/{url}", timeout=20) as answer:
+        model = answer.read()
+        assert "attachment" in answer.headers["content-disposition"]
+    (size,) = struct.unpack("<Q", model[:8])
+    header = json.loads(model[8 : 8 + size])
+    assert header["0.weight"]["shape"] == [32, 16]
+    assert lived_in.ask(url.removeprefix("api/"))[0] == 403, "a link is good once"
+    worthless = lived_in.act("download-ticket", token="nonsense")
+    assert worthless[0] == 200, "the core judges a token when it is used"
+    assert lived_in.ask(worthless[1]["url"].removeprefix("api/"))[0] == 401
+
+
+def test_strange_names_of_hosts_and_what_browsers_must_know(lived_in: House):
+    request = urllib.request.Request(f"{lived_in.url}/api/run", headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=20)
+    assert refused.value.code == 421
+    with urllib.request.urlopen(f"{lived_in.url}/", timeout=20) as answer:
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    with urllib.request.urlopen(f"{lived_in.url}/api/openapi.json", timeout=20) as answer:
+        paths = json.loads(answer.read())["paths"]
+    assert {"/api/run", "/api/receipts", "/api/acts/evict"} <= set(paths)
+
+
+def test_streams_that_hang_up_are_let_go(lived_in: House):
+    host, _, port = lived_in.url.removeprefix("http://").partition(":")
+    for _ in range(300):  # more than may be open at a time
+        with contextlib.closing(socket.create_connection((host, int(port)))) as connection:
+            connection.sendall(b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(64).startswith(b"HTTP/1.1 200")
+
+
+def test_a_core_that_dies_is_said_and_one_that_comes_back_is_shown_again(tmp_path):
+    with house(tmp_path) as it:
+        eventually(lambda: it.look("run")["contributions"]["merged"] > 5, 60)
+        before, events = it.look("run"), it.look("events")
+        it.core.kill()
+        eventually(lambda: not it.look("run")["reachable"])
+        away = it.look("run")
+        assert away["problem"].startswith(f"no core answers at {it.core.address}")
+        assert away["tokens_trained"] >= before["tokens_trained"], "what was seen last stays"
+        eventually(lambda: it.look("run")["age_s"] > 2)
+        status, told = it.ask("receipts")
+        assert (status, told["detail"]) == (503, away["problem"])
+        assert it.act("pause", reason="x")[0] == 503
+        it.core.start()
+        eventually(lambda: it.look("run")["reachable"] and it.look("run")["epoch"] == before["epoch"] + 1)
+        eventually(lambda: it.look("run")["learners"]["live"] == 3, 40)
+        after = it.look("events")
+        assert next(each["text"] for each in after if each["kind"] == "core") == "the core started: epoch 2"
+        assert [each["number"] for each in after][-len(events) :] == [each["number"] for each in events], "none is lost"
+        it.group.stop(it.dashboard)
+        assert it.dashboard.process.returncode == 0
+
+
+def test_without_tokens_nothing_can_be_done_and_the_page_says_what_to_do(tmp_path):
+    from atoll.demo.processes import children
+
+    from tests.end_to_end.world import Core
+
+    with children(tmp_path) as group:
+        core = Core(group, tmp_path / "run", [])
+        _, url = group.start_dashboard("127.0.0.1:0", core.address)
+        it = House(core, group, "", url, None)  # type: ignore[arg-type]
+        eventually(lambda: it.look("run")["reachable"])
+        run = it.look("run")
+        assert not run["acts"]
+        assert "--operator-tokens" in run["acts_problem"]
+        assert it.act("pause", token="x", reason="x") == (409, {"detail": run["acts_problem"]})
+
+
+def test_what_cannot_be_served_is_said_in_a_line(tmp_path):
+    from tests.end_to_end.test_operators import atoll
+
+    for options, said in (
+        (["--listen", "0.0.0.0:0"], "error: --listen 0.0.0.0:0 is not loopback: put a proxy with TLS before it"),
+        (["--listen", "127.0.0.1:99999"], "error: --listen 127.0.0.1:99999 cannot be bound"),
+        (["--server", "core.example.com:7070"], "error: core.example.com:7070 is not loopback: give --tls DIR"),
+        (["--tls", str(tmp_path)], f"error: --tls {tmp_path}: ca.pem cannot be read"),
+    ):
+        done = atoll("dashboard", *options)
+        assert done.returncode == 1
+        assert done.stderr.startswith(said), done.stderr

@@ -1,0 +1,47 @@
+"""Columns that never grow beyond their size, and rates of sums."""
+
+from __future__ import annotations
+
+from atoll_dashboard.history import History, Rates
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_a_history_thins_out_and_keeps_its_ends():
+    history: History[str] = History(100)
+    for second in range(5000):
+        history.add(float(second), {"a": float(second)} | ({"late": 1.0} if second > 4000 else {}))
+    assert 40 <= len(history.at) <= 100
+    assert history.at[0] == 0.0
+    assert history.at[-1] > 4900
+    assert history.column("a") == list(history.at), "a column stays beside its times"
+    assert history.column("late")[0] is None
+    assert history.column("late")[-1] == 1.0
+    assert history.column("nobody") == [None] * len(history.at)
+    steps = [later - earlier for earlier, later in zip(history.at, history.at[1:], strict=False)]
+    assert max(steps) <= 3 * min(steps), "evenly"
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=200), st.integers(2, 20))
+def test_whatever_comes_columns_are_as_long_as_their_times(gaps, most):
+    history: History[str] = History(most)
+    at = 0.0
+    for number, gap in enumerate(gaps):
+        at += gap
+        history.add(at, {str(number % 3): gap})
+        assert len(history.at) <= most
+        assert all(len(history.column(str(name))) == len(history.at) for name in range(3))
+
+
+def test_rates_are_of_the_window_and_a_restarted_core_is_no_negative_one():
+    rates: Rates[str] = Rates(10.0)
+    assert rates.rate("a") == 0.0
+    for second in range(31):
+        rates.add(float(second), {"a": 5.0 * second, "b": 100.0 if second < 25 else 150.0})
+    assert rates.rate("a") == 5.0
+    assert rates.rate("b") == 5.0
+    assert rates.rate("new") == 0.0
+    rates.add(31.0, {"a": 100.0})
+    assert rates.rate("a") == 0.0
+    rates.add(31.0, {"a": 1e9})
+    assert rates.rate("a") == 0.0, "a look at the same moment says nothing new"
