@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 ROOT = Path(__file__).parent.parent
 BESIDE = [*ROOT.glob("*.md"), *ROOT.glob("records/*/README.md")]
@@ -93,35 +93,36 @@ def commands() -> Iterator[str]:
     yield from described("atoll", typer.main.get_command(app))
 
 
-def described(name: str, command: Any) -> Iterator[str]:
+def described(name: str, command: TyperCommand | TyperGroup) -> Iterator[str]:
     """A command, or those of a group."""
-    if hasattr(command, "commands"):
+    if isinstance(command, TyperGroup):
         for part in command.commands.values():
             yield from described(f"{name} {part.name}", part)
         return
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+    arguments = [each for each in command.params if isinstance(each, TyperArgument)]
+    options = [each for each in command.params if isinstance(each, TyperOption) and not each.hidden]
     yield from ("", f"### {name}", "", " ".join((command.help or "").split()), "")
     usage = " ".join([name, *(each.name.upper() for each in arguments), "[OPTIONS]"])
     yield from ("```", usage, "```", "")
     panels = dict.fromkeys(each.rich_help_panel for each in options)
     for panel in sorted(panels, key=lambda panel: panel is not None):
         yield from (f"**{panel}**", "") if panel else ()
-        yield from ("| option | default | in the environment | |", "|---|---|---|---|")
+        yield from ("| option | meaning [default] | in the environment |", "|---|---|---|")
         for each in (each for each in options if each.rich_help_panel == panel):
+            option = " / ".join([*each.opts, *each.secondary_opts])
             variable = each.envvar or f"{name} {each.name}".replace(" ", "_").upper()
-            yield f"| `{' / '.join([*each.opts, *each.secondary_opts])}` | {default(each)} | `{variable}` | {text(each.help)} |"
+            yield f"| `{option}` | {text(each.help)}{default(each)} | `{variable}` |"
         yield ""
 
 
-def default(option: Any) -> str:
-    """What an option is without being given."""
+def default(option: TyperOption) -> str:
+    """What an option is without being given, if that says something."""
     value = option.default
     if option.required:
-        return "must be given"
-    if value is None or value == "" or value == [] or value is False or callable(value):
+        return " Must be given."
+    if (not value and value != 0) or value is False or callable(value):
         return ""
-    return f"`{' '.join(map(str, value)) if isinstance(value, list | tuple) else value}`"
+    return f" \\[{' '.join(map(str, value)) if isinstance(value, list | tuple) else value}]"
 
 
 def text(said: str | None) -> str:

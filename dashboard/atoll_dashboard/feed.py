@@ -24,6 +24,7 @@ EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # between two looks: while somebody watch
 SHARE = 0.1  # of the time at most that a core is kept busy with looks
 WATCHED_S = 10.0  # after somebody asked
 TOKENS_WINDOW_S, BYTES_WINDOW_S, RECENT_S = 10.0, 60.0, 300.0
+LEAST_RECENT_S = 60.0  # a run that begins is not judged by its joining
 ROUNDS, DOTS, MOST_EVENTS, LEARNER_POINTS = 12, 48, 5000, 240
 MONTH_S = 30 * 86400.0
 TOKENS, UP, DOWN = "tokens", "up", "down"
@@ -158,7 +159,11 @@ class Feed:
         up, down = (sum(self._bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
         trained = [each for each in status.learners if each.state == "live" and math.isfinite(each.loss)]
         provisioned = self._seconds.grown("provisioned")
-        recent = self._seconds.grown("useful") / provisioned if provisioned > 1 else None
+        recent = (
+            self._seconds.grown("useful") / provisioned
+            if self._seconds.span_s() > LEAST_RECENT_S and provisioned
+            else None
+        )
         return Run(
             reachable=not self.problem, problem=self.problem, age_s=min(now - self.seen.at, now - self._began),
             at=status.at, run=status.run, generation=status.generation, epoch=status.epoch, uptime_s=status.uptime_s,

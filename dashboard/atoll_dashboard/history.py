@@ -59,14 +59,15 @@ class Rates(Generic[K]):
             self._seen.popleft()
 
     def grown(self, name: K) -> float:
-        """By how much it grew within the window; a sum that fell (a restarted core) did not grow."""
+        """By how much it grew within the window, from 0 where it is new; one that fell (a restarted core) did not."""
         if len(self._seen) < 2:
             return 0.0
-        newest = self._seen[-1][1].get(name, 0.0)
-        return max(0.0, newest - self._seen[0][1].get(name, newest))
+        return max(0.0, self._seen[-1][1].get(name, 0.0) - self._seen[0][1].get(name, 0.0))
+
+    def span_s(self) -> float:
+        """That was seen so far; the window at most, or what lies between two looks."""
+        return self._seen[-1][0] - self._seen[0][0] if self._seen else 0.0
 
     def rate(self, name: K) -> float:
         """A second."""
-        if len(self._seen) < 2:
-            return 0.0
-        return self.grown(name) / (self._seen[-1][0] - self._seen[0][0])
+        return self.grown(name) / self.span_s() if len(self._seen) > 1 else 0.0

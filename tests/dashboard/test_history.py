@@ -40,7 +40,9 @@ def test_rates_are_of_the_window_and_a_restarted_core_is_no_negative_one():
         rates.add(float(second), {"a": 5.0 * second, "b": 100.0 if second < 25 else 150.0})
     assert rates.rate("a") == 5.0
     assert rates.rate("b") == 5.0
-    assert rates.rate("new") == 0.0
+    assert rates.rate("nobody") == 0.0
+    rates.add(30.5, {"a": 152.5, "new": 21.0})
+    assert rates.grown("new") == 21.0
     rates.add(31.0, {"a": 100.0})
     assert rates.rate("a") == 0.0
     rates.add(31.0, {"a": 1e9})

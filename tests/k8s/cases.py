@@ -101,7 +101,8 @@ REFUSED: dict[str, tuple[Values, str]] = {
         "dashboard.server is required without core.enabled",
     ),
     "an ingress without a host": (
-        [{"dashboard": {"enabled": True, "ingress": {"enabled": True}}}], "dashboard.ingress.host is required",
+        [{"dashboard": {"enabled": True, "ingress": {"enabled": True}}}],
+        "dashboard.ingress.host is required",
     ),
     "an ingress that may not call": (
         [{"dashboard": {"enabled": True, "ingress": {"enabled": True, "host": "atoll.example.com"}}}],

@@ -1,4 +1,4 @@
-"""Packages and renders the chart with Helm's own engine, and validates what comes out: without a cluster or a helm binary.
+"""Packages and renders the chart with Helm's own engine, and validates what comes out: without cluster or helm binary.
 
 Run by Python 3.12 or newer with requirements.txt; nothing of Atoll is imported. Standard input: JSON, a list of
 `{"name": ..., "values": [a path or an object, ...]}`, later values over earlier ones. Standard output: JSON,

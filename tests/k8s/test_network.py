@@ -43,7 +43,8 @@ def _policy(answer: dict[str, Any], part: str) -> tuple[dict[int, list[str]], di
 
 
 def test_a_core_is_called_by_fronts_and_calls_nobody(rendered):
-    assert _policy(rendered["home"], "core") == ({7070: ["front", "dashboard", "203.0.113.0/24"], METRICS: [MONITORING]}, {})
+    called = {7070: ["front", "dashboard", "203.0.113.0/24"], METRICS: [MONITORING]}
+    assert _policy(rendered["home"], "core") == (called, {})
     assert _policy(rendered["default"], "core") == ({7070: ["front"], METRICS: [MONITORING]}, {})
 
 

@@ -63,7 +63,7 @@ export function makeHeader() {
     text(first, words.charAt(0).toUpperCase() + words.slice(1));
     set(first, "href", wrong[0]?.link ?? "#overview");
     show(more, wrong.length > 1);
-    text(more, `and ${wrong.length - 1} more`);
+    text(more, wrong.length > 1 ? `and ${wrong.length - 1} more` : "");
   }
 
   /** Says it aloud only when another thing is wrong, not each second. */

@@ -37,7 +37,8 @@ export function problems(feed) {
   }
   if (run.paused === "" && total(run.learners) > 0 && !run.learners.live) {
     const over = !run.learners.joining && !run.learners.silent;
-    found.push(problem(over ? "warn" : "bad", "nobody", over ? "all learners have left" : "no learner is live", "#learners"));
+    const words = over ? "all learners have left" : "no learner is live";
+    found.push(problem(over ? "warn" : "bad", "nobody", words, "#learners"));
   }
   for (const trouble of run.troubles) found.push(problem("bad", trouble, clipped(trouble)));
   const { recent } = run.goodput;

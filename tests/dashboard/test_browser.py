@@ -1,0 +1,186 @@
+"""The page in a real browser over a real run: each view, live; a dead learner, a dead core; acts with a token.
+
+Pictures of what was seen are left in build/pictures; docs and README show some of them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.dashboard.house import House, house
+from tests.end_to_end.world import eventually
+
+pytestmark = [pytest.mark.observe, pytest.mark.timeout(300)]
+
+PICTURES = Path(__file__).parent.parent.parent / "build/pictures"
+PAGE = Path(__file__).parent.parent.parent / "dashboard/atoll_dashboard/page"
+# Nothing is asked for beside what the test does: no updates, no safe browsing, no first-run pages.
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+VIEWS = ("Overview", "Learners", "Rounds", "Receipts", "Fragments", "Checkpoints", "Events")
+LARGEST_BYTES = 300_000
+SOON_MS = 20_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.fail("chromium is missing: install it (apt-get install chromium)", pytrace=False)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=QUIET)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def lived_in(tmp_path_factory):
+    with house(tmp_path_factory.mktemp("house")) as it:
+        it.learn("ap-1", "ap", 0.05)
+        eventually(lambda: it.look("run")["contributions"]["merged"] > 30, 60)
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        yield it
+
+
+@pytest.fixture
+def page(browser, lived_in) -> Iterator[Page]:
+    """Whatever the console says of errors, the page does not survive its test with it."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    found, complaints = context.new_page(), list[str]()
+    found.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    found.on("pageerror", lambda error: complaints.append(str(error)))
+    found.goto(lived_in.url)
+    yield found
+    context.close()
+    # What was refused on purpose, and a core that was killed on purpose, browsers write down as well.
+    strange = [each for each in complaints if not re.search(r"status of (401|503)|ERR_INCOMPLETE_CHUNKED", each)]
+    assert not strange, strange
+
+
+def go(page: Page, view: str) -> None:
+    page.get_by_role("navigation", name="Views").get_by_role("link", name=view, exact=True).click()
+    expect(page.get_by_role("region", name=view, exact=True)).to_be_visible()
+
+
+def test_each_view_renders_and_is_accessible_in_both_themes(page: Page, lived_in: House):
+    lived_in.act("checkpoint")
+    expect(page.locator("#verdict")).to_have_attribute("data-level", "good", timeout=SOON_MS)
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        for view in VIEWS:
+            go(page, view)
+            if view not in {"Overview", "Rounds", "Events"}:
+                expect(page.get_by_role("table", name=view).get_by_role("row").nth(1)).to_be_visible(timeout=SOON_MS)
+            page.screenshot(path=PICTURES / f"{view.lower()}-{theme}.png")
+            found = Axe().run(page)
+            serious = [each for each in found.response["violations"] if each["impact"] in {"serious", "critical"}]
+            assert not serious, f"{view}, {theme}: {found.generate_report()}"
+
+
+def test_figures_move_without_a_reload(page: Page):
+    page.evaluate("window.stillHere = true")
+    metrics = page.locator("#metrics")
+    expect(metrics).to_contain_text("Tokens/s")
+    go(page, "Learners")
+    steps = page.get_by_role("table", name="Learners").get_by_role("row").nth(1)
+    before = steps.inner_text()
+    expect(steps).not_to_have_text(before, timeout=SOON_MS)
+    go(page, "Rounds")
+    expect(page.get_by_role("list", name="Learners in this round").first).to_be_visible(timeout=SOON_MS)
+    assert page.evaluate("window.stillHere"), "the page was loaded again"
+
+
+def test_it_is_small_and_asks_nobody_else(page: Page, lived_in: House):
+    weight = sum(path.stat().st_size for path in PAGE.rglob("*") if path.is_file())
+    assert weight < LARGEST_BYTES
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.reload()
+    expect(page.locator("#run-id")).to_contain_text(lived_in.look("run")["run"], timeout=SOON_MS)
+    assert asked
+    assert all(url.startswith(lived_in.url) for url in asked), asked
+
+
+def test_it_fits_a_phone_and_obeys_the_keyboard(browser: Browser, lived_in: House):
+    context = browser.new_context(viewport={"width": 360, "height": 780}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(lived_in.url)
+    expect(page.locator("#run-id")).to_contain_text(lived_in.look("run")["run"], timeout=SOON_MS)
+    for view in VIEWS:
+        go(page, view)
+        page.screenshot(path=PICTURES / f"{view.lower()}-phone.png")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, f"{view} is wider than the screen"
+    go(page, "Overview")
+    page.get_by_role("link", name=re.compile("^us-1, ")).focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("region", name=re.compile("us-1"))).to_be_visible()
+    context.close()
+
+
+def test_an_act_needs_a_token_and_says_what_it_does(page: Page, lived_in: House):
+    def evict(token: str) -> None:
+        dialog = page.get_by_role("dialog", name="Evict eu-2?")
+        if not dialog.is_visible():
+            page.get_by_role("button", name="Evict eu-2").click()
+        dialog.get_by_label("Reason").fill("a test")
+        dialog.get_by_label("Operator's token").fill(token)
+        dialog.get_by_role("button", name="Yes, evict").click()
+
+    page.goto(f"{lived_in.url}/#learner/eu-2")
+    evict("nonsense")
+    expect(page.get_by_role("alert")).to_contain_text("the token is not known here", timeout=SOON_MS)
+    assert lived_in.look("learners/eu-2")["state"] == "live"
+    page.screenshot(path=PICTURES / "refused.png")
+    evict(lived_in.token)
+    expect(page.get_by_role("status")).to_contain_text("eu-2 was evicted", timeout=SOON_MS)
+    expect(page.get_by_role("button", name="Let eu-2 in again")).to_be_visible(timeout=SOON_MS)
+    lived_in.trainees["eu-2"].join(20)
+    assert "was evicted (a test)" in str(lived_in.trainees["eu-2"].error)
+    assert page.evaluate("localStorage.length + sessionStorage.length") == 0, "a token is kept nowhere"
+    go(page, "Events")
+    expect(page.get_by_role("list", name="Events, newest first")).to_contain_text(
+        "was evicted: a test", timeout=SOON_MS
+    )
+
+
+def test_a_dead_core_is_said_and_the_page_comes_back_by_itself(page: Page, lived_in: House):
+    expect(page.locator("#verdict")).not_to_contain_text("core not reachable", timeout=SOON_MS)
+    tokens = page.locator("#metrics").inner_text()
+    lived_in.core.kill()
+    expect(page.locator("#verdict")).to_contain_text("core not reachable since", ignore_case=True, timeout=SOON_MS)
+    expect(page.locator("#banner")).to_contain_text("no core answers at", timeout=SOON_MS)
+    expect(page.locator("body")).to_have_class(re.compile("old"), timeout=SOON_MS)
+    assert tokens
+    page.screenshot(path=PICTURES / "core-away.png")
+    lived_in.core.start()
+    expect(page.locator("body")).not_to_have_class(re.compile("old"), timeout=SOON_MS)
+    expect(page.locator("#verdict")).not_to_contain_text("core not reachable", timeout=SOON_MS)
+    go(page, "Events")
+    expect(page.get_by_role("list", name="Events, newest first")).to_contain_text(
+        "the core started: epoch 2", timeout=SOON_MS
+    )
+
+
+def test_who_is_down_since_when_and_what_it_cost_stands_on_the_overview(page: Page, lived_in: House):
+    us = lived_in.trainees["us-1"]
+    stopped = us._breath  # what its loop waits on between two steps
+    us._pace_s = 3600.0
+    try:
+        expect(page.locator("#verdict")).to_contain_text(re.compile("us-1 silent for", re.IGNORECASE), timeout=40_000)
+        expect(page.get_by_role("link", name=re.compile("^us-1, silent for"))).to_be_visible()
+        page.screenshot(path=PICTURES / "silent.png")
+        page.get_by_role("link", name=re.compile("^us-1, silent for")).click()
+        view = page.get_by_role("region", name=re.compile("us-1"))
+        expect(view).to_contain_text(re.compile("silent", re.IGNORECASE))
+        expect(view).to_contain_text(re.compile("lost", re.IGNORECASE))
+    finally:
+        us._pace_s = 0.02
+        stopped.set()
+        stopped.clear()
