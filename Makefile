@@ -46,6 +46,9 @@ test-k8s: $(READY) ## the chart by Helm's own engine, and the overlays
 test-compose: $(READY) ## docker/compose.yaml on the engine that DOCKER_HOST names
 	@$(BIN)/python -m pytest -m compose tests/compose $(ARGS)
 
+docs: $(READY) ## the documentation as a site, build/site; nothing on it comes from elsewhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lint: $(READY) ## ruff, mypy --strict, and whether generated code still fits the .proto
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

@@ -26,6 +26,7 @@ WATCHED_S = 10.0  # after somebody asked
 TOKENS_WINDOW_S, BYTES_WINDOW_S, RECENT_S = 10.0, 60.0, 300.0
 LEAST_RECENT_S = 60.0  # a run that begins is not judged by its joining
 ROUNDS, DOTS, MOST_EVENTS, LEARNER_POINTS = 12, 48, 5000, 240
+AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 MONTH_S = 30 * 86400.0
 TOKENS, UP, DOWN = "tokens", "up", "down"
 NO_TOKENS = (
@@ -233,6 +234,7 @@ class Feed:
 
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
     """What is wrong, and what helps."""
-    if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+    meant = any(key == "atoll-said" for key, _ in error.trailing_metadata() or ())  # a core's own word, with its cure
+    if error.code() in AWAY and not meant:
         return f"no core answers at {address}: it is down, or the way there is; learners train on"
     return f"the core at {address} refused: {error.details()}"

@@ -107,12 +107,13 @@ class Run(BaseModel):
 
 
 class Dot(BaseModel):
-    """A learner in the picture."""
+    """A learner in the picture. lost_s: of its time, so far."""
 
     learner: str
     state: State
     since: float | None
     uploading: bool
+    lost_s: float
 
 
 class Region(BaseModel):

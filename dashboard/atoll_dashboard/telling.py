@@ -77,7 +77,10 @@ def state(told: pb.LearnerStatus) -> State:
 
 def dot(told: pb.LearnerStatus) -> Dot:
     """A learner in the picture."""
-    return Dot(learner=told.learner, state=state(told), since=known(told.since), uploading=told.uploading)
+    lost_s = told.goodput.provisioned_s - told.goodput.useful_s
+    return Dot(
+        learner=told.learner, state=state(told), since=known(told.since), uploading=told.uploading, lost_s=lost_s
+    )
 
 
 def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:

@@ -29,7 +29,7 @@ from atoll.windows import Windows
 # Leaving waits so long for fates: open rounds close by then, and when everybody leaves at once no other would.
 LEAST_WAIT_S, WAIT_STEPS = 1.0, 4.0
 NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
-STAND_S = 5.0  # at most, until ranks agree again that the run is paused
+STAND_S = 1.0  # at most, until ranks agree again that the run is paused, and the time is told
 
 
 class Learner:

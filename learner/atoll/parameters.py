@@ -20,6 +20,7 @@ class Parameters:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model = model
+        _check_whole(model)
         names = _names(model)
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self.values: list[nn.Parameter] = []
@@ -84,6 +85,16 @@ class Parameters:
     def on_accelerator(self) -> bool:
         """Whether any parameter lies outside the host's memory."""
         return not all(value.is_cpu for value in self.values)
+
+
+def _check_whole(model: nn.Module) -> None:
+    """FSDP's first kind flattens parameters and gives each rank a part: looking at them is a collective, and hangs."""
+    for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise LearnerError(
+                f'"{name or "the model"}" is sharded (FullyShardedDataParallel): only whole parameters can be trained '
+                "for now, use DDP"
+            )
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:

@@ -217,7 +217,7 @@ class Presence:
                         self._fetcher.heard_of(line, version)
                     for opened in happening.current.open:
                         self._opened(opened)
-                    self._handover.pause(happening.current.paused.reason)
+                    self._pause(happening.current.paused.reason)
                 case "opened":
                     self._opened(happening.opened)
                 case "published":
@@ -227,9 +227,13 @@ class Presence:
                 case "receipt":
                     self._sender.decided(happening.receipt)
                 case "paused":
-                    self._handover.pause(happening.paused.reason)
+                    self._pause(happening.paused.reason)
                 case "shutting_down":
                     return
+
+    def _pause(self, reason: str) -> None:
+        self._counters.stands = reason
+        self._handover.pause(reason)
 
     def _opened(self, opened: pb.RoundOpened) -> None:
         if self.standing.line(opened.fragment).flight is not None:

@@ -17,7 +17,10 @@ STEP_SMOOTHING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`Learner.stats()`: one moment. Seconds, bytes of payloads, counts; versions: of each fragment's anchor."""
+    """`Learner.stats()`: one moment. Seconds, bytes of payloads, counts; versions: of each fragment's anchor.
+
+    stands: who paused the run and why, "" while it goes on.
+    """
 
     steps: int
     tokens: int
@@ -38,6 +41,7 @@ class Stats:
     mismatches: int
     connected: bool
     last_error: str
+    stands: str
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ class Counters:
     reconnects: int = 0
     connected: bool = False
     last_error: str = ""
+    stands: str = ""
     run_tokens: int = 0
     run_tokens_at: int = 0  # own tokens that are in run_tokens
 

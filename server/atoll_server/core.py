@@ -76,6 +76,7 @@ class Core:
 
     async def take_directory(self) -> None:
         """Warms up, then makes the directory this core's; a standby waits for it as long as another core lives."""
+        log.info("preparing kernels: the first start on a machine compiles them, for half a minute")
         await asyncio.to_thread(merge.warm_up)
         allocator.let_go_of_code("libllvmlite")  # 50 MiB that compile nothing any more
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process

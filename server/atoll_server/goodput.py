@@ -98,6 +98,8 @@ class Account:
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
+        # It tells how long joining took from its own start on; provisioned it is from its first Join.
+        seen.joining_s = min(seen.joining_s, self.current.joining_s or there)
         self.current = seen
         self.heard_at = max(self.heard_at, now)
         self.left_at = None

@@ -16,10 +16,12 @@ from atoll_wire.access import LOCAL, Access
 from atoll_wire.errors import UserError
 from rich.table import Table
 
+from atoll_server.calls import SAID
 from atoll_server.showing import console
 from atoll_server.tokens import BEARER, HEADER
 
 TIMEOUT_S = 10.0
+AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
 class OperatorError(UserError):
@@ -47,7 +49,9 @@ def operator(remote: Remote) -> Iterator[rpc.OperatorStub]:
         try:
             yield rpc.OperatorStub(channel)
         except grpc.RpcError as error:
-            if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+            said: Any = error.trailing_metadata() or ()
+            meant = any(key == SAID[0][0] for key, _ in said)
+            if error.code() in AWAY and not meant:
                 cure = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
                 raise OperatorError(f"no core answers at {address} ({error.details()}): {cure}") from error
             raise OperatorError(f"the core at {address} refused: {error.details()}") from error

@@ -290,7 +290,8 @@ class Syncer:
 
     def waits_for(self, learner: str) -> str:
         """Which rounds wait for this learner, in words."""
-        rounds = enumerate(self.fragments)
+        member = self.members.get(learner)
+        rounds = enumerate(self.fragments if member is not None and not member.gone else ())
         missing = [str(n) for n, r in rounds if r.phase is Phase.OPEN and learner not in r.answered()]
         return f"its answer for fragment {named(missing)}" if missing else ""
 

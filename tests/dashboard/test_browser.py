@@ -175,6 +175,7 @@ def test_who_is_down_since_when_and_what_it_cost_stands_on_the_overview(page: Pa
     try:
         expect(page.locator("#verdict")).to_contain_text(re.compile("us-1 silent for", re.IGNORECASE), timeout=40_000)
         expect(page.get_by_role("link", name=re.compile("^us-1, silent for"))).to_be_visible()
+        expect(page.locator("#verdict")).to_contain_text("of its time lost")
         page.screenshot(path=PICTURES / "silent.png")
         page.get_by_role("link", name=re.compile("^us-1, silent for")).click()
         view = page.get_by_role("region", name=re.compile("us-1"))

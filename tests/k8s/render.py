@@ -26,7 +26,7 @@ import yaml
 
 RELEASE, NAMESPACE = "atoll", "atoll"
 KUBERNETES = "1.34", "1.27"  # the newest that matters, and the oldest that Chart.yaml allows
-AT_A_TIME = 16  # an installation mostly waits between its questions
+AT_A_TIME = 140  # an installation mostly waits between its questions
 KINDS = {
     "v1": "services:Service serviceaccounts:ServiceAccount secrets:Secret configmaps:ConfigMap",
     "apps/v1": "deployments:Deployment statefulsets:StatefulSet",

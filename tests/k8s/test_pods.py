@@ -188,7 +188,7 @@ def test_a_users_own_script_takes_the_place_of_the_reference_model(rendered):
 def _dashboard(answer: dict) -> Settings:
     """What it would be started with."""
     said = parsed(_container(pods(answer)["dashboard"])["args"])
-    without = Access(None, insecure_plaintext=True)  # there are no certificates here
+    without = Access(None, plaintext=True)  # there are no certificates here
     return Settings(said["server"], said["listen"], said["plaintext"], tuple(said["host"]), without)
 
 

@@ -31,8 +31,8 @@ def quicker(text: str) -> str:
 
 
 def rules() -> dict[str, Any]:
-    """Those that are shipped, in a hurry."""
-    found: dict[str, Any] = yaml.safe_load(RULES.read_text())
+    """Those that are shipped, of what runs here, in a hurry."""
+    found = {"groups": [each for each in yaml.safe_load(RULES.read_text())["groups"] if each["name"] != "atoll-front"]}
     for group in found["groups"]:
         for rule in group["rules"]:
             rule["expr"] = quicker(rule["expr"])
@@ -114,7 +114,7 @@ def test_alerts_fire_when_a_learner_and_the_core_die_and_clear_when_they_are_bac
     down = sum(prometheus.ask(lost).values())
     eventually(lambda: sum(prometheus.ask(lost).values()) > down)
     eventually(lambda: sum(prometheus.ask('atoll_lost_seconds{cause="down"}').values()) > 10)
-    assert list(prometheus.ask(live).values()) == [1.0]
+    eventually(lambda: list(prometheus.ask(live).values()) == [1.0])
     running["eu-2"] = learner("eu-2")
     eventually(lambda: "AtollLearnerSilent" not in prometheus.firing(), 90)
 

@@ -76,7 +76,7 @@ function silence(region, now) {
   let link = region.region ? `${regionLink(region.region)}&state=silent` : "#learners?state=silent";
   if (dead && silent > 1) words = `${where}: all ${plural(silent, "learner")} silent${long}`;
   else if (silent === 1 && since.length > 0) {
-    words = `learner ${since[0].learner} silent${long}`;
+    words = `learner ${since[0].learner} silent${long}, ${about(since[0].lost_s)} of its time lost`;
     link = learnerLink(since[0].learner);
   }
   return [{ ...problem("bad", `silent ${region.region} ${silent}`, words, link), dead, longest }];

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Literal, cast
 
 import structlog
 import torch
@@ -97,13 +97,13 @@ def train(settings: TrainSettings, joining: Joining) -> None:
     leaving = Leaving()
     tokens = settings.batch * SIZES[settings.size].context
     said = time.monotonic()
-    with Learner(
+    with leaving, Learner(
         model, optimizer, server=joining.servers, name=joining.name, region=joining.region, adoption=joining.adoption,
         connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_listen=joining.metrics_listen,
         metrics_plaintext=joining.metrics_plaintext,
         tls=joining.tls, insecure_plaintext=joining.insecure_plaintext,
     ) as learner:  # fmt: skip
-        leaving.joined = True
+        leaving.learner = learner
         # The run has at least this name's own steps, but for those that it died before reporting: a restarted learner
         # goes on in text that it did not see.
         first = learner.run_tokens // tokens
@@ -210,14 +210,24 @@ def _inner_step(
 
 
 class Leaving:
-    """SIGTERM and SIGINT end the wait for a core at once; later the loop ends after its step, and leaves cleanly."""
+    """SIGTERM and SIGINT end the wait for a core, or in a paused run, at once; else the loop ends after its step.
+
+    learner: once it has joined.
+    """
 
     def __init__(self) -> None:
-        self.asked, self.joined = False, False
+        self.asked, self.learner = False, cast("Learner | None", None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hear)
 
+    def __enter__(self) -> None:
+        """For the whole of training."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """In a paused run leaving is no error."""
+        return kind is KeyboardInterrupt and self.learner is not None
+
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
-        if not self.joined:
+        if self.learner is None or self.learner.stats().stands:
             raise KeyboardInterrupt

@@ -1,0 +1,72 @@
+"""docs/metrics.md, made of what the processes declare: `python -m tests.observing.table` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from atoll.stats import Counters, LearnerMetrics
+from atoll_server.front.metrics import FrontMetrics
+from atoll_server.metrics import READ, Metrics
+from atoll_wire.codec import Codec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+PATH = Path(__file__).parent.parent.parent / "docs/metrics.md"
+HEAD = """# Metrics
+
+What each process tells Prometheus at `/metrics`: of a core, a front and a learner with `--metrics-listen`. Histograms
+come as `_bucket`, `_sum` and `_count`. The core's series of learners are what it saw, eight for each; `atoll_local_*`
+is what a learner's own process saw. Beside these each process has `process_*`: memory, processor time, open files.
+
+This page is made by `python -m tests.observing.table` from the code.
+"""
+UNITS = {
+    "seconds": "s",
+    "bytes": "bytes",
+    "ratio": "ratio",
+    "versions": "versions",
+    "weight": "ratio",
+    "epoch": "starts",
+}
+WORDS = (("front_refused", "calls"), ("steps", "steps"), ("tokens", "tokens"), ("contributions", "contributions"), ("rounds", "rounds"),
+         ("loss", "nats"), ("version", "version"), ("learners", "learners"), ("merged", "contributions"),
+         ("refused", "contributions"), ("pending", "contributions"), ("reconnects", "times"))  # fmt: skip
+
+
+def table() -> str:
+    """The whole page."""
+    core, front, learner = Metrics(), FrontMetrics("eu"), CollectorRegistry()
+    core.moved("eu", "up", Codec.INT4, 1)
+    for name, _, labels, _ in READ:
+        core.read.set(name, 1.0, *labels)
+    front.learner("a", "up").inc()
+    front.refused.labels("unavailable").inc()
+    learner.register(LearnerMetrics(Counters(), "a"))
+    parts = [HEAD]
+    for title, registry in (("Core", core.registry), ("Front", front.registry), ("Learner", learner)):
+        parts += [f"\n## {title}\n\n| name | type | labels | unit | meaning |\n|---|---|---|---|---|\n"]
+        parts += _rows(registry.collect())
+    return "".join(parts)
+
+
+def _rows(families: Iterable[Metric]) -> Iterator[str]:
+    for family in families:
+        if family.name.startswith("atoll_"):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+            shown = ", ".join(f"`{label}`" for label in labels)
+            yield f"| `{name}` | {family.type} | {shown} | {_unit(name)} | {family.documentation} |\n"
+
+
+def _unit(name: str) -> str:
+    if "timestamp" in name:
+        return "s since 1970"
+    last = name.removesuffix("_total").rpartition("_")[2]
+    if last in UNITS:
+        return UNITS[last]
+    return next((unit for word, unit in WORDS if word in name), "0 or 1")
+
+
+if __name__ == "__main__":
+    PATH.write_text(table())

@@ -1,0 +1,18 @@
+"""The table of metrics is of the code's metrics."""
+
+from __future__ import annotations
+
+from tests.observing.table import PATH, table
+
+
+def test_the_documented_table_is_what_the_processes_tell():
+    assert PATH.read_text() == table(), "run: python -m tests.observing.table"
+
+
+def test_every_metric_has_a_unit_and_a_meaning():
+    rows = [line.split(" | ") for line in table().splitlines() if line.startswith("| `")]
+    assert len(rows) > 60
+    for name, kind, _, unit, meaning in rows:
+        assert kind in {"gauge", "counter", "histogram"}, name
+        assert unit, name
+        assert len(meaning.strip(" |")) > 6, name
