@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import structlog
-from atoll_wire import codec
+from atoll_wire import codec, logs
 from atoll_wire.blocks import F32
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
@@ -47,6 +47,7 @@ class Agent:
 
     def start(self) -> None:
         """Begins to dial."""
+        logs.configure_unless()
         self._thread.start()
 
     def anchors(self) -> list[tuple[int, F32]]:

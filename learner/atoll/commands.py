@@ -51,6 +51,7 @@ def learner(
     threads: Annotated[int, typer.Option(help="CPU threads of torch; 0: its own choice.", min=0)] = 1,
     slow_down: Annotated[float, typer.Option(help="Pause after each step, to run at 1/N of the speed.", min=1.0, callback=_finite)] = 1.0,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:  # fmt: skip
     """Train the reference model as one learner of a run."""
     need("learner", "learner", *TRAINING)
@@ -64,12 +65,13 @@ def learner(
         raise typer.BadParameter(f"{size}: use one of {', '.join(SIZES)}", param_hint="--size")
     if adoption not in {"rebase", "overwrite"}:
         raise typer.BadParameter(f"{adoption}: use rebase or overwrite", param_hint="--adoption")
-    configure("info", json=log_json)
+    configure(log_level, json=log_json)
     kept: Literal["rebase", "overwrite"] = "rebase" if adoption == "rebase" else "overwrite"
     train(
         TrainSettings(size, data, batch, learning_rate, total_tokens, max_steps, seed, device, threads, slow_down),
         Joining(
-            tuple(server), name or own_name(region), region, kept, connect_timeout_s, drain_s, metrics_listen, metrics_plaintext, tls, insecure_plaintext,
+            tuple(server), name or own_name(region), region, kept, connect_timeout_s, drain_s, metrics_listen,
+            metrics_plaintext, tls, insecure_plaintext,
         ),
     )  # fmt: skip
 

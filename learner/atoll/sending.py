@@ -17,6 +17,7 @@ from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
 from atoll_wire.links import hung_up
+from atoll_wire.logs import contribution
 from atoll_wire.streams import upload
 
 from atoll.errors import LearnerError
@@ -113,9 +114,12 @@ class Sender:
         def sent(index: int) -> None:
             self._counters.bytes_up += flight.table[index][0]
 
+        name = self._name(line, flight)
+        log.debug("sending", contribution=name, cycle=flight.taken.cycle, tokens=outstanding.tokens)
         receipt = await upload(self._standing.link, head, flight.messages, sent, known=flight.acknowledged)
         if receipt is None:
             return False
+        log.debug("acknowledged", contribution=name)
         self._acknowledged(flight)
         self.decided(receipt)
         return True
@@ -126,10 +130,10 @@ class Sender:
             return  # its fate came another way meanwhile
         match cure(error):
             case Cure.DROP_WORK:
-                log.warning("outstanding work is given up", fragment=line.fragment, detail=detail(error))
+                log.warning("outstanding work is given up", contribution=self._name(line, flight), detail=detail(error))
                 self._drop(line)
             case Cure.GIVE_UP:
-                log.error("contribution refused", fragment=line.fragment, detail=detail(error))
+                log.error("contribution refused", contribution=self._name(line, flight), detail=detail(error))
                 self.end(line, merged=False)
             case Cure.STOP:
                 raise LearnerError(detail(error))
@@ -151,7 +155,7 @@ class Sender:
             return
         if receipt.fate == pb.FATE_REFUSED:
             self._counters.last_error = receipt.reason
-            log.warning("contribution refused", fragment=line.fragment, reason=receipt.reason)
+            log.warning("contribution refused", contribution=self._name(line, line.flight), reason=receipt.reason)
             if receipt.drop_outstanding:
                 self._drop(line)
             else:
@@ -160,10 +164,11 @@ class Sender:
     def end(self, line: Line, *, merged: bool) -> None:
         """The flight is over. A merge is adopted with its update; refused work is free at once."""
         assert line.flight is not None, "only a flight can end"
-        self._acknowledged(line.flight)
-        line.flight = None
+        flight, line.flight = line.flight, None
+        self._acknowledged(flight)
         self._counters.pending -= 1
         if merged:
+            log.debug("merged", contribution=self._name(line, flight))
             self._counters.merged += 1
         else:
             self._counters.refused += 1
@@ -183,6 +188,9 @@ class Sender:
         self._counters.refused += 1
         line.whole = line.drop = True
         self._fetch(line)
+
+    def _name(self, line: Line, flight: Flight) -> str:
+        return contribution(flight.session or self._standing.session, line.fragment, flight.seq)
 
     def _acknowledged(self, flight: Flight) -> None:
         if not flight.acknowledged:

@@ -9,6 +9,7 @@ from typing import TextIO, cast
 
 import structlog
 
+from atoll_wire import outer_pb2 as pb
 from atoll_wire.errors import UserError
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -30,6 +31,17 @@ class _Lossy(io.TextIOBase):
         except (OSError, ValueError):  # ValueError: it was closed
             self._lost += 1
         return len(text)
+
+
+def contribution(session: pb.Session, fragment: int, seq: int) -> str:
+    """A contribution's name in every log on its way: learner, fronts, core; `str(Key)` is the same."""
+    return f"{session.learner}/{session.incarnation}/{fragment}/{seq}"
+
+
+def configure_unless() -> None:
+    """For a library in somebody's process: structlog by itself would print every word of it, to stdout."""
+    if not structlog.is_configured():
+        configure("info", json=False)
 
 
 def configure(level: str, *, json: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
@@ -18,6 +19,8 @@ from atoll_server.metrics import Metrics
 from atoll_server.roster import Roster
 from atoll_server.rows import ContributionRow, FateRow, TallyRow
 from atoll_server.spool import Stored
+
+log = structlog.get_logger()
 
 FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
 
@@ -65,6 +68,7 @@ class Contributions:
 
     def hold(self, row: ContributionRow, stored: Stored) -> None:
         """It waits for its merge."""
+        log.debug("durable", contribution=str(row.key))
         self.pending[row.key] = Held(row, stored)
         self.pending_bytes[row.key.learner] += row.size_bytes
 

@@ -174,7 +174,7 @@ class Engine:
         crash.point("contribution.refused")
         self._accept(row)
         self.contributions.end(row, fate)
-        log.warning("contribution refused", key=str(row.key), reason=reason)
+        log.warning("contribution refused", contribution=str(row.key), reason=reason)
         self.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
         return receipt_of(fate)
 

@@ -114,6 +114,7 @@ class OuterService(rpc.OuterServicer):
             version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
             answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
+                log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
                 engine.timeline.began(entry.name, header.fragment, header.cycle, time.monotonic())
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
                 # Each holds a message in memory: the others' senders wait.

@@ -29,9 +29,11 @@ UNITS = {
     "weight": "ratio",
     "epoch": "starts",
 }
-WORDS = (("front_refused", "calls"), ("steps", "steps"), ("tokens", "tokens"), ("contributions", "contributions"), ("rounds", "rounds"),
-         ("loss", "nats"), ("version", "version"), ("learners", "learners"), ("merged", "contributions"),
-         ("refused", "contributions"), ("pending", "contributions"), ("reconnects", "times"))  # fmt: skip
+WORDS = {
+    "front_refused": "calls", "steps": "steps", "tokens": "tokens", "contributions": "contributions",
+    "rounds": "rounds", "loss": "nats", "version": "version", "learners": "learners", "merged": "contributions",
+    "refused": "contributions", "pending": "contributions", "reconnects": "times",
+}  # fmt: skip
 
 
 def table() -> str:
@@ -65,7 +67,7 @@ def _unit(name: str) -> str:
     last = name.removesuffix("_total").rpartition("_")[2]
     if last in UNITS:
         return UNITS[last]
-    return next((unit for word, unit in WORDS if word in name), "0 or 1")
+    return next((unit for word, unit in WORDS.items() if word in name), "0 or 1")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from atoll_wire.certificate import Role
 from atoll_wire.checksums import crc32c
 from atoll_wire.frames import Pushed, Sent
 from atoll_wire.links import hung_up
+from atoll_wire.logs import contribution
 
 from atoll_server.acts import Acts
 from atoll_server.calls import Context, end, first, let_go
@@ -151,6 +152,8 @@ class FrontService(rpc.OuterServicer):
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
                 self._may(context, header.session.learner)
+                name = contribution(header.session, header.fragment, header.seq)
+                log.debug("passing on", contribution=name, cycle=header.cycle)
                 async with contextlib.nullcontext() if header.asks_only else self._slots:
                     trunk = self._upstream.quick if header.asks_only else self._upstream.carriers
                     with trunk.line() as line:
@@ -160,6 +163,7 @@ class FrontService(rpc.OuterServicer):
                         async with aclosing(self._carried(call, requests, header)) as replies:
                             async for reply in replies:
                                 yield reply
+                log.debug("answered by the core", contribution=name)
             finally:
                 await let_go(requests)
 
