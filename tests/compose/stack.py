@@ -89,6 +89,15 @@ class Stack:
         found = [line["receipt"] for line in lines]
         return {tuple(str(each.get(part, 0)) for part in key): each for each in found}  # type: ignore[misc]
 
+    def page(self, path: str, token: str = "") -> Any:
+        """What the dashboard says; with a token something is done."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.dashboard_port}/api/{path}")
+        if token:
+            request = urllib.request.Request(request.full_url, b"{}", {"Authorization": f"Bearer {token}",
+                                                                       "Content-Type": "application/json"})  # fmt: skip
+        with urllib.request.urlopen(request, timeout=ASK_S) as answer:
+            return json.loads(answer.read())
+
     def measure(self, expression: str) -> list[dict[str, Any]]:
         """What Prometheus says."""
         query = urllib.parse.urlencode({"query": expression})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import urllib.error
 
 import pytest
 
@@ -13,7 +14,13 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 BUILD_S, UP_S = 1500.0, 120.0
 REGIONS = ("eu", "us", "ap")
-LASTING = ["core", *(f"{part}-{region}" for region in REGIONS for part in ("relay", "front")), *LEARNERS, "prometheus"]
+LASTING = [
+    "core",
+    *(f"{part}-{region}" for region in REGIONS for part in ("relay", "front")),
+    *LEARNERS,
+    "prometheus",
+    "dashboard",
+]
 KILL = "kill -9 $(cat /proc/1/task/1/children)"  # what the container is there for, from inside: as a crash
 DONE = ("FATE_MERGED", "FATE_REFUSED")
 
@@ -55,12 +62,14 @@ def test_images_hold_what_they_need_and_no_more(stack):
         look = "ls /opt/atoll/lib/python*/site-packages /opt/atoll/src; du -sm /opt/atoll | cut -f1; id -u"
         return set(stack.docker("run", "--rm", "--entrypoint", "sh", f"atoll-{image}:{stack.tag}", "-c", look).split())
 
-    for image, most_mb in (("core", 600), ("front", 300)):
+    for image, package, most_mb in (
+        ("core", "atoll_server", 600), ("front", "atoll_server", 300), ("dashboard", "atoll_dashboard", 300)
+    ):  # fmt: skip
         found = files(image)
-        assert {"atoll_wire", "atoll_server", "grpc", "10001"} <= found
+        assert {"atoll_wire", package, "grpc", "10001"} <= found
         assert not {"torch", "atoll"} & found
         assert max(int(word) for word in found if word.isdigit() and word != "10001") <= most_mb
-    assert not {"numpy", "numba"} & files("front")
+    assert not {"numpy", "numba"} & (files("front") | files("dashboard"))
 
 
 def test_processes_have_no_rights_and_limits(stack, up):
@@ -103,7 +112,18 @@ def _all_train(stack: Stack) -> list[dict]:
     return learners if len(learners) == 4 and all(int(each.get("steps", 0)) > 10 for each in learners) else []
 
 
-@pytest.mark.parametrize("service", ["core", "relay-eu", "front-us", "learner-ap", "prometheus"])
+def test_the_dashboard_shows_the_run_and_acts_with_an_operators_token(stack, up):
+    until(lambda: stack.page("run")["learners"]["live"] == 4)
+    assert {each["region"] for each in stack.page("regions")} == set(REGIONS)
+    assert stack.page("run")["acts"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        stack.page("acts/checkpoint", token="nonsense")
+    assert refused.value.code == 401
+    token = stack.compose("exec", "-T", "core", "cat", "/etc/atoll/operator/token").strip()
+    assert "is durable" in stack.page("acts/checkpoint", token=token)["said"]
+
+
+@pytest.mark.parametrize("service", ["core", "relay-eu", "front-us", "learner-ap", "prometheus", "dashboard"])
 def test_what_crashes_comes_back_by_itself(stack, up, service):
     steps, starts = _steps(stack), _started(stack, service)
     stack.compose("exec", "-T", service, "sh", "-c", f"{KILL} || true")

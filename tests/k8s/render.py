@@ -100,7 +100,7 @@ class StubApi(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     """With room for all who knock at the same time: beyond five, connections would be reset."""
 
-    request_queue_size = 1024
+    request_queue_size = 5
 
 
 def _group(group: str) -> dict[str, Any]:

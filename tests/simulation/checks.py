@@ -64,6 +64,7 @@ class Checks:
         self.core: Core | None = None
         self.opened: dict[int, tuple[int, float]] = {}
         self.joined_run: set[str] = set()
+        self.paused: str | None = ""  # what an operator was told; None: an answer is on its way
 
     def note(self, text: str) -> None:
         """One more line of the trace."""
@@ -178,6 +179,8 @@ class Checks:
         if self.epochs and core.epoch <= self.epochs[-1]:
             raise Violation(6, f"epochs do not grow: {self.epochs} then {core.epoch}")
         self.epochs.append(core.epoch)
+        if self.paused is not None and core.paused.rpartition(": ")[2] != self.paused:
+            raise Violation(1, f"the run is paused ({core.paused!r}), and an operator was told {self.paused!r}")
         if core.engine is None:
             if self.acknowledged or self.newest or self.published:
                 raise Violation(1, "the run lost its parameters")

@@ -117,6 +117,19 @@ def the_epoch_does_not_grow() -> Iterator[None]:
 
 
 @defect
+def a_pause_is_forgotten() -> Iterator[None]:
+    """It is told to everybody, and not written down."""
+    put = ledger.put_meta
+
+    def in_memory(db: Any, key: str, value: Any) -> None:
+        if key != "paused":
+            put(db, key, value)
+
+    with patch(ledger, "put_meta", in_memory):
+        yield
+
+
+@defect
 def an_evicted_learner_is_heard() -> Iterator[None]:
     """Its row says that it is evicted, and nobody looks."""
     evict = roster.Roster.evict

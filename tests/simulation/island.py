@@ -101,7 +101,7 @@ class Island:
 
     def _step(self) -> None:
         counters = self.counters
-        counters.paused = asyncio.get_running_loop().time() < self.paused_until
+        counters.paused = asyncio.get_running_loop().time() < self.paused_until or bool(self._handover.paused)
         if self.training and not counters.paused:
             changes = self._random.standard_normal(sum(map(len, self._local)), np.float32) * np.float32(self.stride)
             at = 0
@@ -116,7 +116,7 @@ class Island:
             counters.step_time_s = self._step_s
             assert self.presence is not None, "it trains"
             self._checks.trained[self.name, self.presence.standing.session.incarnation] = counters.tokens
-        if not self._handover.something:
+        if self._handover.paused or not self._handover.something:
             return
         released, prepared, due = self._handover.next()
         for fragment in released:

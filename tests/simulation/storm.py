@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll_server.eviction import evict
+from atoll_server.pausing import pause
 
 from tests.simulation.island import STRIDE
 
@@ -51,6 +52,8 @@ class Storm:
                 yield self._rng.uniform(1.0, STORM_S), fault
         if self._rng.random() < 0.1:
             yield self._rng.uniform(1.0, STORM_S), self._sick_disk
+        if self._world.operators.random() < 0.25:
+            yield self._world.operators.uniform(0.3, STORM_S), self._stand
         gates = self._world.gates
         for front in self._world.fronts:
             for fault in gates.choices((self._crash_front, self._part_front), k=gates.choice((1, 1, 2))):
@@ -137,6 +140,28 @@ class Storm:
         checks.note(f"{name} is evicted" if reason else f"{name} may come again")
         if reason and number == self._asked[name]:  # nobody asked to let it in again meanwhile
             checks.fenced_at.setdefault((name, incarnation), self._world.loop.now)
+
+    def _stand(self) -> None:
+        """An operator pauses the run, and lets it go on later, however often the core dies meanwhile."""
+        self._world.counts["runs paused"] += 1
+        self._ask_to_stand("test")
+        self._world.loop.after(self._world.operators.uniform(0.2, 3.0), self._go_on)
+
+    def _go_on(self) -> None:
+        if self._world.checks.paused != "":
+            self._ask_to_stand("")
+            self._world.loop.after(0.3, self._go_on)
+
+    def _ask_to_stand(self, reason: str) -> None:
+        core, process = self._world.core, self._world.core_process
+        if core is not None and process is not None and process.alive:
+            self._world.checks.paused = None  # until it is answered nobody can say
+            process.start(self._standing(core, reason))
+
+    async def _standing(self, core: Core, reason: str) -> None:
+        await pause(core, reason)
+        self._world.checks.paused = reason
+        self._world.checks.note("the run is paused" if reason else "the run goes on")
 
     def _stillborn(self) -> None:
         """A learner dies and is started; that process dies too, while its Join is still on its way; and again."""

@@ -55,6 +55,7 @@ class World:
         self.fronts = gates.choice(((), (), ("front-1",), ("front-1", "front-2")))
         self.addresses = {name: self._addresses(gates) for name in self.names}
         self.gates, self.gateways = gates, dict[str, Gateway]()
+        self.operators = random.Random(seed + 0.25)  # of its own, too
         self.islands: dict[str, Island] = {}
         self.zombies: list[Island] = []
         self.lives: Counter[str] = Counter()

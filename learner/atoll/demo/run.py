@@ -8,6 +8,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,9 @@ def _train(
     options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30"]
     core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
     progress.note(f"core serves {address}; {settings.learners} learners start")
+    if find_spec("fastapi") is not None:  # not everybody who trains needs a page
+        _, url = group.start_dashboard("127.0.0.1:0", address)
+        progress.note(f"dashboard: {url}")
     regions = Regions(group, directory, address, [_name(n) for n in range(settings.regions)])
     servers = [region.address for region in regions.all] or [address]
     commands = [_learner(settings, n, servers[n % len(servers)]) for n in range(settings.learners)]

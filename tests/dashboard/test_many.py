@@ -1,0 +1,115 @@
+"""A thousand learners and ten thousand receipts: pages are cut by the server, and the browser does not lag."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+import time
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from atoll_server import database, ledger
+from atoll_server.disk import DISK
+from atoll_server.events import Key
+from atoll_server.goodput import Account
+from atoll_server.restore import LEDGER
+from atoll_server.rows import ContributionRow, FateRow, LearnerRow
+from playwright.sync_api import expect
+
+from tests.dashboard.house import House
+from tests.dashboard.test_browser import SOON_MS, browser, go
+from tests.end_to_end.world import Core, children, train
+
+pytestmark = [pytest.mark.observe, pytest.mark.timeout(300)]
+__all__ = ["browser"]  # a fixture
+
+LEARNERS, REGIONS, RECEIPTS = 1000, 8, 10_000
+LONGEST_TASK_MS = 400  # on two busy processors; of the page's own thread: what a hand would feel
+QUICK_S = 0.5
+
+
+def populate(directory: Path) -> None:
+    """A ledger as a long run of many leaves it; none of them is there now."""
+    now = time.time()
+    with closing(database.open_ledger(directory / LEDGER, DISK)) as db, database.transaction(db):
+        for number in range(LEARNERS):
+            name, region = f"learner-{number}", f"region-{number % REGIONS}"
+            account = Account(first_joined_at=now - 100, heard_at=now - number % 50)
+            account.joined(now - 100, 1.0, returning=False)
+            ledger.put_learner(db, LearnerRow(name, region, 1, [number], account.as_data(), ""))
+        _receipts(db, now)
+
+
+def _receipts(db: sqlite3.Connection, now: float) -> None:
+    for number in range(RECEIPTS):
+        key = Key(f"learner-{number % LEARNERS}", 1, number % 2, number // LEARNERS + 1)
+        row = ContributionRow(key, 1, 0, 100, 8, 3, 1, 1000, bytes(32), (1.0,), 1.0, now)
+        ledger.add_contribution(db, 1, row, FateRow(key, "merged", 1, 0.5, 0))
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("crowd")
+    with children(directory) as group:
+        core = Core(group, directory / "run", ["--fragments", "2", "--inner-steps", "4"])
+        train(core.address, "first", steps=30)
+        core.stop()
+        populate(directory / "run")
+        core.start()
+        dashboard, url = group.start_dashboard("127.0.0.1:0", core.address)
+        it = House(core, group, "", url, dashboard)
+        deadline = time.monotonic() + 60
+        while sum(it.look("run")["learners"].values()) < LEARNERS:
+            assert time.monotonic() < deadline, it.look("run")
+            time.sleep(0.2)
+        yield it
+
+
+def test_the_server_cuts_pages_and_is_quick(crowded: House):
+    for path in ("learners?limit=50", "learners?sort=lost&descending=true&offset=900", "learners?search=learner-77",
+                 "receipts?limit=100", "receipts?learner=learner-7", "regions", "run"):  # fmt: skip
+        took = []
+        for _ in range(3):
+            began = time.monotonic()
+            told = crowded.look(path)
+            took.append(time.monotonic() - began)
+        assert min(took) < QUICK_S, f"{path} takes {min(took):.2f} s"
+        assert len(json.dumps(told)) < 200_000, f"{path} is too much for a page"
+    assert crowded.look("learners?limit=50")["total"] == LEARNERS + 1
+    numbers, before = [], 0
+    while before is not None:
+        page = crowded.look(f"receipts?limit=500&before={before}")
+        numbers += [each["number"] for each in page["items"]]
+        before = page["before"]
+    assert len(set(numbers)) == len(numbers) >= RECEIPTS
+    with contextlib.closing(urllib.request.urlopen(f"{crowded.url}/api/live", timeout=20)) as stream:
+        lines = (line for line in stream if line.startswith(b"data: "))
+        assert len(next(lines)) < 100_000, "once a second, to each who looks"
+
+
+def test_the_page_does_not_lag(browser, crowded: House):
+    page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+    page.goto(crowded.url)
+    expect(page.get_by_role("link", name=re.compile("^Region region-0")).first).to_be_visible(timeout=SOON_MS)
+    page.evaluate(
+        "window.longest = 0; new PerformanceObserver(list => { for (const each of list.getEntries())"
+        " window.longest = Math.max(window.longest, each.duration); }).observe({entryTypes: ['longtask']})"
+    )
+    for view in ("Learners", "Receipts", "Overview"):
+        began = time.monotonic()
+        go(page, view)
+        if view != "Overview":
+            expect(page.get_by_role("table", name=view).get_by_role("row").nth(40)).to_be_visible(timeout=SOON_MS)
+        print(f"{view}: {time.monotonic() - began:.2f} s")
+        page.wait_for_timeout(3000)  # three looks at the core
+    go(page, "Learners")
+    page.get_by_label("Search a learner").fill("learner-777")
+    expect(page.get_by_role("table", name="Learners").get_by_role("row")).to_have_count(2, timeout=SOON_MS)
+    longest = page.evaluate("window.longest")
+    print(f"longest task of the page: {longest:.0f} ms")
+    assert longest < LONGEST_TASK_MS
+    page.context.close()
