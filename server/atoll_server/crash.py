@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 POINTS = (
     "start.directory taken", "start.epoch raised", "start.state restored",
-    "join.row committed", "eviction.committed",
+    "join.row committed", "eviction.committed", "pause.committed",
     "initial.chunk written", "initial.synced", "initial.renamed", "initial.directory synced", "initial.committed",
     "spool.frame written", "spool.synced", "spool.renamed", "spool.directory synced", "spool.removed",
     "ledger.transaction begun", "ledger.rows written", "ledger.committed",

@@ -80,7 +80,7 @@ def test_core_and_learner_serve_prometheus_text(tmp_path, unused_port):
     assert lost == pytest.approx(status.goodput.provisioned_s - status.goodput.useful_s, abs=0.3)
     for name in ('atoll_wan_bytes_total{direction="up",region="eu"}', 'atoll_fragment_version{fragment="0"}'):
         assert name in text
-    assert 'atoll_learner_inner_steps_total{learner="a"} 80.0' in learners
+    assert 'atoll_local_inner_steps_total{learner="a"} 80.0' in learners
     with pytest.raises(urllib.error.URLError):  # a learner that left keeps no port
         read(unused_port)
 

@@ -53,7 +53,8 @@ def test_every_place_is_in_the_code_and_none_is_forgotten():
     [
         pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.slow)
         for p in crash.POINTS
-        if p not in {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed"}
+        if p
+        not in {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
     ],
 )
 def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by_bit(tmp_path, monkeypatch, point):
@@ -97,8 +98,10 @@ def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by
     assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # the last ones are merged after good-bye
 
 
-@pytest.mark.parametrize("point", ["contribution.refused", "eviction.committed"])
-def test_what_is_durable_of_a_refusal_or_an_eviction_when_the_core_is_killed_stays(tmp_path, monkeypatch, point):
+@pytest.mark.parametrize("point", ["contribution.refused", "eviction.committed", "pause.committed"])
+def test_what_is_durable_of_a_refusal_an_eviction_or_a_pause_when_the_core_is_killed_stays(
+    tmp_path, monkeypatch, point
+):
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)
         eventually(lambda: running.status().contributions.pending == 0)
@@ -109,6 +112,9 @@ def test_what_is_durable_of_a_refusal_or_an_eviction_when_the_core_is_killed_sta
             if point == "contribution.refused":
                 with pytest.raises(grpc.RpcError):
                     hand.push(lambda header, frames: _rescale(header, frames, 0x7FC0))
+            elif point == "pause.committed":
+                with pytest.raises(grpc.RpcError):
+                    operator.Pause(pb.PauseRequest(reason="test"))
             else:
                 assert hand.push(lambda header, _: header.ClearField("cycle")).fate == pb.FATE_PENDING
                 with pytest.raises(grpc.RpcError):
@@ -122,7 +128,8 @@ def test_what_is_durable_of_a_refusal_or_an_eviction_when_the_core_is_killed_sta
         assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
         if point == "contribution.refused":
             assert status.contributions.refused == 1
-        else:
+        assert status.paused == ("by an operator: test" if point == "pause.committed" else "")
+        if point == "eviction.committed":
             assert {each.learner: each.state for each in status.learners}["hand"] == "evicted"
 
 

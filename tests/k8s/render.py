@@ -98,9 +98,9 @@ class StubApi(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """With room for all who knock at the same time: beyond five, connections would be reset."""
+    """With room for all who knock at the same time: with the usual five some connections are reset."""
 
-    request_queue_size = 5
+    request_queue_size = 1024
 
 
 def _group(group: str) -> dict[str, Any]:

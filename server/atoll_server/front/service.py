@@ -162,8 +162,9 @@ class FrontService(rpc.OuterServicer):
                             await call.write(request)
                         async with aclosing(self._carried(call, requests, header)) as replies:
                             async for reply in replies:
+                                if reply.HasField("receipt"):
+                                    log.debug("answered by the core", contribution=name)
                                 yield reply
-                log.debug("answered by the core", contribution=name)
             finally:
                 await let_go(requests)
 
