@@ -13,7 +13,10 @@ give() { # to whom it goes, role, name, and the host names it is called by
 
 give home core home --host core --host localhost --host 127.0.0.1 --host relay-eu --host relay-us --host relay-ap
 give operator operator demo
-[ -e /certs/operator/token ] || atoll token demo --file /certs/operator/tokens > /certs/operator/token
+if ! [ -s /certs/operator/token ]; then
+  (umask 077 && atoll token demo --file /certs/operator/tokens > /certs/operator/token.part)
+  mv /certs/operator/token.part /certs/operator/token
+fi
 give dashboard operator dashboard
 for region in eu us ap; do
   give "$region/front" front "$region" --host "front-$region"

@@ -54,7 +54,7 @@ FLOORS = {
     ],
     "atoll_dashboard": [
         ["__init__", "shapes", "history", "headers", "asking"],
-        ["telling"],
+        ["telling", "moving"],
         ["feed"],
         ["looks", "acts"],
         ["app"],

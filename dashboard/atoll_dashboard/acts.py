@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -17,8 +18,8 @@ from atoll_dashboard.feed import Feed
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Reason = Annotated[str, Field(max_length=200)]
-TICKET_S, MOST_TICKETS = 60.0, 100
-BEARER = "Bearer "
+TICKET_S, MOST_TICKETS, MOST_OF_ONE = 60.0, 100, 5
+BEARER, TOKEN_HEADER = "Bearer ", "x-atoll-token"
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 router = APIRouter(tags=["act"])
@@ -65,7 +66,8 @@ class Tickets:
         """Raises HTTPException when too many wait."""
         now = time.monotonic()
         self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
-        if len(self._kept) >= MOST_TICKETS:
+        mine = sum(kept[1] == token for kept in self._kept.values())
+        if len(self._kept) >= MOST_TICKETS or mine >= MOST_OF_ONE:
             raise HTTPException(503, "too many downloads were asked for and not begun: try again in a minute")
         name = secrets.token_urlsafe(32)
         self._kept[name] = (now + TICKET_S, token)
@@ -88,11 +90,14 @@ class Act:
 
 
 def asked(request: Request) -> Act:
-    """Who asks must show a token of his own: all that this dashboard may do by itself is to look."""
+    """Who asks must show a token of his own: all that this dashboard may do by itself is to look.
+
+    The page has a header of its own for it: a proxy before it may want `Authorization` for itself.
+    """
     feed: Feed = request.app.state.feed
     shown = request.headers.get("authorization", "")
-    token = shown.removeprefix(BEARER).strip()
-    if not shown.startswith(BEARER) or not token:
+    token = request.headers.get(TOKEN_HEADER, shown.removeprefix(BEARER) if shown.startswith(BEARER) else "").strip()
+    if not token:
         raise HTTPException(401, "this needs an operator's token: make one with `atoll token NAME`", CHALLENGE)
     if not (token.isascii() and token.isprintable()):
         raise HTTPException(401, "the token has characters that no token has: give what `atoll token` printed")
@@ -142,6 +147,7 @@ async def checkpoint(act: Asked) -> Done:
 @router.post("/acts/download-ticket")
 async def ticket(act: Asked, request: Request) -> Ticket:
     """For one download of the published model."""
+    await act.core.status(act.token)  # a token that is worth nothing is told now, and takes nobody's place
     tickets: Tickets = request.app.state.tickets
     return Ticket(url=f"api/model?ticket={tickets.new(act.token)}")
 
@@ -152,7 +158,8 @@ async def model(request: Request, ticket: str) -> StreamingResponse:
     feed: Feed = request.app.state.feed
     chunks = feed.core.export(request.app.state.tickets.use(ticket))
     first = await anext(chunks)  # what the core refuses is said before a file begins
-    name = f"atoll-{feed.seen.status.run}-{feed.seen.status.outer_steps}.safetensors"
+    run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # a core's word, in a header
+    name = f"atoll-{run}-{feed.seen.status.outer_steps}.safetensors"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return StreamingResponse(_from(first, chunks), media_type="application/octet-stream", headers=headers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,73 +36,73 @@ class Core:
         self.address, self._access, self._own = address, access, bearer(token)
         self._stamp: Any = None
         self._channel: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Hangs up."""
+        for closing in self._closing:
+            closing.cancel()
         if self._channel is not None:
             await self._channel.close()
 
-    async def _stub(self) -> Any:  # noqa: ANN401 - grpc's stub, whose types are of its blocking kind
+    def _stub(self) -> Any:  # noqa: ANN401 - grpc's stub, whose types are of its blocking kind
         stamp = self._access.stamp()
         if self._channel is None or stamp != self._stamp:
-            await self.close()
-            self._stamp, self._channel = stamp, self._access.dial(self.address, OPTIONS)
+            old, self._channel, self._stamp = self._channel, self._access.dial(self.address, OPTIONS), stamp
+            if old is not None:  # what runs over it, a download perhaps, may end there
+                self._closing.add(closing := asyncio.create_task(old.close(SLOW_S)))
+                closing.add_done_callback(self._closing.discard)
         return rpc.OperatorStub(self._channel)
 
-    async def status(self) -> pb.StatusReply:
+    async def status(self, token: str = "") -> pb.StatusReply:
         """The run at this moment. Every method raises grpc.aio.AioRpcError, AccessError for certificates."""
-        reply: pb.StatusReply = await (await self._stub()).Status(
-            pb.StatusRequest(), timeout=TIMEOUT_S, metadata=self._own
-        )
+        shown = bearer(token) or self._own
+        reply: pb.StatusReply = await self._stub().Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=shown)
         return reply
 
-    async def rounds(self, last: int, learner: str = "") -> list[pb.Round]:
-        """The newest, newest first."""
-        request = pb.ListRoundsRequest(last=last, learner=learner)
-        reply = await (await self._stub()).ListRounds(request, timeout=TIMEOUT_S, metadata=self._own)
+    async def rounds(self, last: int, learner: str = "", *, brief: bool = False) -> list[pb.Round]:
+        """The newest, newest first. brief: without answers."""
+        request = pb.ListRoundsRequest(last=last, learner=learner, brief=brief)
+        reply = await self._stub().ListRounds(request, timeout=TIMEOUT_S, metadata=self._own)
         return list(reply.rounds)
 
     async def events(self, log: int, after: int) -> pb.ListEventsReply:
         """Those after a position."""
         request = pb.ListEventsRequest(log=log, after=after)
-        reply: pb.ListEventsReply = await (await self._stub()).ListEvents(
-            request, timeout=TIMEOUT_S, metadata=self._own
-        )
+        reply: pb.ListEventsReply = await self._stub().ListEvents(request, timeout=TIMEOUT_S, metadata=self._own)
         return reply
 
     async def receipts(self, learner: str, fate: pb.Fate, before: int, limit: int) -> list[pb.LoggedReceipt]:
         """Newest first."""
         request = pb.ListReceiptsRequest(learner=learner, fate=fate, before=before, limit=limit)
-        reply = await (await self._stub()).ListReceipts(request, timeout=TIMEOUT_S, metadata=self._own)
+        reply = await self._stub().ListReceipts(request, timeout=TIMEOUT_S, metadata=self._own)
         return list(reply.receipts)
 
     async def checkpoints(self) -> list[pb.Checkpoint]:
         """Oldest first."""
-        reply = await (await self._stub()).ListCheckpoints(
-            pb.ListCheckpointsRequest(), timeout=TIMEOUT_S, metadata=self._own
-        )
+        reply = await self._stub().ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S, metadata=self._own)
         return list(reply.checkpoints)
 
     # ------------------------------------------------------------------------------ acts: with the caller's token
 
     async def pause(self, token: str, reason: str) -> None:
         """Or lets the run go on (no reason)."""
-        await (await self._stub()).Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S, metadata=bearer(token))
+        await self._stub().Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S, metadata=bearer(token))
 
     async def evict(self, token: str, learner: str, reason: str) -> None:
         """Or lets it in again (no reason)."""
         request = pb.EvictRequest(learner=learner, reason=reason)
-        await (await self._stub()).Evict(request, timeout=TIMEOUT_S, metadata=bearer(token))
+        await self._stub().Evict(request, timeout=TIMEOUT_S, metadata=bearer(token))
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
         """Answers when it is durable."""
-        reply: pb.Checkpoint = await (await self._stub()).TakeCheckpoint(
+        reply: pb.Checkpoint = await self._stub().TakeCheckpoint(
             pb.TakeCheckpointRequest(), timeout=SLOW_S, metadata=bearer(token)
         )
         return reply
 
     async def export(self, token: str) -> AsyncIterator[bytes]:
         """The published model as a safetensors file."""
-        call = (await self._stub()).ExportCheckpoint(pb.ExportCheckpointRequest(), metadata=bearer(token))
+        call = self._stub().ExportCheckpoint(pb.ExportCheckpointRequest(), metadata=bearer(token))
         async for reply in call:
             yield reply.chunk

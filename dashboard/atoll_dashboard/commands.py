@@ -19,7 +19,7 @@ def dashboard(
     server: Annotated[str, typer.Option(help="Address of a core, or of a front.", metavar="HOST:PORT")] = "127.0.0.1:7070",
     listen: Annotated[str, typer.Option(help="Where the page is. Port 0: any free one.", metavar="HOST:PORT")] = "127.0.0.1:7080",
     plaintext: Annotated[bool, typer.Option("--plaintext", help="Allow an address beyond loopback: the page is plain HTTP, and whoever reaches it may look.")] = False,
-    host: Annotated[list[str], typer.Option(help="A name that the page may be asked for by, beside localhost; may be given several times. Beyond loopback any name is taken.")] = [],  # noqa: B006 - typer copies it
+    host: Annotated[list[str], typer.Option(help="A name that the page may be asked for by, beside localhost and addresses; may be given several times.")] = [],  # noqa: B006 - typer copies it
     tls: Annotated[Path | None, typer.Option("--tls", help="Directory of an operator's certificate, see atoll certs.", envvar="ATOLL_TLS")] = None,
     insecure_plaintext: Annotated[bool, typer.Option("--insecure-plaintext", help="Allow a core beyond loopback without TLS.")] = False,
     token: Annotated[str, typer.Option(help="To look with, where the core asks for one; acts are done with the token that is typed into the page.", envvar="ATOLL_TOKEN")] = "",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
 
 import grpc.aio
 import structlog
@@ -15,20 +18,20 @@ from atoll_wire.access import AccessError
 
 from atoll_dashboard import telling
 from atoll_dashboard.asking import Core
-from atoll_dashboard.history import History, Rates
-from atoll_dashboard.shapes import Cost, Event, Learner, Now, Region, Run
+from atoll_dashboard.moving import DOWN, LEAST_LONG_S, UP, Moving
+from atoll_dashboard.shapes import Cost, Event, Kind, Learner, Now, Region, Run
 
 log = structlog.get_logger()
 
 EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # between two looks: while somebody watches, and otherwise
 SHARE = 0.1  # of the time at most that a core is kept busy with looks
 WATCHED_S = 10.0  # after somebody asked
-TOKENS_WINDOW_S, BYTES_WINDOW_S, RECENT_S = 10.0, 60.0, 300.0
-LEAST_RECENT_S = 60.0  # a run that begins is not judged by its joining
-ROUNDS, DOTS, MOST_EVENTS, LEARNER_POINTS = 12, 48, 5000, 240
+ROUNDS, MOST_EVENTS = 64, 5000
+DOTS, FEW_DOTS, MANY_REGIONS = 48, 8, 16
+AT_ONCE = 4  # questions to the core, beside looks
+T = TypeVar("T")
 AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 MONTH_S = 30 * 86400.0
-TOKENS, UP, DOWN = "tokens", "up", "down"
 NO_TOKENS = (
     "the core takes no tokens: make one with `atoll token NAME --file FILE`, and start it with --operator-tokens FILE"
 )
@@ -49,15 +52,13 @@ class Feed:
     def __init__(self, core: Core, price_per_gb: float) -> None:
         self.core, self.price_per_gb = core, price_per_gb
         self.seen, self.problem = Seen(), "the core was not asked yet"
-        self.history: History[str] = History()
-        self.learners_history: History[tuple[str, str]] = History(LEARNER_POINTS)
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self.watchers = 0
         self._began, self._asked_at = time.monotonic(), -math.inf
         self._position, self._number = (0, 0), 0
-        self._tokens: Rates[str] = Rates(TOKENS_WINDOW_S)
-        self._bytes: Rates[tuple[str, str]] = Rates(BYTES_WINDOW_S)
-        self._seconds: Rates[str] = Rates(RECENT_S)
+        self._answers: dict[tuple[Any, ...], tuple[float, asyncio.Task[Any]]] = {}
+        self._few = asyncio.Semaphore(AT_ONCE)
+        self.moving = Moving()
         self._wanted, self._looked = asyncio.Event(), asyncio.Event()
         self._told: tuple[Seen, float, str] | None = None
 
@@ -72,17 +73,19 @@ class Feed:
             looked.set()
             took_s = time.monotonic() - began
             watched = self.watchers or time.monotonic() - self._asked_at < WATCHED_S
-            rest_s = max(EVERY_S if watched else UNWATCHED_EVERY_S, took_s / SHARE) - took_s
+            rest_s = min(max(EVERY_S if watched else UNWATCHED_EVERY_S, took_s / SHARE) - took_s, UNWATCHED_EVERY_S)
             self._wanted.clear()
             try:
-                async with asyncio.timeout(rest_s):
+                async with asyncio.timeout(EVERY_S if self.problem else rest_s):
                     await self._wanted.wait()
             except TimeoutError:
                 continue  # nobody came meanwhile
 
     async def changed(self) -> None:
-        """Returns after the next look, successful or not."""
-        await self._looked.wait()
+        """Returns after the next look, and after a second at most: what is shown grows older."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVERY_S):
+                await self._looked.wait()
 
     def watched(self) -> None:
         """Somebody asked: looks are quick from now on."""
@@ -92,49 +95,55 @@ class Feed:
 
     async def _look(self) -> None:
         try:
-            status = await self.core.status()
-            rounds = await self.core.rounds(ROUNDS)
-            events = await self.core.events(*self._position)
+            status, rounds, events = await asyncio.gather(
+                self.core.status(), self.core.rounds(ROUNDS, brief=True), self.core.events(*self._position)
+            )
+            if self.moving.is_another(status):
+                self.moving = Moving()
+            self.moving.take(status)
+            self._take_events(events)
         except grpc.aio.AioRpcError as error:
             self._away(one_line(error, self.core.address))
         except AccessError as error:
             self._away(str(error))
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            self._away("the connection to the core was given up: dialling again")
+        except Exception:
+            log.exception("the core's answer cannot be shown")
+            self._away("the core's answer cannot be shown: use one version of Atoll everywhere; the log says more")
         else:
             if self.problem:
                 log.info("the core answers", server=self.core.address, run=status.run, epoch=status.epoch)
             self.problem, self.seen = "", Seen(status, rounds, time.monotonic())
-            self._take(status)
-            self._take_events(events)
+            run = self.run()
+            self.moving.remember(status, run)
 
     def _away(self, problem: str) -> None:
         if problem != self.problem:
             log.warning("the core cannot be asked", problem=problem)
         self.problem = problem
 
-    def _take(self, status: pb.StatusReply) -> None:
-        """Rates and histories."""
-        moved: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for each in status.learners:
-            moved[each.region, UP] += each.wire.up
-            moved[each.region, DOWN] += each.wire.down + each.wire.whole
-        self._bytes.add(status.at, moved)
-        self._tokens.add(status.at, {each.learner: each.tokens for each in status.learners})
-        goodput = {"useful": status.goodput.useful_s, "provisioned": status.goodput.provisioned_s}
-        self._seconds.add(status.at, goodput)
-        run = self.run()
-        self.history.add(status.at, {
-            "goodput": status.goodput.ratio, TOKENS: run.tokens_per_s,
-            "loss": math.nan if run.loss is None else run.loss,
-            UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s,
-        })  # fmt: skip
-        losses = {("loss", each.learner): each.loss for each in status.learners}
-        rates = {(TOKENS, each.learner): self._tokens.rate(each.learner) for each in status.learners}
-        self.learners_history.add(status.at, losses | rates)
+    async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the question's own
+        """The core's answer to what others may ask at the same time: at most once a second, few at a time."""
+        now, key = time.monotonic(), (ask.__name__, *words)
+        self._answers = {each: kept for each, kept in self._answers.items() if kept[0] > now - EVERY_S}
+        if key not in self._answers:
+            asked = asyncio.create_task(self._one_of_few(ask, *words))
+            asked.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # for whoever still listens
+            self._answers[key] = (now, asked)
+        answer: T = await asyncio.shield(self._answers[key][1])
+        return answer
+
+    async def _one_of_few(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401
+        async with self._few:
+            return await ask(*words)
 
     def _take_events(self, reply: pb.ListEventsReply) -> None:
         for each in reply.events:
             self._number += 1
-            kind = each.kind
+            kind = each.kind if each.kind in get_args(Kind) else "core"  # of a newer core
             told = {"number": self._number, "at": each.at, "kind": kind, "learner": each.learner, "text": each.text}
             self.events.append(Event.model_validate(told))
             self._position = (reply.log, each.number)
@@ -146,7 +155,8 @@ class Feed:
         if self._told is None or self._told[0] is not self.seen or self._told[1] != self._second():
             now = Now(
                 run=self.run(), regions=self.regions(),
-                rounds=[telling.round_of(each) for each in self.seen.rounds], last_event=self._number,
+                rounds=[telling.round_of(each) for each in self.seen.rounds if each.outcome in telling.GOES_ON],
+                last_event=self._number,
             )  # fmt: skip
             self._told = (self.seen, self._second(), now.model_dump_json())
         return self._told[2]
@@ -157,26 +167,22 @@ class Feed:
     def run(self) -> Run:
         """The run as it was seen last, and how old that is."""
         status, now = self.seen.status, time.monotonic()
-        up, down = (sum(self._bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
+        moving = self.moving
+        up, down = (sum(moving.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
         trained = [each for each in status.learners if each.state == "live" and math.isfinite(each.loss)]
-        provisioned = self._seconds.grown("provisioned")
-        recent = (
-            self._seconds.grown("useful") / provisioned
-            if self._seconds.span_s() > LEAST_RECENT_S and provisioned
-            else None
-        )
         return Run(
             reachable=not self.problem, problem=self.problem, age_s=min(now - self.seen.at, now - self._began),
             at=status.at, run=status.run, generation=status.generation, epoch=status.epoch, uptime_s=status.uptime_s,
             wall_s=status.wall_s, parameters=status.parameters, fragments=len(status.fragments),
             inner_steps=status.settings.inner_steps, overlap_steps=status.settings.overlap_steps,
-            codec=pb.Codec.Name(status.settings.codec).removeprefix("CODEC_").lower(),
-            paused=status.paused, troubles=list(status.troubles), goodput=telling.goodput(status.goodput, recent),
+            codec=telling.codec(status.settings.codec),
+            paused=status.paused, troubles=list(status.troubles),
+            goodput=telling.goodput(status.goodput, moving.recent()),
             tokens_trained=status.tokens_trained, tokens_merged=status.tokens_merged,
-            tokens_per_s=sum(self._tokens.rate(each.learner) for each in status.learners),
+            tokens_per_s=sum(self.moving.tokens.rate(each.learner) for each in status.learners),
             loss=sum(each.loss for each in trained) / len(trained) if trained else None,
             outer_steps=status.outer_steps, contributions=telling.counts(status.contributions),
-            wire=telling.wire(status.wire, up, down), cost=self._cost(up + down),
+            wire=telling.wire(status.wire, up, down), cost=self._cost(),
             learners=telling.states(status.learners), acts=not self.acts_problem(),
             acts_problem=self.acts_problem(), dashboard_s=now - self._began,
         )  # fmt: skip
@@ -185,12 +191,14 @@ class Feed:
         """Why nothing can be done here; "": it can, with a token."""
         return "" if self.seen.status.knows_tokens or self.seen.at == -math.inf else NO_TOKENS
 
-    def _cost(self, bytes_per_s: float) -> Cost:
+    def _cost(self) -> Cost:
+        """A day and a month as the last hour went: contributions come in bursts."""
         wire, budget = self.seen.status.wire, self.seen.status.wan_budget_bytes
-        price = self.price_per_gb / 1e9
+        price, rate = self.price_per_gb / 1e9, self.moving.long.rate("all")
+        known = self.moving.long.span_s() >= LEAST_LONG_S
         return Cost(
             price_per_gb=self.price_per_gb, total=price * (wire.up + wire.down + wire.whole),
-            per_day=price * 86400 * bytes_per_s, gb_per_month=MONTH_S * bytes_per_s / 1e9,
+            per_day=price * 86400 * rate if known else None, gb_per_month=MONTH_S * rate / 1e9 if known else None,
             budget_gb=budget / 1e9 if budget else None,
         )  # fmt: skip
 
@@ -209,22 +217,26 @@ class Feed:
         up, down = (sum(each.wire.up for each in members), sum(each.wire.down + each.wire.whole for each in members))
         provisioned = sum(each.goodput.provisioned_s for each in members)
         return Region(
-            region=name, learners=telling.states(members), dots=[telling.dot(each) for each in first[:DOTS]],
-            tokens_per_s=sum(self._tokens.rate(each.learner) for each in members), up_bytes=up, down_bytes=down,
-            up_bytes_per_s=self._bytes.rate((name, UP)), down_bytes_per_s=self._bytes.rate((name, DOWN)),
+            region=name, learners=telling.states(members), dots=[telling.dot(each) for each in first[: self._dots()]],
+            tokens_per_s=sum(self.moving.tokens.rate(each.learner) for each in members), up_bytes=up, down_bytes=down,
+            up_bytes_per_s=self.moving.bytes.rate((name, UP)), down_bytes_per_s=self.moving.bytes.rate((name, DOWN)),
             goodput=sum(each.goodput.useful_s for each in members) / provisioned if provisioned else 1.0,
             cost=self.price_per_gb / 1e9 * (up + down),
         )  # fmt: skip
 
+    def _dots(self) -> int:
+        """Of many regions the picture shows few each."""
+        return DOTS if len(self._regions()) <= MANY_REGIONS else FEW_DOTS
+
     def learner(self, name: str) -> Learner | None:
         """One of them, by name."""
         found = next((each for each in self.seen.status.learners if each.learner == name), None)
-        return None if found is None else telling.learner(found, self._tokens.rate(name))
+        return None if found is None else telling.learner(found, self.moving.tokens.rate(name))
 
     def learners(self, region: str | None, state: str, search: str) -> list[Learner]:
         """All that match; region: None is any, since "" is the name of none."""
         return [
-            telling.learner(each, self._tokens.rate(each.learner))
+            telling.learner(each, self.moving.tokens.rate(each.learner))
             for each in self.seen.status.learners
             if (region is None or each.region == region)
             and (not state or each.state == state)
@@ -235,6 +247,10 @@ class Feed:
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
     """What is wrong, and what helps."""
     meant = any(key == "atoll-said" for key, _ in error.trailing_metadata() or ())  # a core's own word, with its cure
-    if error.code() in AWAY and not meant:
-        return f"no core answers at {address}: it is down, or the way there is; learners train on"
-    return f"the core at {address} refused: {error.details()}"
+    if error.code() not in AWAY or meant:
+        return f"the core at {address} refused: {error.details()}"
+    why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()
+    if any(word in why.lower() for word in ("handshake", "certificate", "ssl")):
+        cure = "both certificates must be valid, of one authority, and the core's for this name: see `atoll doctor`"
+        return f"no core answers at {address} ({why}): {cure}"
+    return f"no core answers at {address} ({why}): it is down, or the way there is; learners train on"

@@ -50,9 +50,9 @@ class Rates(Generic[K]):
         self._window_s = window_s
         self._seen: deque[tuple[float, Mapping[K, float]]] = deque()
 
-    def add(self, at: float, sums: Mapping[K, float]) -> None:
-        """What the sums are now."""
-        if self._seen and at <= self._seen[-1][0]:
+    def add(self, at: float, sums: Mapping[K, float], least_s: float = 0.0) -> None:
+        """What the sums are now; but for those that come sooner than so after the one before."""
+        if self._seen and at <= self._seen[-1][0] + least_s:
             return
         self._seen.append((at, sums))
         while len(self._seen) > 2 and self._seen[1][0] <= at - self._window_s:

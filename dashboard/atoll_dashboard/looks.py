@@ -81,7 +81,7 @@ async def learner(feed: Looking, name: str) -> Learner:
 @router.get("/learners/{name}/history")
 async def learner_history(feed: Looking, name: str) -> LearnerHistory:
     """One learner since this dashboard was started."""
-    columns = feed.learners_history
+    columns = feed.moving.learners_history
     return LearnerHistory(
         at=list(columns.at), loss=columns.column(("loss", name)), tokens_per_s=columns.column(("tokens", name))
     )
@@ -90,7 +90,7 @@ async def learner_history(feed: Looking, name: str) -> LearnerHistory:
 @router.get("/history")
 async def history(feed: Looking) -> History:
     """The run since this dashboard was started."""
-    columns = feed.history
+    columns = feed.moving.history
     return History(
         at=list(columns.at), goodput=columns.column("goodput"), tokens_per_s=columns.column("tokens"),
         loss=columns.column("loss"), up_bytes_per_s=columns.column("up"), down_bytes_per_s=columns.column("down"),
@@ -108,18 +108,18 @@ async def fragments(feed: Looking, offset: Offset = 0, limit: Limit = 100) -> Pa
 @router.get("/rounds")
 async def rounds(feed: Looking, last: Annotated[int, Query(ge=1, le=256)] = 40, learner: str = "") -> list[Round]:
     """The newest rounds, newest first; learner: only its answers."""
-    return [telling.round_of(each) for each in await feed.core.rounds(last, learner)]
+    return [telling.round_of(each) for each in await feed.shared(feed.core.rounds, last, learner)]
 
 
 @router.get("/receipts")
 async def receipts(
     feed: Looking,
     learner: str = "", fate: Literal["pending", "merged", "refused"] | None = None,
-    before: Annotated[int, Query(ge=0)] = 0, limit: Limit = 100,
+    before: Annotated[int, Query(ge=0, lt=1 << 63)] = 0, limit: Limit = 100,
 ) -> Receipts:  # fmt: skip
     """Contributions and what became of them, newest first."""
     wanted = telling.FATES[fate] if fate is not None else pb.FATE_UNSPECIFIED
-    found = await feed.core.receipts(learner, wanted, before, limit)
+    found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)
     items = [telling.receipt(each) for each in found]
     return Receipts(items=items, before=items[-1].number if len(items) == limit else None)
 
@@ -127,7 +127,7 @@ async def receipts(
 @router.get("/checkpoints")
 async def checkpoints(feed: Looking) -> list[Checkpoint]:
     """Snapshots on the core's disk, newest first."""
-    return [telling.checkpoint(each) for each in reversed(await feed.core.checkpoints())]
+    return [telling.checkpoint(each) for each in reversed(await feed.shared(feed.core.checkpoints))]
 
 
 @router.get("/events")

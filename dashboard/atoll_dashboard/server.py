@@ -20,7 +20,7 @@ from atoll_dashboard.feed import Feed
 
 log = structlog.get_logger()
 
-LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+LOCAL_NAMES = ("localhost",)  # beside all addresses
 GOODBYE_S = 2  # for streams that run when it is asked to stop
 MOST_CONNECTIONS = 1000
 
@@ -47,14 +47,11 @@ class Settings:
         if not self.plaintext and not on_loopback([self.listen]):
             text = f"--listen {self.listen} is not loopback: put a proxy with TLS before it, or say --plaintext"
             raise DashboardError(text)
+        for host in self.hosts:
+            if ":" in host or "/" in host:
+                raise DashboardError(f"--host {host}: give a name alone, without scheme and port")
         if not (self.token.isascii() and self.token.isprintable()):
             raise DashboardError("--token has characters that no token has: give what `atoll token` printed")
-
-    def names(self) -> tuple[str, ...]:
-        """Behind a proxy it is asked for by names that only the proxy knows."""
-        if self.hosts:
-            return (*LOCAL_NAMES, *self.hosts)
-        return LOCAL_NAMES if on_loopback([self.listen]) else ("*",)
 
 
 async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
@@ -63,7 +60,7 @@ async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     feed = Feed(Core(settings.server, settings.access, settings.token), settings.price_per_gb)
     listening = _bind(settings.listen)
     config = uvicorn.Config(
-        application(feed, settings.names()), log_config=None, access_log=False, server_header=False,
+        application(feed, (*LOCAL_NAMES, *settings.hosts)), log_config=None, access_log=False, server_header=False,
         timeout_graceful_shutdown=GOODBYE_S, limit_concurrency=MOST_CONNECTIONS,
     )  # fmt: skip
     host, port = listening.getsockname()[:2]

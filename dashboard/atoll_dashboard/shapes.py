@@ -57,12 +57,15 @@ class Wire(BaseModel):
 
 
 class Cost(BaseModel):
-    """What the WAN costs at a price per GB (1e9 bytes), both directions. budget_gb: a month's, null: none is set."""
+    """What the WAN costs at a price per GB (1e9 bytes), both directions. budget_gb: a month's, null: none is set.
+
+    per_day, gb_per_month: as the last hour went; null in a dashboard's first minute.
+    """
 
     price_per_gb: float
     total: float
-    per_day: float
-    gb_per_month: float
+    per_day: float | None
+    gb_per_month: float | None
     budget_gb: float | None
 
 
@@ -267,7 +270,7 @@ class LearnerHistory(BaseModel):
 
 
 class Now(BaseModel):
-    """What the stream /api/live says every second. rounds: those that are open, and the newest that ended."""
+    """What the stream /api/live says every second. rounds: those that are open or merged now, without answers."""
 
     run: Run
     regions: list[Region]

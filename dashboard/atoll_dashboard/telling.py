@@ -29,6 +29,7 @@ OUTCOMES: dict[int, Outcome] = {
     pb.ROUND_OUTCOME_OPEN: "open", pb.ROUND_OUTCOME_MERGING: "merging", pb.ROUND_OUTCOME_MERGED: "merged",
     pb.ROUND_OUTCOME_LAPSED: "lapsed",
 }  # fmt: skip
+GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
 FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
 NAMES = {number: name for name, number in FATES.items()}
 
@@ -36,6 +37,16 @@ NAMES = {number: name for name, number in FATES.items()}
 def known(value: float) -> float | None:
     """Times and figures that are 0 or NaN in a message are not known."""
     return value if value and math.isfinite(value) else None
+
+
+def moment(at: float) -> float | None:
+    """To the millisecond: the core tells a time anew each time, from two clocks."""
+    return known(round(at, 3))
+
+
+def codec(number: int) -> str:
+    """Its name."""
+    return pb.Codec.Name(number).removeprefix("CODEC_").lower() if number in pb.Codec.values() else "unknown"
 
 
 def states(learners: Iterable[pb.LearnerStatus]) -> dict[State, int]:
@@ -107,8 +118,8 @@ def fragment(told: pb.FragmentStatus) -> Fragment:
 def answer(told: pb.Answer) -> Answer:
     """One learner in a round."""
     return Answer(
-        learner=told.learner, began_at=known(told.began_at), durable_at=known(told.durable_at),
-        adopted_at=known(told.adopted_at), declined=told.declined, late=told.late,
+        learner=told.learner, began_at=moment(told.began_at), durable_at=moment(told.durable_at),
+        adopted_at=moment(told.adopted_at), declined=told.declined, late=told.late,
         weight=known(told.weight), staleness=told.staleness if told.weight else None,
     )  # fmt: skip
 
@@ -116,10 +127,11 @@ def answer(told: pb.Answer) -> Answer:
 def round_of(told: pb.Round) -> Round:
     """A round with its answers."""
     return Round(
-        fragment=told.fragment, cycle=told.cycle, version=told.version or None, outcome=OUTCOMES[told.outcome],
-        reason=told.reason, opened_at=told.opened_at, quorum_at=known(told.quorum_at),
-        closed_at=known(told.closed_at), merged_at=known(told.merged_at), published_at=known(told.published_at),
-        answers=[answer(each) for each in told.answers], more_answers=told.more_answers,
+        fragment=told.fragment, cycle=told.cycle, version=told.version or None,
+        outcome=OUTCOMES.get(told.outcome, "open"), reason=told.reason, opened_at=round(told.opened_at, 3),
+        quorum_at=moment(told.quorum_at), closed_at=moment(told.closed_at), merged_at=moment(told.merged_at),
+        published_at=moment(told.published_at), answers=[answer(each) for each in told.answers],
+        more_answers=told.more_answers,
     )  # fmt: skip
 
 
@@ -130,7 +142,7 @@ def receipt(told: pb.LoggedReceipt) -> Receipt:
         number=told.number, key=f"{key.learner}/{key.incarnation}/{key.fragment}/{key.seq}", learner=key.learner,
         fragment=key.fragment, accepted_at=told.accepted_at, tokens=told.tokens, steps=told.steps,
         size_bytes=told.size_bytes, norm=told.norm, clipped=told.clipped,
-        fate=NAMES[key.fate],  # type: ignore[arg-type]
+        fate=NAMES.get(key.fate, "pending"),  # type: ignore[arg-type]
         version=key.version, weight=key.weight, staleness=key.staleness, reason=key.reason,
     )  # fmt: skip
 

@@ -683,12 +683,14 @@ class LoggedReceipt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., base_version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., norm: _Optional[float] = ..., clipped: _Optional[float] = ..., accepted_at: _Optional[float] = ...) -> None: ...
 
 class ListRoundsRequest(_message.Message):
-    __slots__ = ("last", "learner")
+    __slots__ = ("last", "learner", "brief")
     LAST_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
+    BRIEF_FIELD_NUMBER: _ClassVar[int]
     last: int
     learner: str
-    def __init__(self, last: _Optional[int] = ..., learner: _Optional[str] = ...) -> None: ...
+    brief: bool
+    def __init__(self, last: _Optional[int] = ..., learner: _Optional[str] = ..., brief: bool = ...) -> None: ...
 
 class ListRoundsReply(_message.Message):
     __slots__ = ("rounds",)

@@ -33,6 +33,7 @@ CREATE TABLE contributions (
 CREATE INDEX contributions_by_version ON contributions (generation, fragment, version);
 CREATE INDEX contributions_by_learner ON contributions (learner);
 CREATE INDEX contributions_pending ON contributions (generation) WHERE fate='pending';
+CREATE INDEX contributions_refused ON contributions (generation) WHERE fate='refused';
 CREATE TABLE tallies (
     generation INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL, fragment INTEGER NOT NULL,
     through INTEGER NOT NULL, merged INTEGER NOT NULL, refused INTEGER NOT NULL, tokens TEXT NOT NULL,

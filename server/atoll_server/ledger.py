@@ -159,8 +159,9 @@ def receipts(
 
     learner, fate: only theirs; empty: all. before: only lower numbers; 0: from the newest on.
     """
-    given = [(text, value) for text, value in (("learner=?", learner), ("fate=?", fate), ("rowid<?", before)) if value]
-    conditions = " AND ".join(text for text, _ in given) or "TRUE"
+    given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
+    fates = [f"fate='{each}'" for each in ("pending", "merged", "refused") if each == fate]  # as the indices have it
+    conditions = " AND ".join([text for text, _ in given] + fates) or "TRUE"
     query = f"SELECT rowid FROM contributions WHERE {conditions} ORDER BY rowid DESC LIMIT ?"  # noqa: S608 - constants
     found = []
     for (number,) in db.execute(query, (*(value for _, value in given), limit)).fetchall():

@@ -148,18 +148,20 @@ def list_rounds(core: Core, request: pb.ListRoundsRequest) -> pb.ListRoundsReply
     if engine is None:
         return reply
     for seen in islice(engine.timeline.newest(), request.last or None):
-        reply.rounds.append(_round(core, engine, seen, request.learner))
+        reply.rounds.append(_round(core, engine, seen, request))
     return reply
 
 
-def _round(core: Core, engine: Engine, seen: Round, learner: str) -> pb.Round:
+def _round(core: Core, engine: Engine, seen: Round, request: pb.ListRoundsRequest) -> pb.Round:
     now, later = time.monotonic(), core.clock.now() - time.monotonic()
 
     def wall(at: float | None) -> float:
         return 0.0 if at is None else at + later
 
     open_now = seen.closed_at is None
-    answers = slowest(seen, MOST_ANSWERS) if not learner else [(learner, seen.answers.get(learner, Answer()))]
+    answers = [] if request.brief else slowest(seen, MOST_ANSWERS)
+    if request.learner:
+        answers = [(request.learner, seen.answers.get(request.learner, Answer()))]
     outcome = pb.ROUND_OUTCOME_MERGED if seen.published_at is not None else pb.ROUND_OUTCOME_MERGING
     told = pb.Round(
         fragment=seen.fragment, cycle=seen.cycle, version=seen.version,

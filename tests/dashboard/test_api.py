@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import struct
+import time
 import urllib.request
 
 import pytest
@@ -150,9 +152,9 @@ def test_the_model_is_downloaded_once_with_a_ticket_that_a_token_buys(lived_in: 
     header = json.loads(model[8 : 8 + size])
     assert header["0.weight"]["shape"] == [32, 16]
     assert lived_in.ask(url.removeprefix("api/"))[0] == 403, "a link is good once"
-    worthless = lived_in.act("download-ticket", token="nonsense")
-    assert worthless[0] == 200, "the core judges a token when it is used"
-    assert lived_in.ask(worthless[1]["url"].removeprefix("api/"))[0] == 401
+    assert lived_in.act("download-ticket", token="nonsense")[0] == 401, "the core judges it before anybody waits"
+    statuses = [lived_in.act("download-ticket")[0] for _ in range(7)]
+    assert statuses == [200] * 5 + [503] * 2, "nobody takes all of them"
 
 
 def test_strange_names_of_hosts_and_what_browsers_must_know(lived_in: House):
@@ -166,6 +168,38 @@ def test_strange_names_of_hosts_and_what_browsers_must_know(lived_in: House):
     with urllib.request.urlopen(f"{lived_in.url}/api/openapi.json", timeout=20) as answer:
         paths = json.loads(answer.read())["paths"]
     assert {"/api/run", "/api/receipts", "/api/acts/evict"} <= set(paths)
+
+
+def test_more_than_an_act_can_be_is_not_read(lived_in: House):
+    status, _ = _raw(lived_in, b"POST /api/acts/pause HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+                      b"4000\r\n" + bytes(0x4000) + b"\r\n4000\r\n" + bytes(0x4000) + b"\r\n")  # fmt: skip
+    assert status == 413
+    assert lived_in.ask(f"receipts?before={1 << 80}")[0] == 422
+
+
+def _raw(it: House, request: bytes) -> tuple[int, bytes]:
+    host, _, port = it.url.removeprefix("http://").partition(":")
+    with contextlib.closing(socket.create_connection((host, int(port)), 20)) as connection:
+        connection.sendall(request)
+        answer = connection.recv(4096)
+    return int(answer.split()[1]), answer
+
+
+def test_a_core_that_stands_is_said_within_seconds(tmp_path):
+    """Nobody hangs up on it: answers do not come."""
+    with house(tmp_path) as it:
+        eventually(lambda: it.look("run")["reachable"] and it.look("run")["learners"]["live"] == 3, 60)
+        it.core.child.process.send_signal(signal.SIGSTOP)
+        try:
+            eventually(lambda: not it.look("run")["reachable"], 15)
+            with urllib.request.urlopen(f"{it.url}/api/live", timeout=20) as stream:
+                began = time.monotonic()
+                told = [json.loads(line.removeprefix("data: ")) for line in _some((x.decode() for x in stream), 4)]
+            assert time.monotonic() - began < 10, "the stream goes on"
+            assert told[3]["run"]["age_s"] > told[0]["run"]["age_s"] + 1
+        finally:
+            it.core.child.process.send_signal(signal.SIGCONT)
+        eventually(lambda: it.look("run")["reachable"], 15)
 
 
 def test_streams_that_hang_up_are_let_go(lived_in: House):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from atoll_dashboard.history import History, Rates
+from atoll_dashboard.moving import Moving
+from atoll_wire import outer_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +49,29 @@ def test_rates_are_of_the_window_and_a_restarted_core_is_no_negative_one():
     assert rates.rate("a") == 0.0
     rates.add(31.0, {"a": 1e9})
     assert rates.rate("a") == 0.0, "a look at the same moment says nothing new"
+
+
+def look(at: float, run: str = "r", **learners: tuple[str, int]) -> pb.StatusReply:
+    """A learner's region, and the bytes that it has sent so far."""
+    reply = pb.StatusReply(run=run, generation=1, at=at)
+    for name, (region, sent) in learners.items():
+        reply.learners.add(learner=name, region=region, tokens=sent, wire=pb.WireBytes(up=sent))
+    return reply
+
+
+def test_who_comes_back_from_another_region_takes_no_old_bytes_there():
+    moving = Moving()
+    moving.take(look(0.0, a=("eu", 10**12)))
+    assert moving.bytes.rate(("eu", "up")) == 0.0, "what was sent before it looked has no rate"
+    moving.take(look(10.0, a=("us", 10**12 + 100), b=("eu", 50)))
+    assert moving.bytes.rate(("us", "up")) == 10.0
+    assert moving.bytes.rate(("eu", "up")) == 5.0, "a learner that is new begins at nothing"
+
+
+def test_another_run_or_a_backup_begins_anew():
+    moving = Moving()
+    assert not moving.is_another(look(5.0))
+    moving.take(look(5.0))
+    assert not moving.is_another(look(6.0))
+    assert moving.is_another(look(6.0, "another"))
+    assert moving.is_another(look(4.0))

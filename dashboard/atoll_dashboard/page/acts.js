@@ -62,6 +62,7 @@ export function makeActs(done) {
   }
 
   async function send() {
+    if (yes.disabled) return; // it is on its way
     const missing = complaint();
     if (missing !== null) {
       text(wrong, missing[1]);

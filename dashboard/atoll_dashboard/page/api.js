@@ -24,7 +24,12 @@ async function ask(url, options) {
     throw new Refused("the dashboard does not answer");
   }
   if (!reply.ok) throw new Refused(await complaint(reply));
-  return reply.json();
+  try {
+    return await reply.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("the answer is no JSON: does a proxy ask for a sign-on?");
+  }
 }
 
 /** get(["learners", name], {limit: 50}); what is "" or null is left out. */
@@ -38,7 +43,7 @@ export function get(parts, query = {}, signal = undefined) {
 export function act(name, token, body) {
   return ask(`api/acts/${path([name])}`, {
     method: "POST",
-    headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" },
+    headers: { "X-Atoll-Token": token, "Content-Type": "application/json" }, // Authorization may be a proxy's
     body: JSON.stringify(body),
   });
 }

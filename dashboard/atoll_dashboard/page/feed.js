@@ -55,6 +55,7 @@ export function startFeed(listener, onCore) {
   }
 
   function tick() {
+    if (document.hidden) return;
     const quiet = seconds() - Math.max(heardAt, openedAt);
     if (quiet > QUIET_S) {
       broken("the dashboard says nothing");
@@ -68,7 +69,8 @@ export function startFeed(listener, onCore) {
   open();
   setInterval(tick, 1000);
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) tick();
+    if (!document.hidden) open();
+    else source.close(); // a browser has few connections to a host, and nobody looks
   });
   return feed;
 }

@@ -5,7 +5,7 @@ import { money, rate, ratio, decimal, short, span } from "./format.js";
 import { oldness, problems, problemSign } from "./verdict.js";
 
 const FIGURES = [
-  ["Goodput, 5 min", (run) => ratio(run.goodput.recent ?? run.goodput.ratio)],
+  ["Goodput, 5 min", (run) => ratio(run.goodput.recent)],
   ["Tokens/s", (run) => short(run.tokens_per_s)],
   ["Loss", (run) => decimal(run.loss, 3)],
   ["WAN", (run) => rate(run.wire.up_bytes_per_s + run.wire.down_bytes_per_s)],

@@ -45,7 +45,7 @@ export function timeline({ only, nothing }) {
   return {
     node,
     update(rounds, now) {
-      const key = (round) => `${round.fragment}/${round.cycle}/${round.opened_at}`;
+      const key = (round) => `${round.fragment}/${round.cycle}`;
       keyed(list, rounds, key, makeRound, (row, round) => updateRound(row, round, now, only()));
       show(empty, rounds.length === 0);
       text(empty, nothing);

@@ -27,7 +27,8 @@ export function problems(feed) {
   const { run, regions } = feed.now;
   if (!run.reachable) {
     const since = clock(Date.now() / 1000 - feed.age());
-    found.push(problem("bad", "core", `core not reachable since ${since}`));
+    const what = run.problem.startsWith("no core answers") ? "core not reachable" : "core refuses this dashboard";
+    found.push(problem("bad", "core", `${what} since ${since}`));
   }
   if (run.paused !== "") found.push(problem("warn", "paused", `paused ${run.paused}`));
   const silent = regions.flatMap((region) => silence(region, feed.coreNow()));
@@ -36,9 +37,10 @@ export function problems(feed) {
     found.push(problem("warn", "empty", "no learner has joined yet", "#learners"));
   }
   if (run.paused === "" && total(run.learners) > 0 && !run.learners.live) {
-    const over = !run.learners.joining && !run.learners.silent;
-    const words = over ? "all learners have left" : "no learner is live";
-    found.push(problem(over ? "warn" : "bad", "nobody", words, "#learners"));
+    const { joining = 0, silent: mute = 0, paused: resting = 0 } = run.learners;
+    const words = resting > 0 ? "all learners are paused" : "all learners have left";
+    const wrong = joining + mute > 0;
+    found.push(problem(wrong ? "bad" : "warn", "nobody", wrong ? "no learner is live" : words, "#learners"));
   }
   for (const trouble of run.troubles) found.push(problem("bad", trouble, clipped(trouble)));
   const { recent } = run.goodput;

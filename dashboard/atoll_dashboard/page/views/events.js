@@ -60,7 +60,7 @@ export function eventsView(section) {
     leave: () => page.stop(),
     update(feed) {
       if (feed.now.last_event < newest) reset(); // another dashboard process counts from 1 again
-      if (feed.now.last_event !== newest || feed.now.last_event > asked()) {
+      if (feed.now.last_event !== newest) {
         newest = feed.now.last_event;
         page.again();
       }

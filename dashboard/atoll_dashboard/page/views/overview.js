@@ -125,14 +125,15 @@ function makeWan() {
         ["Up", `${rate(wire.up_bytes_per_s)}, ${bytes(wire.up_bytes)} so far`],
         ["Down", `${rate(wire.down_bytes_per_s)}, ${bytes(wire.down_bytes)} so far`],
         ["Whole fragments", `${bytes(wire.whole_bytes)} so far`],
-        ["Cost", `${money(cost.total)} so far, ${money(cost.per_day)} a day now`],
+        ["Cost", `${money(cost.total)} so far, ${money(cost.per_day)} a day`],
         ["Price", `${money(cost.price_per_gb, true)} per GB, up and down`],
       ]);
       const { budget_gb: budget, gb_per_month: month } = cost;
-      const at = `At this rate ${decimal(month, 0)} GB a month`;
+      const known = `As the last hour went, ${decimal(month, 0)} GB a month`;
+      const at = month === null ? "Its rate is not known yet" : known;
       show(bar, budget !== null && budget > 0);
       if (budget === null) return text(line, `${at}; no budget is set.`);
-      used.style.width = `${Math.min(100, (100 * month) / budget)}%`;
+      used.style.width = `${Math.min(100, (100 * (month ?? 0)) / budget)}%`;
       bar.classList.toggle("over", month > budget);
       set(bar, "aria-label", `${percent(month, budget)} of the month's budget`);
       return text(line, `${at}, ${percent(month, budget)} of the budget of ${decimal(budget, 0)} GB.`);
