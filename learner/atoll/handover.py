@@ -52,6 +52,7 @@ class Handover:
         self._news = threading.Condition(self._lock)
         self.something = False
         self.paused = ""  # by whom and why: the training loop stands
+        self.excused = False  # ... but for one that is to leave; set by a signal's handler, which takes no lock
         self.declined: deque[pb.Declined] = deque(maxlen=1024)
         self.adopted: deque[pb.Adopted] = deque(maxlen=1024)
 
@@ -134,10 +135,15 @@ class Handover:
             self._news.wait_for(lambda: self._ended or done(), timeout_s)
             return done()
 
+    @property
+    def stands(self) -> bool:
+        """Whether a step boundary waits."""
+        return bool(self.paused) and not self.excused
+
     def wait_resumed(self, timeout_s: float) -> None:
         """Returns when the run goes on, the agent stopped, or time is up."""
         with self._lock:
-            self._news.wait_for(lambda: self._ended or not self.paused, timeout_s)
+            self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
     def next(self) -> tuple[list[int], Prepared | None, Due | None]:
         """Fragments set free, then at most one adoption and one round, of different fragments."""

@@ -197,7 +197,7 @@ class Learner:
         prepared, due, wish = None, None, NOTHING
         if self._failure() is not None:
             wish = STOP
-        elif self._handover.paused:
+        elif self._handover.stands:
             wish = STAND
         elif self._handover.something:
             released, prepared, due = self._handover.next()
@@ -212,9 +212,7 @@ class Learner:
         began, self._counters.paused = time.perf_counter(), True
         if self._ranks().talks:
             self._handover.wait_resumed(STAND_S)
-        stood_s = time.perf_counter() - began
-        self._counters.paused_s += stood_s
-        return stood_s
+        return self._counters.rested(began)
 
     def _failure(self) -> LearnerError | None:
         """Why this process cannot go on."""
@@ -275,9 +273,11 @@ class Learner:
             yield
         finally:
             self._counters.paused = False
-            seconds = time.perf_counter() - began
-            self._counters.paused_s += seconds
-            self._paused_since_step += seconds
+            self._paused_since_step += self._counters.rested(began)
+
+    def leave_soon(self) -> None:
+        """For a signal's handler: a paused run holds this learner no longer. The loop should end at its next turn."""
+        self._handover.excused = True
 
     @property
     def run_tokens(self) -> int:

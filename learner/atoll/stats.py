@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -94,6 +95,12 @@ class Counters:
         self.steps += 1
         self.tokens += tokens
         self.loss = self.loss if loss is None else loss
+
+    def rested(self, began: float) -> float:
+        """A deliberate pause that began then is over, or a piece of it. Returns its seconds."""
+        seconds = time.perf_counter() - began
+        self.paused_s += seconds
+        return seconds
 
     def stats(self, run_tokens: int, versions: tuple[int, ...]) -> Stats:
         """As the user is told."""

@@ -169,6 +169,7 @@ class Core:
             self.settings, self.run, self.generation, restored, self.roster, self.happenings, self.writer,
             self.metrics, self.fail, self.disk,
         )  # fmt: skip
+        engine.syncer.paused = bool(self.paused)  # before anything happens
         if db is not None:
             take_up(engine, db, restored, self.clock.now())
         else:
@@ -176,7 +177,6 @@ class Core:
             for entry in self.roster.entries.values():
                 if not entry.evicted:
                     engine.dispatch(ev.Joined(entry.name, entry.incarnation))
-        engine.dispatch(ev.Paused(bool(self.paused)))
         self.keeper = Keeper(engine, restored.snapshots, damaged=damaged)
         self.engine = engine
 

@@ -32,7 +32,7 @@ class Sight:
     state: str
     region: str
     incarnation: int
-    heard_at: float
+    stepped_at: float  # its last sign of progress; of one that left, of its good-bye
     down_s: float  # before its newest incarnation joined
     evicted: str = ""
 
@@ -60,6 +60,7 @@ class Diary:
         self._number = 0
         self._last: Look | None = None
         self._refused, self._refused_at = 0, 0.0  # as last told
+        self._mute: set[str] = set()  # whose silence or eviction was told
 
     def after(self, log: int, number: int) -> list[Event]:
         """Those that a reader has not seen; all that are kept, when its position is of another process."""
@@ -96,7 +97,7 @@ class Diary:
         if last is not None and last.state == sight.state and last.incarnation == sight.incarnation:
             return
         quiet = sight.state in {"silent", "left", "evicted"}
-        self.since[name] = min(now.at, sight.heard_at) if quiet else now.at
+        self.since[name] = min(now.at, sight.stepped_at) if quiet else now.at
         if first:
             return  # it is as it was before this core started
         if last is None:
@@ -108,13 +109,18 @@ class Diary:
             return
         match sight.state:
             case "silent":
-                self.note(now.at, "silent", f"makes no steps since {now.at - sight.heard_at:.0f} s", name)
+                self._mute.add(name)
+                self.note(now.at, "silent", f"makes no steps since {now.at - sight.stepped_at:.0f} s", name)
+            case "left" if last.state == "evicted":
+                self.note(now.at, "back", "may join again", name)
             case "left":
                 self.note(now.at, "left", "said good-bye", name)
             case "evicted":
                 self.note(now.at, "evicted", f"was evicted: {sight.evicted}", name)
-            case "live" if last.state in {"silent", "evicted"} and sight.incarnation == last.incarnation:
-                self.note(now.at, "back", "trains again", name)
+            case "live" if name in self._mute:
+                self._mute.discard(name)
+                if sight.incarnation == last.incarnation:
+                    self.note(now.at, "back", "trains again", name)
 
     def _tell_refused(self, now: Look) -> None:
         more = now.refused - self._refused

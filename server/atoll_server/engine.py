@@ -86,7 +86,7 @@ class Engine:
         self.readers = Readers(self.states, self.locks, lambda: self.failed)
         self.contributions = Contributions(self.layout, roster, metrics)
         self.timeline = Timeline(metrics)
-        self.published_at = [time.monotonic()] * len(self.layout.fragments)  # each one's newest version
+        self.published_at: list[float | None] = [None] * len(self.layout.fragments)  # each one's newest version
         self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
@@ -223,7 +223,7 @@ class Engine:
             except Exception as error:
                 self.fail(error)  # before anybody else is given this fragment's lock
                 raise
-            self.timeline.computed(fragment.index, time.monotonic())
+            self.timeline.computed(fragment.index, effect.version, time.monotonic())
             crash.point("merge.computed")
             assert merged.state.version == effect.version, "the syncer and the state agree on the version"
             fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]

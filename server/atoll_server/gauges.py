@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from pathlib import Path
+
+import structlog
 
 from atoll_server.core import Core
 from atoll_server.diary import Look, Sight
@@ -15,7 +18,10 @@ from atoll_server.restore import LEDGER
 from atoll_server.roster import Entry
 from atoll_server.status import merged_tokens, state_of, troubles
 
+log = structlog.get_logger()
+
 EVERY_S = 1.0
+SETTLED_S = 10.0  # after a start, until learners have reported what the last second before it may have lost
 STATES = ("joining", "live", "paused", "silent", "left", "evicted")
 
 
@@ -23,8 +29,10 @@ async def keep_gauges(core: Core) -> None:
     """For as long as the core runs."""
     core.diary.note(core.clock.now(), "core", f"the core started: epoch {core.epoch}")
     while True:
-        ledger_bytes = await asyncio.to_thread(_size_bytes, core.settings.directory / LEDGER)
-        read(core, ledger_bytes)
+        try:
+            read(core, await asyncio.to_thread(_size_bytes, core.settings.directory / LEDGER))
+        except Exception:
+            log.exception("the run could not be read for Prometheus: what was read last stays")
         await asyncio.sleep(EVERY_S)
 
 
@@ -40,7 +48,7 @@ def read(core: Core, ledger_bytes: int = 0) -> None:
     core.diary.look(
         Look(
             at=wall,
-            learners={entry.name: _sight(entry, states[entry.name]) for entry in core.roster.entries.values()},
+            learners={e.name: _sight(core, e, states[e.name], wall, now) for e in core.roster.entries.values()},
             parameters=core.layout.parameters if core.engine is not None and core.layout is not None else 0,
             checkpoint=core.keeper.rows[-1].id if core.keeper is not None and core.keeper.rows else 0,
             paused=core.paused,
@@ -55,10 +63,12 @@ def _refused(core: Core) -> int:
     return counts.get("refused", 0) + counts.get("turned_away", 0)
 
 
-def _sight(entry: Entry, state: str) -> Sight:
-    account = entry.account
-    heard_at = account.heard_at if account.left_at is None else account.left_at
-    return Sight(state, entry.region, entry.incarnation, heard_at, entry.comeback.down_s, entry.evicted)
+def _sight(core: Core, entry: Entry, state: str, wall: float, now: float) -> Sight:
+    account, member = entry.account, core.engine.syncer.members.get(entry.name) if core.engine is not None else None
+    stepped_at = account.heard_at if account.left_at is None else account.left_at
+    if state == "silent" and member is not None and member.stepped_at is not None:
+        stepped_at = wall - (now - member.stepped_at)  # it may be heard, and make no steps
+    return Sight(state, entry.region, entry.incarnation, stepped_at, entry.comeback.down_s, entry.evicted)
 
 
 def _read_learners(core: Core, reading: Reading, states: dict[str, str], wall: float) -> None:
@@ -68,9 +78,10 @@ def _read_learners(core: Core, reading: Reading, states: dict[str, str], wall: f
         balances.append(balance)
         member = core.engine.syncer.members.get(name) if core.engine is not None else None
         reading.set("atoll_learner_info", 1, name, entry.region, states[name])
-        reading.set("atoll_learner_inner_steps", account.total("steps"), name)
-        reading.set("atoll_learner_tokens", account.total("tokens"), name)
-        reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)
+        if account.heard_at > core.roster.since:  # until then a start may lack a second of it, and no counter falls
+            reading.set("atoll_learner_inner_steps", account.total("steps"), name)
+            reading.set("atoll_learner_tokens", account.total("tokens"), name)
+            reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)
         reading.set("atoll_learner_loss", entry.loss, name)
         reading.set("atoll_learner_step_seconds", (member.step_time_s or 0.0) if member is not None else 0.0, name)
         reading.set("atoll_learner_heard_timestamp_seconds", account.heard_at, name)
@@ -88,7 +99,8 @@ def _read_learners(core: Core, reading: Reading, states: dict[str, str], wall: f
 def _read_run(core: Core, reading: Reading, now: float) -> None:
     accounts = [entry.account for entry in core.roster.entries.values()]
     trained = core.roster.tokens()
-    reading.set("atoll_tokens_trained", trained)
+    if core.epoch == 1 or now - core.started_at > SETTLED_S:
+        reading.set("atoll_tokens_trained", trained)
     for direction, coded, parameters in (
         ("up", sum(a.bytes_up for a in accounts), sum(a.parameters_up for a in accounts)),
         ("down", sum(a.bytes_down for a in accounts), sum(a.parameters_down for a in accounts)),
@@ -104,7 +116,8 @@ def _read_run(core: Core, reading: Reading, now: float) -> None:
         reading.set("atoll_spool_bytes", engine.spool.used_bytes)
         for fragment, version in enumerate(engine.versions()):
             reading.set("atoll_fragment_version", version, str(fragment))
-            reading.set("atoll_anchor_age_seconds", now - engine.published_at[fragment], str(fragment))
+            if (at := engine.published_at[fragment]) is not None:
+                reading.set("atoll_anchor_age_seconds", now - at, str(fragment))
     if core.keeper is not None and core.keeper.rows:
         reading.set("atoll_snapshot_timestamp_seconds", core.keeper.rows[-1].taken_at)
     if core.free_bytes is not None:
@@ -117,5 +130,9 @@ def _read_run(core: Core, reading: Reading, now: float) -> None:
 
 
 def _size_bytes(ledger: Path) -> int:
-    """Of the file and what is still to be written into it; 0 for one that is not there."""
-    return sum(path.stat().st_size for path in (ledger, Path(f"{ledger}-wal")) if path.exists())
+    """Of the file and what is still to be written into it; one that is not there, or not to be looked at, has none."""
+    size = 0
+    for path in (ledger, Path(f"{ledger}-wal")):
+        with contextlib.suppress(OSError):
+            size += path.stat().st_size
+    return size

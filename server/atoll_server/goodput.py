@@ -138,15 +138,20 @@ class Account:
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
         thrown = self.current.thrown_away_s(dead=False) + sum(spent.thrown_away_s(dead=True) for spent in self.past)
         useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
+        silent_s = self._silent_s(now)
         lost = {
-            "down": self.down_s + self._silent_s(now),
+            "down": self.down_s + (silent_s if self._trains() else 0.0),
             "restarting": self.restarting_s,
-            "joining": self.total("joining_s"),
+            "joining": self.total("joining_s") + (0.0 if self._trains() else silent_s),
             "blocked": self.total("blocked_s"),
             "thrown_away": thrown,
         }
         lost["other"] = max(0.0, provisioned - useful - sum(lost.values()))
         return Balance(useful, provisioned, lost)
+
+    def _trains(self) -> bool:
+        """Whether the process that speaks for it has said anything: before its first parameters it has nothing to."""
+        return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
         """Since it was last heard of, where that is long ago: until it comes back it is taken for dead."""

@@ -92,7 +92,9 @@ class Metrics(Collector):
         self.grace_wait = _seconds("atoll_grace_wait_seconds", "From a round's quorum to its close", r)
         self.merge_seconds = _seconds("atoll_merge_seconds", "From a round's close to its merge, computed", r)
         self.publish_seconds = _seconds("atoll_publish_seconds", "From a merge, computed, to durable and published", r)
-        self.adopt_seconds = _seconds("atoll_adopt_seconds", "From publication to each learner's adoption", r)
+        self.adopt_seconds = _seconds(
+            "atoll_adopt_seconds", "From publication to a learner's adoption, none skipped", r
+        )
         self.staleness = Histogram(
             "atoll_staleness_versions", "Of merged contributions", registry=r, buckets=(0, 1, 2, 3, 4, 8, 16)
         )

@@ -100,7 +100,10 @@ class OperatorService(rpc.OperatorServicer):
     async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsReply:
         """How the newest rounds went."""
         await self._may(context)
-        return list_rounds(self._core, request)
+        try:
+            return list_rounds(self._core, request)
+        except Refused as refused:
+            await abort(context, refused)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsReply:
         """What happened after what the caller has seen."""

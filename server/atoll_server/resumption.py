@@ -61,7 +61,7 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
     now = time.monotonic()
     synced_at = [now - max(0.0, wall - (at or 0.0)) for _, at in last]
     members = {entry.name: _member(entry, now) for entry in entries}
-    engine.published_at = list(synced_at)
+    engine.published_at = [None if at is None else now - max(0.0, wall - at) for _, at in last]
     engine.syncer.restore(engine.versions(), cycles, waiting, members, synced_at)
     log.info("state taken up", outer_steps=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
 

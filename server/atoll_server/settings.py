@@ -115,7 +115,7 @@ class CoreSettings(BaseModel):
     keep_snapshots: Annotated[int, Field(ge=2)] = 3  # a payload may go only when two snapshots cover it
     record: bool = False  # keep every payload, so that the whole run can be replayed
     standby: bool = False  # wait, warm, for a directory that another core has
-    wan_budget_gb: Annotated[float, Field(ge=0)] = 0.0  # a month, both ways together; 0: none
+    wan_budget_gb: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0  # a month, both ways; 0: none
     memory_gib: Annotated[float | None, Field(gt=0)] = None  # that it may take; None: what the machine has
     limits: Limits = Limits()
 

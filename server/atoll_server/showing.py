@@ -55,10 +55,10 @@ def _learners(reply: pb.StatusReply, most: int | None) -> Table:
     table = Table(*words, caption=_left_out(len(wanted), most, "learners"))
     for each in wanted[:most]:
         table.add_row(
-            each.learner, each.region, each.state, _time(each.since), f"{each.steps:,}", f"{each.tokens:,}",
+            each.learner, escape(each.region), each.state, _time(each.since), f"{each.steps:,}", f"{each.tokens:,}",
             f"{each.loss:.3f}", f"{each.step_time_s:.3f}", f"{each.goodput.ratio:.3f}",
             f"{sum(each.goodput.lost_s.values()):.0f} s", f"{each.blocked_fraction:.4f}", f"{each.heard_s:.1f} s ago",
-            _comeback(each), each.waiting_for,
+            _comeback(each), escape(each.waiting_for),
         )  # fmt: skip
     return table
 
@@ -89,5 +89,6 @@ def _fragments(reply: pb.StatusReply, most: int | None) -> Table:
         caption=_left_out(len(reply.fragments), most, "fragments"),
     )
     for each in reply.fragments[:most]:
-        table.add_row(str(each.fragment), f"{each.parameters:,}", str(each.version), str(each.cycle), each.state)
+        figures = (str(each.fragment), f"{each.parameters:,}", str(each.version), str(each.cycle))
+        table.add_row(*figures, escape(each.state))
     return table

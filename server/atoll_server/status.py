@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 
@@ -13,14 +13,20 @@ from atoll_wire import outer_pb2 as pb
 from atoll_server.core import Core
 from atoll_server.engine import Engine
 from atoll_server.goodput import Balance, overall
+from atoll_server.members import named
+from atoll_server.refusal import Refused, Status
 from atoll_server.roster import Entry
+from atoll_server.rounds import Phase
 from atoll_server.timeline import Answer, Round, slowest
+
+Answered = Mapping[int, set[str]]
 
 
 def status(core: Core) -> pb.StatusReply:
     """Everything that `atoll status` shows."""
     wall, now = core.clock.now(), time.monotonic()
     entries = sorted(core.roster.entries.values(), key=lambda entry: entry.name)
+    answered = _answered(core.engine) if core.engine is not None else {}
     balances = [entry.account.balance(wall) for entry in entries]
     pending = (
         Counter(key.learner for key in core.engine.contributions.pending) if core.engine is not None else Counter()
@@ -33,7 +39,7 @@ def status(core: Core) -> pb.StatusReply:
         wall_s=wall - min((entry.account.first_joined_at for entry in entries), default=wall),
         settings=core.settings_message(),
         learners=[
-            _learner(core, entry, balance, now, pending[entry.name])
+            _learner(core, entry, balance, now, pending[entry.name], answered)
             for entry, balance in zip(entries, balances, strict=True)
         ],
         goodput=_goodput(overall(balances)),
@@ -82,14 +88,16 @@ def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
     for fragment, rounds in zip(engine.layout.fragments, engine.syncer.fragments, strict=True):
         reply.fragments.add(
             fragment=fragment.index, parameters=fragment.length, version=rounds.version, cycle=rounds.cycle,
-            state=engine.syncer.why(fragment.index, now), published_s=now - engine.published_at[fragment.index],
+            state=engine.syncer.why(fragment.index, now), published_s=_since(engine.published_at[fragment.index], now),
         )  # fmt: skip
     reply.contributions.CopyFrom(
         pb.Contributions(**engine.contributions.counts, pending=len(engine.contributions.pending))
     )
 
 
-def _learner(core: Core, entry: Entry, balance: Balance, now: float, pending: int) -> pb.LearnerStatus:
+def _learner(
+    core: Core, entry: Entry, balance: Balance, now: float, pending: int, answered: Answered
+) -> pb.LearnerStatus:
     account, engine = entry.account, core.engine
     member = engine.syncer.members.get(entry.name) if engine is not None else None
     there = account.total("stepping_s") + account.total("blocked_s")
@@ -104,7 +112,7 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float, pending: in
         step_time_s=member.step_time_s or 0.0 if member is not None else 0.0,
         heard_s=now - member.heard_at if member is not None else 0.0,
         blocked_fraction=account.total("blocked_s") / there if there > 0 else 0.0,
-        waiting_for=_waited_for(core, entry),
+        waiting_for=_waited_for(core, entry, answered),
         goodput=_goodput(balance),
         pending=pending,
         wire=_wire([entry]),
@@ -114,10 +122,26 @@ def _learner(core: Core, entry: Entry, balance: Balance, now: float, pending: in
     )
 
 
-def _waited_for(core: Core, entry: Entry) -> str:
+def _since(at: float | None, now: float) -> float:
+    return 0.0 if at is None else max(0.001, now - at)
+
+
+def _waited_for(core: Core, entry: Entry, answered: Answered) -> str:
     if entry.evicted:
         return f"nothing: it was evicted, {entry.evicted}"
-    return core.engine.syncer.waits_for(entry.name) if core.engine is not None else "the first parameters"
+    if core.engine is None:
+        return "the first parameters"
+    member = core.engine.syncer.members.get(entry.name)
+    if member is None or member.gone:
+        return ""
+    missing = [str(fragment) for fragment, names in answered.items() if entry.name not in names]
+    return f"its answer for fragment {named(missing)}" if missing else ""
+
+
+def _answered(engine: Engine) -> Answered:
+    """Of each open round, who has: looked at once, however many learners there are."""
+    rounds = enumerate(engine.syncer.fragments)
+    return {fragment: each.answered() for fragment, each in rounds if each.phase is Phase.OPEN}
 
 
 def _goodput(balance: Balance) -> pb.Goodput:
@@ -140,11 +164,14 @@ def _wire(entries: list[Entry]) -> pb.WireBytes:
 # ---------------------------------------------------------------------------------- rounds
 
 MOST_ANSWERS = 64  # told of one round
+LARGEST_NAME = 64
 
 
 def list_rounds(core: Core, request: pb.ListRoundsRequest) -> pb.ListRoundsReply:
     """The newest rounds, newest first."""
     reply, engine = pb.ListRoundsReply(), core.engine
+    if len(request.learner) > LARGEST_NAME:
+        raise Refused(Status.INVALID_ARGUMENT, "no learner has so long a name")
     if engine is None:
         return reply
     for seen in islice(engine.timeline.newest(), request.last or None):

@@ -95,7 +95,7 @@ class Syncer:
             case ev.Gone():
                 effects = self._gone(event)
             case ev.Paused():
-                self.paused, self.due_at = event.paused, None  # nothing was trained that is to be caught up
+                self._paused(event.paused, now)
             case ev.Ticked():
                 pass
             case _:
@@ -106,6 +106,12 @@ class Syncer:
     def uploading(self, learner: str, fragment: int, now: float) -> None:
         """A frame came. Deadlines only move away with it, so nothing follows from it: no event, there are many."""
         self.members[learner].uploading[fragment] = now
+
+    def _paused(self, paused: bool, now: float) -> None:
+        if paused != self.paused:
+            self.paused, self.due_at = paused, None  # nothing was trained that is to be caught up
+            for member in self.members.values():
+                member.resumed_at = now
 
     def _joined(self, event: ev.Joined, now: float) -> None:
         known = self.members.get(event.learner)
@@ -233,7 +239,8 @@ class Syncer:
         interval = self.interval_s(present)
         if interval is None or self.paused:
             return None
-        return max(present.now if self.due_at is None else self.due_at, self.opened_at + interval / CATCHING_UP)
+        due_at = present.now if self.due_at is None else min(self.due_at, present.now + interval)
+        return max(due_at, self.opened_at + interval / CATCHING_UP)
 
     def _open(self, fragment: int, now: float) -> ev.OpenRound:
         rounds = self.fragments[fragment]
@@ -287,13 +294,6 @@ class Syncer:
         if rounds.phase is Phase.OPEN:
             return self.decide(fragment, self.present(now)).reason
         return "merging" if rounds.phase is Phase.MERGING else "between rounds"
-
-    def waits_for(self, learner: str) -> str:
-        """Which rounds wait for this learner, in words."""
-        member = self.members.get(learner)
-        rounds = enumerate(self.fragments if member is not None and not member.gone else ())
-        missing = [str(n) for n, r in rounds if r.phase is Phase.OPEN and learner not in r.answered()]
-        return f"its answer for fragment {named(missing)}" if missing else ""
 
     def _in_flight(self) -> int:
         return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments)

@@ -51,13 +51,13 @@ class Round:
 
 
 class Timeline:
-    """Rounds by (fragment, cycle), and which of them made the newest version of each fragment."""
+    """Rounds by (fragment, cycle), and by the version that they made."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._rounds: OrderedDict[tuple[int, int], Round] = OrderedDict()
         self._newest: dict[int, Round] = {}  # opened last, of each fragment
-        self._adopted: dict[int, Round] = {}  # published last
+        self._made: dict[tuple[int, int], Round] = {}  # fragment, version -> the round that made it
 
     def newest(self) -> Iterator[Round]:
         """Newest first."""
@@ -77,15 +77,16 @@ class Timeline:
             case ev.Contributed() if event.key.fragment in self._newest:
                 seen = self._newest[event.key.fragment]
                 answer = seen.answer(event.key.learner)
-                answer.durable_at, answer.late = now, seen.cycle != event.cycle
+                answer.durable_at, answer.late = now, seen.cycle != event.cycle or seen.closed_at is not None
             case ev.Declined() if (event.fragment, event.cycle) in self._rounds:
                 self._rounds[event.fragment, event.cycle].answer(event.learner).declined = event.reason
-            case ev.Merged() if event.fragment in self._adopted:
-                self._published(self._adopted[event.fragment], now)
-            case ev.Adopted() if event.fragment in self._adopted:
-                seen = self._adopted[event.fragment]
-                if seen.version == event.version and seen.published_at is not None:
-                    seen.answer(event.learner).adopted_at = now
+            case ev.Merged() if (event.fragment, event.version) in self._made:
+                self._published(self._made[event.fragment, event.version], now)
+            case ev.Adopted() if (event.fragment, event.version) in self._made:
+                seen = self._made[event.fragment, event.version]
+                answer = seen.answer(event.learner)
+                if seen.published_at is not None and answer.adopted_at is None:
+                    answer.adopted_at = now
                     self._metrics.adopt_seconds.observe(now - seen.published_at)
         for effect in effects:
             match effect:
@@ -98,9 +99,9 @@ class Timeline:
                     seen.lapsed = True
                     self._metrics.rounds.labels("lapsed").inc()
 
-    def computed(self, fragment: int, now: float) -> None:
+    def computed(self, fragment: int, version: int, now: float) -> None:
         """A merge's numbers are there; they are not durable yet."""
-        seen = self._adopted[fragment]
+        seen = self._made[fragment, version]
         seen.merged_at = now
         if seen.closed_at is not None:
             self._metrics.merge_seconds.observe(now - seen.closed_at)
@@ -109,13 +110,17 @@ class Timeline:
         opened = Round(effect.fragment, effect.cycle, now)
         self._rounds[effect.fragment, effect.cycle] = self._newest[effect.fragment] = opened
         kept = sum(len(seen.answers) for seen in self._rounds.values())
-        while len(self._rounds) > MOST_ROUNDS or (kept > MOST_ANSWERS and len(self._rounds) > 1):
-            kept -= len(self._rounds.popitem(last=False)[1].answers)
+        for place, seen in list(self._rounds.items()):
+            if len(self._rounds) <= MOST_ROUNDS and kept <= MOST_ANSWERS:
+                break
+            if seen.closed_at is not None:  # an open one is still told of
+                kept -= len(self._rounds.pop(place).answers)
+                self._made.pop((seen.fragment, seen.version), None)
 
     def _close(
         self, fragment: int, cycle: int, cause: ev.Cause, reason: str, quorum_at: float | None, now: float
     ) -> Round:
-        seen = self._rounds.get((fragment, cycle)) or Round(fragment, cycle, now)
+        seen = self._rounds.setdefault((fragment, cycle), Round(fragment, cycle, now))
         seen.closed_at, seen.reason, seen.quorum_at = now, reason, quorum_at
         self._metrics.closed.labels(cause.value).inc()
         if quorum_at is not None:
@@ -131,7 +136,7 @@ class Timeline:
             answer.weight += share.weight
             answer.staleness = max(answer.staleness, share.staleness)
             answer.late = answer.late or answer.durable_at is None  # it came while no round was open
-        self._adopted[effect.fragment] = seen
+        self._made[effect.fragment, effect.version] = seen
 
     def _published(self, seen: Round, now: float) -> None:
         seen.published_at = now
@@ -145,8 +150,10 @@ class Timeline:
 
 
 def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
-    """Those who kept it waiting: who has not answered, then who was durable last."""
-    late_first = sorted(
-        seen.answers.items(), key=lambda each: (each[1].durable_at is not None, -(each[1].durable_at or 0.0), each[0])
-    )
-    return list(islice(late_first, most))
+    """Those who kept it waiting: who began and is not done, then who was durable last; who declined comes last."""
+
+    def place(each: tuple[str, Answer]) -> tuple[bool, bool, float, str]:
+        name, answer = each
+        return bool(answer.declined), answer.durable_at is not None, -(answer.durable_at or 0.0), name
+
+    return list(islice(sorted(seen.answers.items(), key=place), most))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from atoll.demo.processes import ATOLL
 from atoll_wire import outer_pb2 as pb
 
 from tests.end_to_end.test_operators import atoll
@@ -108,3 +109,17 @@ def test_rounds_and_events_tell_what_happened(tmp_path):
     assert any(answer.adopted_at >= each.published_at for each in merged for answer in each.answers)
     assert all([answer.learner for answer in each.answers] == ["a"] for each in mine)
     assert abs(rounds[0].opened_at - time.time()) < 60
+
+
+def test_a_learner_that_is_to_leave_leaves_a_paused_run(tmp_path):
+    """The reference learner at SIGTERM: with its work, and a good-bye."""
+    with core(tmp_path) as running:
+        where = ["--server", running.address, "--name", "a", "--batch", "1", "--total-tokens", str(10**12)]
+        learner = running.group.start("learner", [*ATOLL, "learner", *where])
+        eventually(lambda: running.status().contributions.merged > 1, 60)
+        pause(running, "night")
+        eventually(lambda: states(running) == {"a": "paused"})
+        running.group.stop(learner)
+        assert learner.process.returncode == 0, learner.tail()
+        assert states(running) == {"a": "left"}
+        eventually(lambda: running.status().contributions.pending == 0)

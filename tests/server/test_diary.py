@@ -20,26 +20,30 @@ def test_a_learner_from_its_joining_to_its_eviction():
     diary.look(replace(NOTHING, at=101.0, learners={"a": replace(LIVE, state="joining")}))
     diary.look(replace(NOTHING, at=102.0, learners={"a": LIVE}))
     assert diary.since["a"] == 102.0
-    diary.look(replace(NOTHING, at=120.0, learners={"a": replace(LIVE, state="silent", heard_at=110.0)}))
+    diary.look(replace(NOTHING, at=120.0, learners={"a": replace(LIVE, state="silent", stepped_at=110.0)}))
     assert diary.since["a"] == 110.0, "since it was last heard of, not since that was noticed"
     diary.look(replace(NOTHING, at=130.0, learners={"a": LIVE}))
     diary.look(replace(NOTHING, at=140.0, learners={"a": replace(LIVE, incarnation=2, down_s=7.25)}))
     diary.look(replace(NOTHING, at=150.0, learners={"a": replace(LIVE, state="evicted", incarnation=2, evicted="bad")}))
+    diary.look(replace(NOTHING, at=160.0, learners={"a": replace(LIVE, state="left", incarnation=2)}))
     assert told(diary) == [
         ("joined", "a", "joined from eu"),
         ("silent", "a", "makes no steps since 10 s"),
         ("back", "a", "trains again"),
         ("back", "a", "was started again, as incarnation 2: 7.2 s down"),
         ("evicted", "a", "was evicted: bad"),
+        ("back", "a", "may join again"),
     ]
 
 
 def test_a_core_that_starts_tells_nothing_of_what_it_found():
     diary = Diary()
-    silent = replace(LIVE, state="silent", heard_at=60.0)
+    silent = replace(LIVE, state="silent", stepped_at=60.0)
     diary.look(replace(NOTHING, learners={"a": LIVE, "b": silent}, checkpoint=7, refused=3, parameters=10))
     assert told(diary) == []
     assert diary.since == {"a": 100.0, "b": 60.0}
+    diary.look(replace(NOTHING, at=101.0, learners={"a": LIVE, "b": LIVE}, checkpoint=7, refused=3, parameters=10))
+    assert told(diary) == [], "until its first step whoever trains on is silent for a core that has just started"
 
 
 def test_the_run_itself():

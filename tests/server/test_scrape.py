@@ -22,7 +22,9 @@ async def core_with_learners(directory) -> Core:
     await core.start()
     for number in range(LEARNERS):
         name = f"learner-{number}"
-        entry = core.roster.join(name, f"region-{number % REGIONS}", number, 0, 1.0, b"", b"token", 1000.0, 0.0)
+        entry = core.roster.join(
+            name, f"region-{number % REGIONS}", number, 0, 1.0, b"", b"token", core.clock.now(), 0.0
+        )
         entry.loss = 2.5
         entry.account.current.steps = number
     return core

@@ -441,3 +441,47 @@ def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_t
         world.contribute("l000", opened[0].fragment, opened[0].cycle)
         assert world.syncer.looked_at == world.now, "what is not a report is looked at at once"
         world.now += 1e-6
+
+
+def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
+    """Reports without growth come after the resume, too; who joined in the pause has no step time of before."""
+    for known_before in (True, False):
+        syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=4), 4, lambda *_: 1.0)
+        now = 0.0
+        for name in ("a", "b"):
+            syncer.on(ev.Joined(name, 1), now)
+        steps = 0
+        for _ in range(40 if known_before else 1):
+            now, steps = now + 1.0, steps + 1
+            for name in ("a", "b"):
+                syncer.on(ev.Heard(name, steps, False), now)
+        syncer.on(ev.Paused(True), now)
+        for _ in range(600):
+            now += 1.0
+            for name in ("a", "b"):
+                syncer.on(ev.Heard(name, steps, True), now)
+        syncer.on(ev.Paused(False), now)
+        opened = 0
+        for tick in range(240):
+            now += 0.5
+            steps += tick % 2  # every other report has no news
+            for name in ("a", "b"):
+                effects = syncer.on(ev.Heard(name, steps, False), now)
+                opened += sum(isinstance(effect, ev.OpenRound) for effect in effects)
+                for effect in effects:
+                    if isinstance(effect, ev.OpenRound):
+                        for who in ("a", "b"):
+                            key = Key(who, 1, effect.fragment, effect.cycle)
+                            version = syncer.fragments[effect.fragment].version
+                            for merge in syncer.on(ev.Contributed(key, effect.cycle, version, 10, 4), now):
+                                if isinstance(merge, ev.Merge):
+                                    syncer.on(ev.Merged(merge.fragment, merge.version), now)
+        assert all(0.5 < member.step_time_s < 2.5 for member in syncer.members.values()), known_before
+        assert opened > 60, (known_before, opened)
+
+
+def test_to_be_paused_as_before_changes_nothing():
+    syncer = Syncer(RunSettings(), 2, lambda *_: 1.0)
+    syncer.due_at = 5.0
+    syncer.on(ev.Paused(False), 10.0)
+    assert syncer.due_at == 5.0, "what an outage left undone is still to be caught up"

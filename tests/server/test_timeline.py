@@ -46,7 +46,7 @@ def test_a_round_is_told_from_its_opening_to_each_adoption():
     told.contributed("a", opened_at + 1.0)
     (merge,) = (each for each in told.contributed("b", opened_at + 1.5) if isinstance(each, ev.Merge))
     assert merge.cause is ev.Cause.EVERYBODY
-    told.timeline.computed(0, opened_at + 1.7)
+    told.timeline.computed(0, 1, opened_at + 1.7)
     told.on(ev.Merged(0, 1), opened_at + 1.8)
     told.on(ev.Adopted("b", 0, 1), opened_at + 2.8)
     assert newest.quorum_at == opened_at + 1.0
@@ -115,11 +115,24 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
     timeline, metrics = Timeline(Metrics()), Metrics()
     assert metrics.registry is not None
     for cycle in range(1, MOST_ROUNDS + 10):
-        timeline.on(ev.Ticked(), [ev.OpenRound(0, cycle)], float(cycle))
+        effects = [ev.OpenRound(0, cycle), ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")]
+        timeline.on(ev.Ticked(), effects, float(cycle))
     kept = list(timeline.newest())
     assert len(kept) == MOST_ROUNDS
     assert kept[0].cycle == MOST_ROUNDS + 9
     for number in range(10):
         kept[0].answer(f"n{number}").durable_at = float(number)
     kept[0].answer("missing").began_at = 1.0
+    kept[0].answer("idle").declined = "nothing was trained since its anchor"
     assert [name for name, _ in slowest(kept[0], 3)] == ["missing", "n9", "n8"]
+    assert [name for name, _ in slowest(kept[0], 99)][-1] == "idle"
+
+
+def test_a_round_that_is_open_is_kept_however_many_others_there_are():
+    timeline = Timeline(Metrics())
+    timeline.on(ev.Ticked(), [ev.OpenRound(7, 1)], 0.0)
+    for cycle in range(1, MOST_ROUNDS + 10):
+        effects = [ev.OpenRound(0, cycle), ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")]
+        timeline.on(ev.Ticked(), effects, float(cycle))
+    assert len(list(timeline.newest())) == MOST_ROUNDS
+    assert any((seen.fragment, seen.cycle) == (7, 1) for seen in timeline.newest())

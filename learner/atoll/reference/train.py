@@ -97,7 +97,7 @@ def train(settings: TrainSettings, joining: Joining) -> None:
     leaving = Leaving()
     tokens = settings.batch * SIZES[settings.size].context
     said = time.monotonic()
-    with leaving, Learner(
+    with Learner(
         model, optimizer, server=joining.servers, name=joining.name, region=joining.region, adoption=joining.adoption,
         connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_listen=joining.metrics_listen,
         metrics_plaintext=joining.metrics_plaintext,
@@ -210,7 +210,7 @@ def _inner_step(
 
 
 class Leaving:
-    """SIGTERM and SIGINT end the wait for a core, or in a paused run, at once; else the loop ends after its step.
+    """SIGTERM and SIGINT end the wait for a core at once; later the loop ends after its step, and leaves cleanly.
 
     learner: once it has joined.
     """
@@ -220,14 +220,8 @@ class Leaving:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hear)
 
-    def __enter__(self) -> None:
-        """For the whole of training."""
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        """In a paused run leaving is no error."""
-        return kind is KeyboardInterrupt and self.learner is not None
-
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
-        if self.learner is None or self.learner.stats().stands:
+        if self.learner is None:
             raise KeyboardInterrupt
+        self.learner.leave_soon()
