@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import grpc
@@ -27,7 +28,13 @@ def show_status(remote: Remote, *, as_json: bool) -> None:
 
 
 def watch_status(remote: Remote) -> None:
-    """Until Ctrl-C. While the core does not answer, what was seen last stays, and how old it is is said."""
+    """Until Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        _watch(remote)
+
+
+def _watch(remote: Remote) -> None:
+    """While the core does not answer, what was seen last stays, and how old it is is said."""
     with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
         reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), time.monotonic()
         live.update(shown(reply, FEW), refresh=True)

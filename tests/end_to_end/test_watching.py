@@ -1,0 +1,73 @@
+"""`atoll status --watch` in a terminal: it moves, outlives the core, and says how old it is."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.end_to_end.test_operators import atoll
+from tests.end_to_end.world import Trainee, core
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def shown(terminal: int, patience_s: float = 40.0) -> Iterator[str]:
+    """What is on the screen, whenever it changes."""
+    deadline, text = time.monotonic() + patience_s, ""
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            text = (text + os.read(terminal, 65536).decode(errors="replace"))[-200_000:]
+            yield text
+
+
+def seen(terminal: int, words: str) -> str:
+    """Waits for words; returns what came with them."""
+    for text in shown(terminal):
+        if words in COLOUR.sub("", text):
+            return text
+    raise AssertionError(f'"{words}" was not shown')
+
+
+def test_the_watch_moves_and_says_that_it_is_old_while_the_core_is_away(tmp_path):
+    end: list[bool] = []
+    with core(tmp_path) as running:
+        trainee = Trainee(running.address, "eu-1", lambda _: bool(end), region="eu")
+        trainee.start()
+        terminal, theirs = pty.openpty()
+        command = [sys.executable, "-m", "atoll.command", "status", "--server", running.address, "--watch"]
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "60"}
+        watching = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        try:
+            seen(terminal, "eu-1")
+            seen(terminal, "goodput")
+            running.kill()
+            seen(terminal, "no core answers: this is")
+            running.start()
+            seen(terminal, "epoch 2")
+            watching.send_signal(signal.SIGINT)
+            for _ in shown(terminal, 2.0):  # what it still says must not hold it up
+                if watching.poll() is not None:
+                    break
+            assert watching.wait(20) == 0
+        finally:
+            if watching.poll() is None:
+                watching.kill()
+                watching.wait()
+            os.close(terminal)
+        end.append(True)
+        trainee.done()
+
+
+def test_watching_and_json_are_not_both_offered():
+    done = atoll("status", "--watch", "--json")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        1, "error: --watch and --json together are not offered: ask for one of them",
+    )  # fmt: skip
