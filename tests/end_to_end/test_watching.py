@@ -23,7 +23,11 @@ def shown(terminal: int, patience_s: float = 40.0) -> Iterator[str]:
     deadline, text = time.monotonic() + patience_s, ""
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:
-            text = (text + os.read(terminal, 65536).decode(errors="replace"))[-200_000:]
+            try:
+                more = os.read(terminal, 65536)
+            except OSError:
+                return  # nobody writes to it any more
+            text = (text + more.decode(errors="replace"))[-200_000:]
             yield text
 
 
