@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not root and not k8s and not compose and not observe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions test test-slow test-root test-k8s test-compose test-observe dashboards docs lint format proto simulate simulate-defects fuzz bench wheel clean
+.PHONY: help demo chaos bench-kills bench-regions test test-slow test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ test-root: $(READY) ## tests that make file systems and network namespaces: as r
 
 test-observe: $(READY) ## alerts by promtool, a real Prometheus, and the page in Chromium: Debian's prometheus and chromium
 	@$(BIN)/python -m pytest -m observe tests/observing tests/dashboard $(ARGS)
+
+pictures: $(READY) ## of the dashboard over a demo, for README and docs: needs Debian's chromium
+	@$(BIN)/python -m tests.dashboard.pictures
 
 dashboards: $(READY) ## write Grafana's dashboards
 	@$(BIN)/python docker/grafana/make.py
