@@ -53,12 +53,14 @@ def test_ctrl_c_ends_every_child(number):
         assert demo.stdout is not None
         while "learners start" not in demo.stdout.readline():
             assert demo.poll() is None
-        eventually(lambda: len(psutil.Process(demo.pid).children()) == 4)
+        eventually(lambda: len(psutil.Process(demo.pid).children()) == 5)  # a core, three learners, a dashboard
         children = psutil.Process(demo.pid).children()
         demo.send_signal(number)
         assert demo.wait(30) != 0
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     finally:
+        if demo.poll() is None:
+            children = children or psutil.Process(demo.pid).children(recursive=True)
         demo.kill()
         demo.wait()
         for child in children:
