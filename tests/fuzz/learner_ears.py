@@ -85,7 +85,8 @@ class Ears:
         ]
         standing.connected.set()
         for line in standing.lines:
-            line.flight, line.seq = Flight(self._taken(line.fragment), 1, *self._coded[line.fragment], True), 1
+            session = pb.Session(learner="a", incarnation=1)
+            line.flight, line.seq = Flight(self._taken(line.fragment), 1, *self._coded[line.fragment], session), 1
             presence._counters.pending += 1
             presence._handover.submitted()
         hear = rng.choice((self._join, self._follow, self._fetch, self._push))(rng, presence, link)

@@ -229,7 +229,7 @@ def test_fetches_that_fail_again_and_again_are_told_of(core, capsys):
     core.fail("Fetch", grpc.StatusCode.UNKNOWN, "something in it broke", times=10)
     with Loop(core.address).learner:
         pass
-    assert "something in it broke" in capsys.readouterr().out
+    assert "something in it broke" in capsys.readouterr().err
 
 
 def test_a_refusal_that_was_not_heard_is_asked_for_until_it_is_known(core):
