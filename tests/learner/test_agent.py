@@ -7,6 +7,7 @@ import threading
 import grpc
 import numpy as np
 import pytest
+import structlog
 import torch
 from atoll import LearnerError
 from atoll_wire import outer_pb2 as pb
@@ -225,11 +226,11 @@ def test_a_core_that_goes_for_good_while_the_first_anchors_are_fetched_ends_in_o
     assert "no core at" in str(errors[0])
 
 
-def test_fetches_that_fail_again_and_again_are_told_of(core, capsys):
+def test_fetches_that_fail_again_and_again_are_told_of(core):
     core.fail("Fetch", grpc.StatusCode.UNKNOWN, "something in it broke", times=10)
-    with Loop(core.address).learner:
+    with structlog.testing.capture_logs() as told, Loop(core.address).learner:
         pass
-    assert "something in it broke" in capsys.readouterr().err
+    assert any("something in it broke" in line.get("error", "") for line in told)
 
 
 def test_a_refusal_that_was_not_heard_is_asked_for_until_it_is_known(core):
