@@ -27,8 +27,8 @@ BY_PROMETHEUS: dict[str, Labels] = {
 }
 
 
-def exported() -> dict[str, Labels]:
-    """Series -> labels, of a core, a front and a learner."""
+def registries() -> dict[str, CollectorRegistry]:
+    """Of a core, a front and a learner, with one sample of everything at least."""
     core, front, learner = Metrics(), FrontMetrics("eu"), CollectorRegistry()
     core.moved("eu", "up", Codec.INT4, 1)
     for name, _, labels, _ in READ:
@@ -37,8 +37,13 @@ def exported() -> dict[str, Labels]:
     front.refused.labels("unavailable").inc()
     learner.register(LearnerMetrics(Counters(), "a"))
     ProcessCollector(registry=learner)
+    return {"Core": core.registry, "Front": front.registry, "Learner": learner}
+
+
+def exported() -> dict[str, Labels]:
+    """Series -> labels, of all three."""
     found = {name: dict(labels) for name, labels in BY_PROMETHEUS.items()}
-    for registry in (core.registry, front.registry, learner):
+    for registry in registries().values():
         for family in registry.collect():
             for sample in family.samples:
                 found[sample.name] = {label: _values(sample.name, label) for label in sample.labels}

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from atoll.stats import Counters, LearnerMetrics
-from atoll_server.front.metrics import FrontMetrics
-from atoll_server.metrics import READ, Metrics
-from atoll_wire.codec import Codec
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
+
+from tests.observing.exported import registries
 
 PATH = Path(__file__).parent.parent.parent / "docs/metrics.md"
 HEAD = """# Metrics
@@ -38,15 +35,8 @@ WORDS = {
 
 def table() -> str:
     """The whole page."""
-    core, front, learner = Metrics(), FrontMetrics("eu"), CollectorRegistry()
-    core.moved("eu", "up", Codec.INT4, 1)
-    for name, _, labels, _ in READ:
-        core.read.set(name, 1.0, *labels)
-    front.learner("a", "up").inc()
-    front.refused.labels("unavailable").inc()
-    learner.register(LearnerMetrics(Counters(), "a"))
     parts = [HEAD]
-    for title, registry in (("Core", core.registry), ("Front", front.registry), ("Learner", learner)):
+    for title, registry in registries().items():
         parts += [f"\n## {title}\n\n| name | type | labels | unit | meaning |\n|---|---|---|---|---|\n"]
         parts += _rows(registry.collect())
     return "".join(parts)
