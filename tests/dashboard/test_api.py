@@ -98,8 +98,8 @@ def test_the_stream_says_it_every_second(lived_in: House):
     trained = [each["run"]["tokens_trained"] for each in told]
     assert trained[0] < trained[2]
     assert {each["region"] for each in told[-1]["regions"]} == {"eu", "us"}
-    assert all(round["outcome"] in {"open", "merging"} for each in told for round in each["rounds"])
-    assert all(round["answers"] == [] for each in told for round in each["rounds"]), "who wants them asks for them"
+    assert all(each["outcome"] in {"open", "merging"} for now in told for each in now["rounds"])
+    assert all(each["answers"] == [] for now in told for each in now["rounds"]), "who wants them asks for them"
     history = lived_in.look("history")
     assert len({len(column) for column in history.values()}) == 1
     assert any(value is not None for value in history["loss"])

@@ -85,6 +85,10 @@ def told_rounds(running: Core) -> list[pb.Round]:
         return list(stub.ListRounds(pb.ListRoundsRequest(), timeout=20).rounds)
 
 
+def _adopted(each: pb.Round) -> bool:
+    return any(answer.adopted_at > each.published_at > 0 for answer in each.answers)
+
+
 def test_rounds_and_events_tell_what_happened(tmp_path):
     with core(tmp_path) as running:
         end: list[bool] = []
@@ -93,9 +97,7 @@ def test_rounds_and_events_tell_what_happened(tmp_path):
             trainee.start()
         eventually(lambda: running.status().contributions.merged > 20)
         # Of an adoption the core hears with its learner's next report.
-        eventually(
-            lambda: any(a.adopted_at > each.published_at > 0 for each in told_rounds(running) for a in each.answers)
-        )
+        eventually(lambda: any(_adopted(each) for each in told_rounds(running)))
         with running.operator() as stub:
             rounds = stub.ListRounds(pb.ListRoundsRequest(last=10), timeout=20).rounds
             mine = stub.ListRounds(pb.ListRoundsRequest(last=10, learner="a"), timeout=20).rounds
