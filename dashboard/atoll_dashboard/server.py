@@ -53,6 +53,10 @@ class Settings:
         if not (self.token.isascii() and self.token.isprintable()):
             raise DashboardError("--token has characters that no token has: give what `atoll token` printed")
 
+    def names(self) -> tuple[str, ...]:
+        """That it answers to, beside addresses."""
+        return (*LOCAL_NAMES, *self.hosts)
+
 
 async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     """Runs it until SIGTERM or SIGINT. announce: told the page's address once it serves. Raises DashboardError."""
@@ -60,7 +64,7 @@ async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     feed = Feed(Core(settings.server, settings.access, settings.token), settings.price_per_gb)
     listening = _bind(settings.listen)
     config = uvicorn.Config(
-        application(feed, (*LOCAL_NAMES, *settings.hosts)), log_config=None, access_log=False, server_header=False,
+        application(feed, settings.names()), log_config=None, access_log=False, server_header=False,
         timeout_graceful_shutdown=GOODBYE_S, limit_concurrency=MOST_CONNECTIONS,
     )  # fmt: skip
     host, port = listening.getsockname()[:2]
