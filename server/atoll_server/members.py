@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,7 +38,6 @@ class Member:
     report_interval_s: float | None = None
     answer_s: float | None = None  # round opened -> its contribution durable
     paused: bool = False
-    resumed_at: float = -math.inf  # when the run went on after a pause of all
     gone: bool = False
     unwanted: str = ""  # why it was sent away
     uploading: dict[int, float] = field(default_factory=dict)  # fragment -> when its last frame came
@@ -51,13 +49,19 @@ class Member:
         self.heard_at = now
         grown = steps - self.steps
         if grown > 0:
-            if self.stepped_at is None or self.stepped_at < self.resumed_at:
+            if self.stepped_at is None:
                 self.first_at, self.first_steps = now, steps
             elif not self.paused and now > self.stepped_at:
                 self._see_steps(steps, (now - self.stepped_at) / grown, now)
             self.stepped_at = now
             self.steps = steps
         self.paused = paused
+
+    def resume(self, now: float) -> None:
+        """The run goes on after a pause of all: that was no step's time, and who died in it does not live again."""
+        if self.paused:
+            there = self.stepped_at is not None and self.pausing(now)
+            self.stepped_at, self.first_at, self.first_steps = now if there else None, now, self.steps
 
     def _see_steps(self, steps: int, each_s: float, now: float) -> None:
         seen = steps - self.first_steps
@@ -74,9 +78,7 @@ class Member:
         """Whether rounds count on this learner: it steps, or it announced a pause and still reports."""
         if self.gone or self.step_time_s is None or self.stepped_at is None:
             return False
-        return (
-            self.pausing(now) if self.paused else now - max(self.stepped_at, self.resumed_at) <= self.silent_after_s()
-        )
+        return self.pausing(now) if self.paused else now - self.stepped_at <= self.silent_after_s()
 
     def pausing(self, now: float) -> bool:
         """Whether it announced a pause, and still reports."""
@@ -84,7 +86,7 @@ class Member:
 
     def expected(self, now: float) -> bool:
         """Whether it may yet contribute: it steps, or joined or stopped a short time ago only."""
-        seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused else 0.0, self.resumed_at)
+        seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
     def patience_s(self) -> float:

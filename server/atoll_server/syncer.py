@@ -110,8 +110,8 @@ class Syncer:
     def _paused(self, paused: bool, now: float) -> None:
         if paused != self.paused:
             self.paused, self.due_at = paused, None  # nothing was trained that is to be caught up
-            for member in self.members.values():
-                member.resumed_at = now
+            for member in self.members.values() if not paused else ():
+                member.resume(now)
 
     def _joined(self, event: ev.Joined, now: float) -> None:
         known = self.members.get(event.learner)

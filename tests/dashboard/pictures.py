@@ -35,8 +35,8 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1280, "height": 860})
             page.goto(url)
             # Learners that are made slow pause after each step: some are live, the others paused.
-            _until(url, lambda run: not run["learners"]["joining"] and run["contributions"]["merged"] > 60)
-            time.sleep(45)  # until costs and the last minutes' goodput are known
+            _until(url, lambda run: run["contributions"]["merged"] > 60 and run["cost"]["per_day"] is not None)
+            _until(url, lambda run: not run["learners"]["joining"] and run["goodput"]["recent"] is not None)
             for view in ("Overview", "Rounds"):
                 _take(page, view, "light")
                 _take(page, view, "dark")

@@ -22,7 +22,7 @@ from playwright.sync_api import expect
 
 from tests.dashboard.house import House
 from tests.dashboard.test_browser import SOON_MS, browser, go
-from tests.end_to_end.world import Core, children, train
+from tests.end_to_end.world import Core, children, eventually, train
 
 pytestmark = [pytest.mark.observe, pytest.mark.timeout(300)]
 __all__ = ["browser"]  # a fixture
@@ -62,10 +62,7 @@ def crowded(tmp_path_factory):
         core.start()
         dashboard, url = group.start_dashboard("127.0.0.1:0", core.address)
         it = House(core, group, "", url, dashboard)
-        deadline = time.monotonic() + 60
-        while sum(it.look("run")["learners"].values()) < LEARNERS:
-            assert time.monotonic() < deadline, it.look("run")
-            time.sleep(0.2)
+        eventually(lambda: sum(it.look("run")["learners"].values()) > LEARNERS, 60)
         yield it
 
 

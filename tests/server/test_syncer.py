@@ -480,6 +480,25 @@ def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
         assert opened > 60, (known_before, opened)
 
 
+def test_who_died_in_a_pause_of_the_run_does_not_live_again_when_it_goes_on():
+    syncer, now = Syncer(RunSettings(), 2, lambda *_: 1.0), 0.0
+    for name in ("a", "b"):
+        syncer.on(ev.Joined(name, 1), now)
+    for step in range(1, 20):
+        now += 1.0
+        for name in ("a", "b"):
+            syncer.on(ev.Heard(name, step, False), now)
+    syncer.on(ev.Paused(True), now)
+    for second in range(60):
+        now += 1.0
+        for name in ("a", "b") if second < 5 else ("a",):
+            syncer.on(ev.Heard(name, 19, True), now)
+    syncer.on(ev.Paused(False), now)
+    syncer.on(ev.Heard("a", 19, False), now + 0.5)
+    assert syncer.present(now + 0.6).live == {"a"}
+    assert syncer.members["b"].state(now + 0.6) == "silent"
+
+
 def test_to_be_paused_as_before_changes_nothing():
     syncer = Syncer(RunSettings(), 2, lambda *_: 1.0)
     syncer.due_at = 5.0
