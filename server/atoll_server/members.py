@@ -58,10 +58,9 @@ class Member:
         self.paused = paused
 
     def resume(self, now: float) -> None:
-        """The run goes on after a pause of all: that was no step's time, and who died in it does not live again."""
-        if self.paused:
-            there = self.stepped_at is not None and self.pausing(now)
-            self.stepped_at, self.first_at, self.first_steps = now if there else None, now, self.steps
+        """The run goes on after a pause of all: that was no step's time. Who died in it is paused still, and silent."""
+        if self.paused and self.stepped_at is not None:
+            self.stepped_at, self.first_at, self.first_steps = now, now, self.steps
 
     def _see_steps(self, steps: int, each_s: float, now: float) -> None:
         seen = steps - self.first_steps
