@@ -50,6 +50,13 @@ FLOORS = {
         ["front.service", "front.passing"],
         ["front.server"],
         ["front.commands"],
+        ["foresight.__init__", "foresight.islands", "foresight.goodput", "foresight.bandwidth", "foresight.paper"],
+        ["foresight.fleet", "foresight.schedule"],
+        ["foresight.hardware", "foresight.planner"],
+        ["foresight.claims"],
+        ["foresight.showing"],
+        ["foresight.plots"],
+        ["foresight.commands"],
         ["__main__"],
     ],
     "atoll_dashboard": [
@@ -65,7 +72,8 @@ FLOORS = {
     "atoll": [
         ["errors", "places"],
         ["adoption"],
-        ["handover", "stats", "transport", "island", "parameters", "windows"],
+        ["handover", "stats", "transport", "parameters", "windows"],
+        ["island"],
         ["doctor"],
         ["standing", "local"],
         ["sending", "joining"],
@@ -101,6 +109,9 @@ PURE = {
         "rows",
         "front.sessions",
         "identity",
+        "foresight.schedule",
+        "foresight.bandwidth",
+        "foresight.planner",
     ],
     "atoll": ["places", "adoption"],
 }

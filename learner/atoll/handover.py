@@ -15,6 +15,8 @@ from atoll.adoption import Fate, Outstanding
 
 log = structlog.get_logger()
 
+AT_ONCE = 8  # fragments that are adopted at one step boundary at most, and rounds that are answered
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -145,17 +147,18 @@ class Handover:
         with self._lock:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
-    def next(self) -> tuple[list[int], Prepared | None, Due | None]:
-        """Fragments set free, then at most one adoption and one round, of different fragments."""
+    def next(self) -> tuple[list[int], list[Prepared], list[Due]]:
+        """Fragments set free, what is to be adopted, and rounds to be answered after that; AT_ONCE of each at most.
+
+        Whoever steps slowly finds several rounds at a boundary: answering one of them only, it would be late for all.
+        """
         with self._lock:
             self._boundary_at = time.monotonic()
             released, self._released = self._released, []
-            prepared = self._prepared.popitem(last=False)[1] if self._prepared else None
-            due = None
-            for fragment in self._due:
-                if fragment not in self._prepared and (prepared is None or fragment != prepared.fragment):
-                    due = self._due.pop(fragment)
-                    break
+            prepared = [self._prepared.popitem(last=False)[1] for _ in range(min(AT_ONCE, len(self._prepared)))]
+            due = [each for each in self._due.values() if each.fragment not in self._prepared][:AT_ONCE]
+            for each in due:
+                del self._due[each.fragment]
             self.something = bool(self._prepared or self._due)
             return released, prepared, due
 

@@ -13,20 +13,23 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-NOTHING, STOP, STAND = -1, -2, -3
+from atoll.handover import AT_ONCE
+
+GO_ON, STOP, STAND = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
     """What all ranks know at this step.
 
-    tokens: of this step, all ranks together. adopt: a fragment, NOTHING, STOP, or STAND (the run is paused: all ask
-    again). run_tokens: rank 0's, so that schedules and loops that follow them are the same everywhere.
+    tokens: of this step, all ranks together. wish: GO_ON, STOP, or STAND (the run is paused: all ask again).
+    run_tokens: rank 0's, so that schedules and loops that follow them are the same everywhere. adopt: fragments.
     """
 
     tokens: int
-    adopt: int
+    wish: int
     run_tokens: int
+    adopt: tuple[int, ...] = ()
 
 
 class Island(Protocol):
@@ -34,8 +37,8 @@ class Island(Protocol):
 
     talks: bool
 
-    def agree(self, tokens: int, adopt: int, run_tokens: int) -> Agreed:
-        """Called by every rank at every step; all but `tokens` count on the rank that talks."""
+    def agree(self, tokens: int, wish: int, run_tokens: int, adopt: Sequence[int] = ()) -> Agreed:
+        """Called by every rank at every step; all but `tokens` count on the rank that talks. adopt: AT_ONCE at most."""
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """Gives every rank the talking rank's values."""
@@ -49,9 +52,9 @@ class Alone:
 
     talks = True
 
-    def agree(self, tokens: int, adopt: int, run_tokens: int) -> Agreed:
+    def agree(self, tokens: int, wish: int, run_tokens: int, adopt: Sequence[int] = ()) -> Agreed:
         """What it knows itself."""
-        return Agreed(tokens, adopt, run_tokens)
+        return Agreed(tokens, wish, run_tokens, tuple(adopt))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """There is nobody else."""
@@ -68,12 +71,17 @@ class Ranks:
         # Decisions travel on the host, whatever backend the gradients use.
         self._group = dist.new_group(backend="gloo")
 
-    def agree(self, tokens: int, adopt: int, run_tokens: int) -> Agreed:
-        """One all-reduce of three numbers: only rank 0 adds what it decided and knows to the sums."""
-        known = (adopt, run_tokens) if self.talks else (0, 0)
-        message = torch.tensor([tokens, *known], dtype=torch.int64)
+    def agree(self, tokens: int, wish: int, run_tokens: int, adopt: Sequence[int] = ()) -> Agreed:
+        """One all-reduce of a few numbers: only rank 0 adds what it decided and knows to the sums."""
+        message = torch.zeros(3 + AT_ONCE, dtype=torch.int64)
+        message[0] = tokens
+        if self.talks:
+            message[1], message[2] = wish, run_tokens
+            for place, fragment in enumerate(adopt, start=3):
+                message[place] = fragment + 1
         dist.all_reduce(message, group=self._group)
-        return Agreed(*message.tolist())
+        tokens, wish, run_tokens, *fragments = message.tolist()
+        return Agreed(tokens, wish, run_tokens, tuple(fragment - 1 for fragment in fragments if fragment))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """A broadcast over the default group: the one that moves these devices' tensors."""

@@ -19,7 +19,7 @@ from atoll.adoption import Track
 from atoll.agent import Agent
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
-from atoll.island import NOTHING, STAND, STOP, Agreed, Island, island
+from atoll.island import GO_ON, STAND, STOP, Agreed, Island, island
 from atoll.joining import FirstModel, Identity, own_name, process_age_s
 from atoll.local import Local
 from atoll.parameters import Parameters
@@ -104,11 +104,11 @@ class Learner:
     def _begin(self, parameters: Parameters, ranks: Island) -> None:
         problem = self._join(parameters) if ranks.talks else None
         # Ranks that wait for rank 0 learn here whether it could join, and the number of fragments.
-        fragments = len(self._layout.fragments) if self._layout and problem is None else STOP
-        agreed = ranks.agree(0, fragments, self._counters.run_tokens)
-        if agreed.adopt == STOP:
+        fragments = [len(self._layout.fragments)] if self._layout and problem is None else []
+        agreed = ranks.agree(0, GO_ON, self._counters.run_tokens, fragments)
+        if not agreed.adopt:
             raise problem or LearnerError("rank 0 could not join the run: see its message")
-        self._layout = self._layout or plan(parameters.tensors, agreed.adopt)
+        self._layout = self._layout or plan(parameters.tensors, agreed.adopt[0])
         self._run_tokens = agreed.run_tokens
         ranks.spread(parameters.values)
 
@@ -162,39 +162,39 @@ class Learner:
                 return
             released, prepared, due = self._handover.next()
             self._release(released)
-            if prepared is not None:  # not in the model: other ranks could not follow
-                self._abandon(prepared.fragment, local.adopt(prepared, self._counters.tokens, steps, apart=True))
-            if due is not None:
-                self._decline(due, "it leaves")
+            for newer in prepared:  # not in the model: other ranks could not follow
+                self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, steps, apart=True))
+            for one in due:
+                self._decline(one, "it leaves")
 
     # ------------------------------------------------------------------------------ training
 
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Says that the optimizer made a step over so many tokens (of this rank); takes over what has come.
 
-        At most one fragment is taken and one adopted. Nothing here waits for the network; while an operator has paused
-        the run, it waits. Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run.
+        Fragments are taken and adopted, each every H steps of the fastest learner. Nothing here waits for the network;
+        while an operator has paused the run, it waits. Raises LearnerError when this learner cannot go on.
         """
         began, counters = time.perf_counter(), self._counters
         prepared, due, agreed = self._decide(tokens)
         counters.stepped(began - self._left_step_at, self._paused_since_step, agreed.tokens, loss)
         self._paused_since_step = 0.0
-        while agreed.adopt == STAND:
+        while agreed.wish == STAND:
             began += self._stand()
             prepared, due, agreed = self._decide(0)
         counters.paused = False
-        if agreed.adopt == STOP:
+        if agreed.wish == STOP:
             raise self._failure() or LearnerError("rank 0 stopped: see its message")
-        if agreed.adopt != NOTHING:
-            self._adopt(agreed.adopt, prepared)
-        if due is not None:
-            self._answer(due)
+        for place, fragment in enumerate(agreed.adopt):
+            self._adopt(fragment, prepared[place] if prepared else None)
+        for one in due:
+            self._answer(one)
         self._left_step_at = time.perf_counter()
         counters.blocked_s += self._left_step_at - began
 
-    def _decide(self, tokens: int) -> tuple[Prepared | None, Due | None, Agreed]:
+    def _decide(self, tokens: int) -> tuple[list[Prepared], list[Due], Agreed]:
         """What there is for this step boundary, and what all ranks agree on."""
-        prepared, due, wish = None, None, NOTHING
+        prepared, due, wish = list[Prepared](), list[Due](), GO_ON
         if self._failure() is not None:
             wish = STOP
         elif self._handover.stands:
@@ -202,8 +202,8 @@ class Learner:
         elif self._handover.something:
             released, prepared, due = self._handover.next()
             self._release(released)
-            wish = NOTHING if prepared is None else prepared.fragment
-        agreed = self._ranks().agree(tokens, wish, max(self._run_tokens, self._counters.known_tokens()))
+        known = max(self._run_tokens, self._counters.known_tokens())
+        agreed = self._ranks().agree(tokens, wish, known, [newer.fragment for newer in prepared])
         self._run_tokens = agreed.run_tokens + agreed.tokens
         return prepared, due, agreed
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from atoll import handover as handover_module
 from atoll.adoption import Fate
-from atoll.handover import Handover, Prepared
+from atoll.handover import AT_ONCE, Handover, Prepared
 from atoll.transport import CURES, LONGEST_BACKOFF_S, Cure, backoff_s
 
 ONE = np.ones(1, np.float32)
@@ -35,7 +35,7 @@ def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
     handover = Handover()
     handover.offer(Prepared(0, 5, ONE, Fate(q=ONE)))
     handover.offer(Prepared(0, 6, 2 * ONE, Fate()))
-    _, prepared, _ = handover.next()
+    _, (prepared,), _ = handover.next()
     assert (prepared.version, prepared.anchor[0]) == (6, 2.0)
     assert prepared.fate.q is ONE
     assert not handover.something
@@ -43,24 +43,22 @@ def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
 
 def test_a_fragment_is_adopted_before_it_is_taken():
     handover = Handover()
-    handover.ask(0, 1)
-    handover.offer(Prepared(0, 5, ONE, Fate()))
+    for fragment in range(AT_ONCE + 1):
+        handover.ask(fragment, 1)
+        handover.offer(Prepared(fragment, 5, ONE, Fate()))
     _, prepared, due = handover.next()
-    assert (prepared.version, due) == (5, None)
+    assert [each.fragment for each in prepared] == [each.fragment for each in due] == list(range(AT_ONCE))
     assert handover.something
-    assert handover.next()[2].cycle == 1
+    _, prepared, due = handover.next()
+    assert [each.fragment for each in prepared] == [each.fragment for each in due] == [AT_ONCE]
 
 
-def test_one_adoption_and_one_round_a_step():
+def test_all_rounds_that_are_due_are_answered_at_a_boundary_but_never_too_many():
     handover = Handover()
-    for fragment in (0, 1):
-        handover.offer(Prepared(fragment, 1, ONE, Fate()))
-    handover.ask(2, 1)
-    handover.ask(3, 1)
-    first, second = handover.next(), handover.next()
-    assert (first[1].fragment, first[2].fragment) == (0, 2)
-    assert (second[1].fragment, second[2].fragment) == (1, 3)
-    assert handover.next() == ([], None, None)
+    for fragment in range(2 * AT_ONCE + 1):
+        handover.ask(fragment, 1)
+    assert [len(handover.next()[2]) for _ in range(4)] == [AT_ONCE, AT_ONCE, 1, 0]
+    assert handover.next() == ([], [], [])
 
 
 def test_rounds_that_found_no_step_boundary_are_taken_back():
@@ -69,22 +67,22 @@ def test_rounds_that_found_no_step_boundary_are_taken_back():
     assert handover.withdraw(60.0) == []
     (late,) = handover.withdraw(-1.0)
     assert late.cycle == 4
-    assert handover.next()[2] is None
+    assert handover.next()[2] == []
 
 
 def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(handover_module.time, "monotonic", lambda: now[0])
     handover = Handover()
-    for fragment in range(4):
+    for fragment in range(3 * AT_ONCE + 1):
         handover.ask(fragment, 1)
-    for _ in range(3):  # each takes long, and one round
+    for _ in range(3):  # each takes long, and some of the rounds
         now[0] += 0.8
         handover.next()
         assert handover.withdraw(1.0) == []
     now[0] += 1.1
     (late,) = handover.withdraw(1.0)
-    assert late.fragment == 3
+    assert late.fragment == 3 * AT_ONCE
 
 
 def test_waiting_for_acknowledgements_ends_with_the_last_one():

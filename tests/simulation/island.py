@@ -121,18 +121,18 @@ class Island:
         released, prepared, due = self._handover.next()
         for fragment in released:
             self.tracks[fragment].refused()
-        if prepared is not None:
-            track, fate = self.tracks[prepared.fragment], prepared.fate
+        for newer in prepared:
+            track, fate = self.tracks[newer.fragment], newer.fate
             if fate.drop:  # whatever was not merged is given up
-                self._told[prepared.fragment] += track.origin - self._local[prepared.fragment]
+                self._told[newer.fragment] += track.origin - self._local[newer.fragment]
             elif fate.q is not None:
-                self._told[prepared.fragment] += self._values(prepared.fragment, fate.q)
-            places = Places.in_vector(self._local[prepared.fragment], track.shape)
-            track.adopt(prepared.anchor, prepared.version, fate, counters.tokens, counters.steps, places, keep=True)
-            self._handover.adopted.append(pb.Adopted(fragment=prepared.fragment, version=prepared.version))
-            self._checks.adopted(self, prepared.fragment, prepared.version, prepared.anchor)
-        if due is not None:
-            self._answer(due.fragment, due.cycle)
+                self._told[newer.fragment] += self._values(newer.fragment, fate.q)
+            places = Places.in_vector(self._local[newer.fragment], track.shape)
+            track.adopt(newer.anchor, newer.version, fate, counters.tokens, counters.steps, places, keep=True)
+            self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
+            self._checks.adopted(self, newer.fragment, newer.version, newer.anchor)
+        for one in due:
+            self._answer(one.fragment, one.cycle)
 
     def _values(self, number: int, coded: Coded) -> np.ndarray:
         assert self.layout is not None, "it trains"

@@ -94,16 +94,16 @@ def _angles(size: ModelSize) -> Tensor:
     return torch.outer(torch.arange(size.context), rates)
 
 
-def build(size: str, seed: int) -> Transformer:
+def build(size: str | ModelSize, seed: int) -> Transformer:
     """A new model; the same seed gives the same parameters, whatever the global generator did before."""
-    model = Transformer(SIZES[size])
+    model = Transformer(SIZES[size] if isinstance(size, str) else size)
     generator = torch.Generator().manual_seed(seed)
-    scale = 0.02 if SIZES[size].width >= 512 else 0.05
+    scale = 0.02 if model.size.width >= 512 else 0.05
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue  # norms start at one
         # Layers that write to the residual stream start smaller, so that its variance does not grow with depth.
         writes = name.endswith(("out.weight", "down.weight"))
-        deviation = scale / math.sqrt(2 * SIZES[size].layers) if writes else scale
+        deviation = scale / math.sqrt(2 * model.size.layers) if writes else scale
         nn.init.normal_(parameter, 0.0, deviation, generator=generator)
     return model

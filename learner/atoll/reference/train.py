@@ -114,7 +114,7 @@ def train(settings: TrainSettings, joining: Joining) -> None:
             began = time.perf_counter()
             done = learner.run_tokens / settings.total_tokens
             rate = learning_rate(settings.learning_rate, done, steps)
-            loss = _inner_step(model, optimizer, next(batches), rate, device)
+            loss = inner_step(model, optimizer, next(batches), rate, device)
             learner.step(tokens=tokens, loss=loss)
             steps += 1
             if settings.slow_down > 1.0:
@@ -143,14 +143,14 @@ def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callabl
     steps = tokens // (settings.batch * SIZES[settings.size].context)
     for step in range(steps):
         rate = learning_rate(settings.learning_rate, step / steps, step)
-        tell(step, _inner_step(model, optimizer, next(batches), rate, device))
+        tell(step, inner_step(model, optimizer, next(batches), rate, device))
     return model
 
 
-def validation_loss(model: Transformer, corpus: data.Corpus) -> float:
-    """Mean loss in nats a byte over fixed windows of held-out text."""
+def validation_loss(model: Transformer, corpus: data.Corpus, count: int = EVALUATION_WINDOWS) -> float:
+    """Mean loss in nats a byte over so many fixed windows of held-out text."""
     device = next(model.parameters()).device
-    windows = data.validation_windows(corpus, EVALUATION_WINDOWS, model.size.context)
+    windows = data.validation_windows(corpus, count, model.size.context)
     model.eval()
     with torch.inference_mode():
         losses = [model.loss(part.to(device)).item() for part in windows.split(EVALUATION_BATCH)]
@@ -194,9 +194,10 @@ def usable_device(chosen: str) -> torch.device:
     return device
 
 
-def _inner_step(
+def inner_step(
     model: Transformer, optimizer: torch.optim.Optimizer, window: torch.Tensor, rate: float, device: torch.device
 ) -> float:
+    """One step of the optimizer at this rate; returns the loss before it. window: int64 (batch, context + 1)."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     narrow = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()

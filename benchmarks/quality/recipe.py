@@ -1,0 +1,73 @@
+"""What one run of the quality report is: everything that decides its result, and the name that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from atoll.reference.model import SIZES, ModelSize
+
+# Smaller than the reference sizes: what two cores can train often enough to compare settings.
+SMALL = {
+    "40k": ModelSize(width=32, layers=2, heads=2, context=64),
+    "180k": ModelSize(width=64, layers=3, heads=4, context=64),
+    "490k": ModelSize(width=96, layers=4, heads=4, context=64),
+    "1m": ModelSize(width=128, layers=5, heads=4, context=64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One run. All methods see the same tokens: learner m draws batch n of a stream that seed, m and n decide.
+
+    batch: sequences of a step of all learners together (of equal speed). steps: of each learner, at equal speed.
+    method: "data-parallel" (every step averages all gradients), "synchronous" (learners wait for the new version) or
+    "decoupled". run: settings of the run that are not Atoll's defaults, by name. speeds: of each learner, relative.
+    delay: one way, in steps. failures: mean steps of a learner between failures, 0: none; repair: in steps. policy: see
+    `policies`.
+    """
+
+    method: Literal["data-parallel", "synchronous", "decoupled"]
+    size: str = "180k"
+    steps: int = 1000
+    batch: int = 32
+    learners: int = 4
+    learning_rate: float = 3e-3
+    run: tuple[tuple[str, Any], ...] = ()
+    adoption: Literal["rebase", "overwrite"] = "rebase"
+    merging: Literal["direction", "average"] = "direction"
+    down: Literal["coded", "float32"] = "coded"
+    speeds: tuple[float, ...] = ()
+    delay: float = 0.1
+    failures: float = 0.0
+    repair: float = 0.0
+    policy: str = ""
+    seed: int = 0
+
+    def key(self) -> str:
+        """Names the file of its record: all that differs from the defaults, and a digest of the whole."""
+        whole = json.dumps(asdict(self), sort_keys=True)
+        said: list[str] = [self.method]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in {"method", "seed"} and value != each.default:
+                said.append(f"{each.name}-{_plain(value)}")
+        return "_".join([*said, f"seed-{self.seed}", hashlib.sha256(whole.encode()).hexdigest()[:8]]).replace(":", "-")
+
+    @property
+    def model(self) -> ModelSize:
+        """Its size."""
+        return SMALL[self.size] if self.size in SMALL else SIZES[self.size]
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole run."""
+        return self.steps * self.batch * self.model.context
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return "-".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,107 @@
+"""One run of the report: trains by a recipe and says what came of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from atoll.reference import data
+from atoll.reference.train import inner_step, learning_rate, optimizer_for, validation_loss
+from atoll_server.foresight.fleet import Fleet
+from atoll_server.foresight.islands import Island
+from atoll_server.settings import Quorum, RunSettings
+
+from benchmarks.quality.policies import put_on
+from benchmarks.quality.recipe import Recipe
+from benchmarks.quality.training import CPU, Training, batches, new_model, tokens_of_step
+
+WINDOWS = 2048  # of held-out text, at the end
+CURVE_WINDOWS, CURVE_POINTS = 256, 10
+MERGE_STEPS = 0.05  # that a merge takes, in steps
+
+Tell = Callable[[float], None]  # the part that is done
+
+
+def train(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
+    """The record of a run. loss: validation, nats a byte, of the published model after everybody left."""
+    began = time.monotonic()
+    torch.set_num_threads(1)
+    result = data_parallel(recipe, corpus, tell) if recipe.method == "data-parallel" else fleet(recipe, corpus, tell)
+    return {**result, "tokens": recipe.tokens, "wall_s": round(time.monotonic() - began, 1)}
+
+
+def data_parallel(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
+    """Every step over the batches of all learners: what the mean of their gradients gives."""
+    model = new_model(recipe)
+    optimizer = optimizer_for(model, recipe.learning_rate)
+    streams = [batches(recipe, corpus, name) for name in names(recipe)]
+    curve, losses = [], []
+    for step in range(recipe.steps):
+        tell(step / recipe.steps)
+        rate = learning_rate(recipe.learning_rate, step / recipe.steps, step)
+        losses.append(inner_step(model, optimizer, torch.cat([next(stream) for stream in streams]), rate, CPU))
+        if (step + 1) % max(1, recipe.steps // CURVE_POINTS) == 0:
+            curve.append((step + 1, validation_loss(model, corpus, CURVE_WINDOWS)))
+    return {"loss": validation_loss(model, corpus, WINDOWS), "curve": curve, "train_loss": _last(losses)}
+
+
+def fleet(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
+    """Learners around the syncer, in virtual time: a second is a step of a learner of speed 1."""
+    settings = settings_of(recipe)
+    work = Training(recipe, settings, corpus)
+    each = tokens_of_step(recipe)
+    repair = {"between_failures_s": recipe.failures, "repair_s": recipe.repair} if recipe.failures else {}
+    islands = [
+        Island(name, 1.0 / speed, each, delay_s=0.0 if recipe.method == "synchronous" else recipe.delay, **repair)
+        for name, speed in zip(names(recipe), recipe.speeds or (1.0,) * recipe.learners, strict=True)
+    ]
+    merge_s, overlap = (0.0, 0.0) if recipe.method == "synchronous" else (MERGE_STEPS, math.inf)
+    made = Fleet(settings, len(work.layout.fragments), islands, work, merge_s=merge_s, overlap=overlap,
+                 seed=recipe.seed)  # fmt: skip
+    if recipe.policy:
+        put_on(made, recipe.policy)
+    curve: list[tuple[int, float]] = []
+
+    def until(fleet: Fleet) -> bool:
+        tell(work.done)
+        if work.done >= (len(curve) + 1) / CURVE_POINTS:
+            step = round(work.done * recipe.steps)
+            curve.append((step, validation_loss(work.model(), corpus, CURVE_WINDOWS)))
+        return fleet.tokens >= recipe.tokens
+
+    made.run(until)
+    staleness = [each for account in made.accounts.values() for each in account.staleness]
+    return {
+        "loss": validation_loss(work.model(), corpus, WINDOWS), "curve": curve, "train_loss": _last(work.losses),
+        "merges": len(made.merges), "lapses": made.lapses, "merged": len(staleness),
+        "causes": {cause: sum(m.cause == cause for m in made.merges) for cause in {m.cause for m in made.merges}},
+        "shares": len(staleness) / max(1, len(made.merges)),
+        "staleness": sum(staleness) / max(1, len(staleness)),
+        "bits_up": work.bits[0] / work.bits[1], "bits_down": work.bits[2] / work.bits[3],
+        "steps": {name: account.trained_s for name, account in made.accounts.items()},
+        "blocked_s": sum(account.blocked_s for account in made.accounts.values()),
+    }  # fmt: skip
+
+
+def settings_of(recipe: Recipe) -> RunSettings:
+    """Atoll's defaults, and what the recipe says; learners that wait for each other need one fragment and everybody."""
+    given = dict(recipe.run)
+    if "quorum" in given:
+        given["quorum"] = Quorum.parse(given["quorum"]).model_dump()
+    if recipe.method == "synchronous":
+        given = {"fragments": 1, "quorum": Quorum(share=1.0).model_dump(), "codec": "float32"} | given
+    return RunSettings().changed(**given)
+
+
+def names(recipe: Recipe) -> list[str]:
+    """Of the learners, whatever the method: their text depends on it."""
+    return [f"learner-{number}" for number in range(recipe.learners)]
+
+
+def _last(losses: list[float]) -> float:
+    """Mean of the last twentieth."""
+    part = losses[-max(1, len(losses) // 20) :]
+    return sum(part) / len(part)

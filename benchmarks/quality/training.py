@@ -1,0 +1,201 @@
+"""What the fleet's learners train: a model each, in this process, by the learner's adoption and the core's merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from atoll.adoption import Fate, Outstanding
+from atoll.handover import Prepared
+from atoll.local import Local
+from atoll.parameters import Parameters
+from atoll.reference import data
+from atoll.reference.model import Transformer, build
+from atoll.reference.train import inner_step, learning_rate, optimizer_for
+from atoll.windows import Windows
+from atoll_server import events as ev
+from atoll_server import merge
+from atoll_server.foresight.islands import Published, Taken
+from atoll_server.guard import Guard
+from atoll_server.merge import OuterRule
+from atoll_server.settings import Limits, RunSettings
+from atoll_wire import codec, layout
+from atoll_wire.blocks import F32
+from atoll_wire.codec import Codec, Content
+from atoll_wire.layout import MergeKind, TensorSpec
+from atoll_wire.spans import FrameSpan
+from numpy.typing import NDArray
+
+from benchmarks.quality.recipe import Recipe
+
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Process:
+    """One learner's process: what dies with it. steps, tokens: of this process."""
+
+    model: Transformer
+    optimizer: torch.optim.Optimizer
+    local: Local
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A contribution as the merge reads it."""
+
+    learner: str
+    codec: Codec
+    norms_sq: NDArray[np.float64]
+    scale: float
+    contents: tuple[Content, ...]
+
+    def content(self, span: FrameSpan) -> Content:
+        """One frame's."""
+        return self.contents[span.index]
+
+
+class Training:
+    """The `Work` of a fleet (see atoll_server.foresight.fleet). done: the part of the run's tokens that is trained."""
+
+    def __init__(self, recipe: Recipe, settings: RunSettings, corpus: data.Corpus) -> None:
+        self.recipe, self.settings, self.corpus = recipe, settings, corpus
+        first = new_model(recipe)
+        specs = Parameters(first, optimizer_for(first, 1.0)).tensors
+        if recipe.merging == "average":
+            specs = tuple(_averaged(spec) for spec in specs)
+        self.layout = layout.plan(specs, settings.fragments)
+        self.states = [merge.start(vector) for vector in vectors_of(first, self.layout)]
+        self.published = [Published(index, 0, 0.0, s.theta_pub.copy()) for index, s in enumerate(self.states)]
+        limits = Limits()
+        self.guard = Guard(len(self.states), limits.norm_window, settings.norm_limit, settings.clip_norm)
+        self.processes: dict[str, Process] = {}
+        self.flying: dict[tuple[str, int], tuple[Received, Outstanding]] = {}
+        self.received: dict[ev.Key, Received] = {}
+        self.batches: dict[str, Iterator[torch.Tensor]] = {}
+        self.tokens = 0
+        self.losses: list[float] = []
+        self.bits = [0.0, 0.0, 0.0, 0.0]  # up, of parameters; down, of parameters
+
+    @property
+    def done(self) -> float:
+        return self.tokens / self.recipe.tokens
+
+    def begin(self, learner: str) -> None:
+        """A new process: the newest anchors, an optimizer without history."""
+        for fragment in range(len(self.states)):
+            self.flying.pop((learner, fragment), None)
+        model = new_model(self.recipe)
+        optimizer = optimizer_for(model, self.recipe.learning_rate)
+        windows = Windows(Parameters(model, optimizer).values, self.layout, self.settings.codec)
+        anchors = [(published.version, anchor_of(published)) for published in self.published]
+        local = Local(windows, anchors, keep=self.recipe.adoption == "rebase")
+        self.processes[learner] = Process(model, optimizer, local)
+        if learner not in self.batches:
+            self.batches[learner] = batches(self.recipe, self.corpus, learner)
+
+    def train(self, learner: str) -> None:
+        """One inner step."""
+        process = self.processes[learner]
+        rate = learning_rate(self.recipe.learning_rate, self.done, process.steps)
+        self.losses.append(inner_step(process.model, process.optimizer, next(self.batches[learner]), rate, CPU))
+        tokens = tokens_of_step(self.recipe)
+        process.steps += 1
+        process.tokens += tokens
+        self.tokens += tokens
+
+    def take(self, learner: str, fragment: int, seq: int) -> Taken | None:
+        """The pseudo-gradient, coded, compressed, decoded and checked, as on its way to the core."""
+        process = self.processes[learner]
+        if process.local.tracks[fragment].steps_from == process.steps:
+            return None
+        outstanding = process.local.take(fragment, process.tokens, process.steps)
+        frames = self.layout.fragments[fragment].frames
+        payloads = [codec.compress(content) for content in outstanding.coded.contents]
+        checked = [codec.check_frame(p, span, self.settings.codec) for p, span in zip(payloads, frames, strict=True)]
+        norms_sq = merge.norms_sq(self.layout.fragments[fragment], [squares for _, squares in checked])
+        norm = float(np.sqrt(norms_sq.sum()))
+        verdict = self.guard.judge(fragment, norm, outstanding.steps)
+        self.guard.note(fragment, norm, outstanding.steps)
+        assert not verdict.refusal, verdict.refusal
+        contents = tuple(content for content, _ in checked)
+        received = Received(learner, self.settings.codec, norms_sq, verdict.scale, contents)
+        self.flying[learner, fragment] = (received, outstanding)
+        self.received[ev.Key(learner, 0, fragment, seq)] = received
+        size = sum(map(len, payloads))
+        self.bits[0] += 8 * size
+        self.bits[1] += self.layout.fragments[fragment].length
+        return Taken(outstanding.tokens, outstanding.steps, outstanding.base_version, size)
+
+    def merge(self, effect: ev.Merge) -> Published:
+        """The outer step."""
+        fragment, state = self.layout.fragments[effect.fragment], self.states[effect.fragment]
+        keys = [ev.Key(share.key.learner, 0, effect.fragment, share.key.seq) for share in effect.shares]
+        given = [self.received.pop(key) for key in keys]
+        for refusal in effect.refusals:
+            del self.received[ev.Key(refusal.key.learner, 0, effect.fragment, refusal.key.seq)]
+        coded = self.settings.codec if self.recipe.down == "coded" else Codec.FLOAT32
+        rule = OuterRule(self.settings.outer_lr, self.settings.outer_momentum, coded)
+        weights = [share.weight for share in effect.shares]
+        merged = merge.merge(fragment, state, given, weights, rule, state.theta_pub)
+        self.states[effect.fragment] = merged.state
+        size = sum(map(len, merged.update.frames))
+        self.bits[2] += 8 * size
+        self.bits[3] += fragment.length
+        published = Published(effect.fragment, effect.version, size, merged.state.theta_pub.copy())
+        self.published[effect.fragment] = published
+        return published
+
+    def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
+        """A newer anchor at a step boundary."""
+        process = self.processes[learner]
+        flying = self.flying.pop((learner, published.fragment), None) if merged or drop else None
+        q = flying[1].coded if merged and flying is not None else None
+        prepared = Prepared(published.fragment, published.version, anchor_of(published), Fate(q, drop))
+        process.local.adopt(prepared, process.tokens, process.steps)
+
+    def model(self) -> Transformer:
+        """With the newest published parameters."""
+        model = new_model(self.recipe)
+        windows = Windows(Parameters(model, optimizer_for(model, 1.0)).values, self.layout, self.settings.codec)
+        Local(windows, [(p.version, anchor_of(p)) for p in self.published], keep=True)
+        return model
+
+
+def new_model(recipe: Recipe) -> Transformer:
+    """As it begins, the same for all learners of a seed."""
+    return build(recipe.model, recipe.seed)
+
+
+def batches(recipe: Recipe, corpus: data.Corpus, learner: str) -> Iterator[torch.Tensor]:
+    """A learner's own, in the order that the seed decides."""
+    each = recipe.batch // recipe.learners
+    return data.batches(corpus.training, each, recipe.model.context, recipe.seed, learner)
+
+
+def tokens_of_step(recipe: Recipe) -> int:
+    """Of one learner."""
+    return recipe.batch // recipe.learners * recipe.model.context
+
+
+def anchor_of(published: Published) -> F32:
+    """Its parameters."""
+    assert isinstance(published.anchor, np.ndarray), "published by this work"
+    return published.anchor
+
+
+def vectors_of(model: Transformer, laid_out: layout.Layout) -> list[F32]:
+    """The model's parameters, fragment by fragment."""
+    flat = [p.detach().numpy().reshape(-1) for p in model.parameters() if p.requires_grad]
+    return [
+        np.concatenate([flat[piece.tensor][piece.start : piece.start + piece.length] for piece in fragment.pieces])
+        for fragment in laid_out.fragments
+    ]
+
+
+def _averaged(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.shape, spec.dtype, MergeKind.AVERAGE, spec.tied_names)

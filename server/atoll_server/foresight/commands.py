@@ -1,0 +1,164 @@
+"""Subcommands of `atoll` for those who decide what to run: simulate, plan. Nothing here needs a run or a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from atoll_wire.errors import UserError, need
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures there.", metavar="PATH")]
+Plot = Annotated[
+    Path | None, typer.Option(help="Write a picture there, SVG or PNG (needs matplotlib).", metavar="PATH")
+]
+DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this package's subcommands."""
+    simulate = typer.Typer(no_args_is_help=True, help="Simulate fleets, and print the paper's tables beside ours.")
+    simulate.command("goodput")(goodput_command)
+    simulate.command("bandwidth")(bandwidth_command)
+    simulate.command("scavenging")(scavenging_command)
+    simulate.command("hardware")(hardware_command)
+    app.add_typer(simulate, name="simulate")
+    app.command("plan")(plan_command)
+
+
+def goodput_command(
+    chips: Annotated[int | None, typer.Option(min=1, help="One fleet of so many chips [Table 1: 150,000 to 2,400,000].")] = None,
+    learners: Annotated[int, typer.Option(min=1, max=4096, help="With --chips: M, equal parts of them.")] = 8,
+    failures_per_year: Annotated[float, typer.Option(min=1e-6, help="Of a chip.")] = 1.0,
+    slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
+    downscale_s: Annotated[float, typer.Option(min=0, help="Pause of a learner that goes on with fewer slices.")] = 18.0,
+    upscale_s: Annotated[float, typer.Option(min=0, help="Pause when a slice is back.")] = 2.0,
+    repair_s: Annotated[float, typer.Option(min=1, help="Mean time until a slice is back.")] = 3600.0,
+    repair_shape: Annotated[float, typer.Option(min=0.2, max=10, help="Of a Weibull distribution; 1: exponential.")] = 1.0,
+    restart_s: Annotated[float, typer.Option(min=0, help="Of a job that is not elastic.")] = 76.0,
+    hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated.")] = 30.0,
+    json_path: Json = None,
+    plot: Plot = None,
+) -> None:  # fmt: skip
+    """Goodput under failures: Table 1 of the paper, or one fleet of yours."""
+    from atoll_server.foresight import goodput, paper
+    from atoll_server.foresight.claims import goodput_claims
+    from atoll_server.foresight.showing import goodput_table
+    from atoll_server.showing import console
+
+    failures = goodput.Failures(
+        failures_per_year, slice_chips, downscale_s, upscale_s, repair_s, repair_shape, restart_s
+    )
+    if chips is not None:
+        if learners * slice_chips > chips:
+            raise UserError(f"{chips} chips are no {learners} learners of {slice_chips} at least: give more --chips")
+        found = goodput.simulate(chips, learners, failures, hours=hours)
+        console().print(f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time")
+        _write(json_path, {"goodput": found.goodput, "uptime": found.uptime})
+        return
+    with console().status("30 fleets ..."):
+        ours = goodput_claims(failures, hours)
+    difference = goodput.rmse(ours, paper.GOODPUT)
+    console().print(goodput_table(ours, difference))
+    _write(json_path, {"goodput": ours, "paper": paper.GOODPUT, "rmse": difference})
+    if plot is not None:
+        _plots().goodput(ours, plot)
+
+
+def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
+    """What links must carry: the paper's figures by its own accounting, and Atoll's coded bits."""
+    from atoll_server.foresight.claims import bandwidth_claims
+
+    _claims("Links, 5B parameters, steps of a second", bandwidth_claims(), json_path, plot)
+
+
+def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
+    """Extra compute for half of the training: time relative to none."""
+    from atoll_server.foresight.claims import scavenging_claims
+
+    _claims("Extra compute for half of the tokens: time relative to none", scavenging_claims(), json_path, plot)
+
+
+def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
+    """Mixed hardware: one of eight learners 18 % slower, steps 10 % uneven."""
+    from atoll_server.foresight.claims import hardware_claims
+
+    _claims("Goodput with mixed hardware", hardware_claims(), json_path, plot)
+
+
+def plan_command(
+    parameters: Annotated[float, typer.Option(min=1, help="Of the model that are trained: 12e9.")],
+    step_s: Annotated[float, typer.Option(min=1e-4, help="Seconds of one learner's inner step.")],
+    region: Annotated[list[str], typer.Option(help="NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE of a GB]; the link to the core. May be given several times.", metavar="REGION")] = DEFAULT_REGIONS,
+    between_failures_h: Annotated[float, typer.Option(min=0, help="Hours between failures of one learner, mean; 0: none.")] = 0.0,
+    repair_min: Annotated[float, typer.Option(min=0, help="Minutes from a failure to the learner's next step.")] = 10.0,
+    fragments: Annotated[int, typer.Option(min=0, max=4096, help="P; 0: 24.")] = 0,
+    values: Annotated[Path | None, typer.Option(help="Write values for the chart there.", metavar="PATH")] = None,
+    compose: Annotated[Path | None, typer.Option(help="Write an override for docker/compose.yaml there.", metavar="PATH")] = None,
+    json_path: Json = None,
+) -> None:  # fmt: skip
+    """Settings for a run of yours, and what to expect: links, money, goodput, memory, a region lost."""
+    import math
+
+    from atoll_server.foresight import planner
+    from atoll_server.foresight.showing import compose_override, helm_values, plan_json, plan_tables
+    from atoll_server.showing import console
+
+    between_failures_s = between_failures_h * 3600 or math.inf
+    job = planner.Job(parameters, step_s, tuple(map(_region, region)), between_failures_s, 60 * repair_min)
+    with console().status("a trial in virtual time ..."):
+        made = planner.plan(job, fragments)
+    for table in plan_tables(job, made):
+        console().print(table)
+    for warning in made.warnings:
+        console().print(f"[yellow]{warning}[/]")
+    _write(json_path, plan_json(made))
+    for path, text in ((values, helm_values(job, made)), (compose, compose_override(made))):
+        if path is not None:
+            _save(path, text)
+
+
+def _region(text: str) -> Any:  # noqa: ANN401 - a planner.Region, which is loaded late
+    from atoll_server.foresight.planner import Region
+
+    name, *rest = text.split(":")
+    try:
+        learners, mbit, trip_ms, *price = rest
+        made = Region(name, int(learners), float(mbit) * 1e6, float(trip_ms) / 1e3, *map(float, price))
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f'--region "{text}" is not NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], as in eu:2:1000:30:0.09'
+        ) from error
+    if not (name and made.learners > 0 and made.bits_s > 0 and made.round_trip_s >= 0 and made.price_gb >= 0):
+        raise UserError(f'--region "{text}": learners and Mbit/s must be above zero, nothing may be below it')
+    return made
+
+
+def _claims(title: str, claims: Any, json_path: Path | None, plot: Path | None) -> None:  # noqa: ANN401
+    from atoll_server.foresight.showing import claims_json, claims_table
+    from atoll_server.showing import console
+
+    console().print(claims_table(title, claims))
+    _write(json_path, {title: claims_json(claims)})
+    if plot is not None:
+        _plots().claims(title, claims, plot)
+
+
+def _plots() -> Any:  # noqa: ANN401 - a module
+    need("simulate --plot", "plots", "matplotlib")
+    from atoll_server.foresight import plots
+
+    return plots
+
+
+def _write(path: Path | None, figures: dict[str, Any]) -> None:
+    if path is not None:
+        _save(path, json.dumps(figures, indent=1) + "\n")
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): give another path") from error

@@ -1,0 +1,241 @@
+"""PURE: settings for a run before it is begun, and what to expect of it: links, money, goodput, memory.
+
+Sizes and times are simple sums of what was measured (docs/data-plane.md, records/); whether rounds keep up with the
+links is not summed but tried: the fleet runs in virtual time with the real syncer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from atoll_wire.layout import DEFAULT_FRAGMENTS
+
+from atoll_server.foresight import bandwidth
+from atoll_server.foresight.fleet import Fleet
+from atoll_server.foresight.islands import Island
+from atoll_server.foresight.schedule import Schedule
+from atoll_server.members import LIVE_STEPS
+from atoll_server.settings import RunSettings
+
+MONTH_S = 30 * 86_400.0
+LINK_SHARE = 0.7  # of a link's rate that a plan may use: it carries other things too, and is not always at its best
+LEAST_INNER_STEPS, MOST_INNER_STEPS = 24, 500  # below 24, rounds cost loss on the paper's scale; 500 is DiLoCo's
+BLOCKED_S = 1.3e-9  # of a step boundary, for each parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
+MERGE_S = 3.2e-9  # of a core, for each parameter, and MERGE_EACH_S for each contribution to it
+MERGE_EACH_S = 0.7e-9
+CORE_BYTES, CORE_BASE = 12.4, 600 << 20  # of memory, for each parameter
+DISK_BYTES, LEARNER_BYTES = 48.0, 7.4  # for each parameter
+SIMULATED = 32  # learners at most in the trial: more of a region behave like few
+TRIAL_SYNCS = 8  # of every fragment
+MOST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
+LARGEST_CORE = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One place with learners behind one link to the core. bits_s: each way. price_gb: of a gigabyte that leaves it."""
+
+    name: str
+    learners: int
+    bits_s: float
+    round_trip_s: float
+    price_gb: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be trained. step_s: an inner step of a learner. between_failures_s: of one learner, mean.
+
+    repair_s: from its failure to its next step. bits: on the wire for each parameter, headers included.
+    """
+
+    parameters: float
+    step_s: float
+    regions: tuple[Region, ...]
+    between_failures_s: float = math.inf
+    repair_s: float = 600.0
+    bits: float = bandwidth.CODED_BITS
+
+    @property
+    def learners(self) -> int:
+        """In all regions."""
+        return sum(region.learners for region in self.regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """By one region's link, in bits a second: a contribution of each learner up, each update once down (by a front)."""
+
+    region: Region
+    up_bits_s: float
+    down_bits_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the link's rate, in its busier way."""
+        return max(self.up_bits_s, self.down_bits_s) / self.region.bits_s
+
+    @property
+    def month_gb(self) -> float:
+        """Both ways."""
+        return (self.up_bits_s + self.down_bits_s) / 8e9 * MONTH_S
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to train this job. utilisation: of the learners' time, while nothing fails. goodput: with failures."""
+
+    name: str
+    utilisation: float
+    goodput: float
+    month_gb: float
+    month_price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """When a whole region is gone: what is left of the pace, and after how long rounds no longer wait for it."""
+
+    region: str
+    pace: float
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to start, and what will come of it. staleness: mean, in versions. merged: share of all contributions."""
+
+    settings: RunSettings
+    carried: tuple[Carried, ...]
+    atoll: Method
+    others: tuple[Method, ...]
+    staleness: float
+    contributions: float
+    core_bytes: float
+    disk_bytes: float
+    learner_bytes: float
+    losses: tuple[Loss, ...]
+    warnings: tuple[str, ...]
+
+
+def plan(job: Job, fragments: int = 0) -> Plan:
+    """The smallest H that the links carry, the smallest tau that hides them. fragments: 0: the default."""
+    count = fragments or DEFAULT_FRAGMENTS
+    inner_steps = _inner_steps(job)
+    overlap = _overlap(job, count, inner_steps)
+    settings = RunSettings(inner_steps=inner_steps, fragments=count, overlap_steps=overlap)
+    carried = tuple(_carried(job, region, inner_steps) for region in job.regions)
+    blocked = BLOCKED_S * job.parameters / inner_steps / job.step_s
+    staleness, contributions = _trial(job, settings)
+    return Plan(
+        settings, carried, _atoll(job, carried, inner_steps, overlap, 1 / (1 + blocked)),
+        (_data_parallel(job), _diloco(job, inner_steps)), staleness, contributions,
+        CORE_BYTES * job.parameters + CORE_BASE, DISK_BYTES * job.parameters, LEARNER_BYTES * job.parameters,
+        tuple(Loss(r.name, 1 - r.learners / job.learners, LIVE_STEPS * job.step_s) for r in job.regions),
+        tuple(_warnings(job, carried, contributions)),
+    )  # fmt: skip
+
+
+def _warnings(job: Job, carried: Sequence[Carried], contributions: float) -> Iterator[str]:
+    for each in carried:
+        if each.share > LINK_SHARE:
+            yield (
+                f"{each.region.name}: its link carries no whole model in {MOST_INNER_STEPS} steps: have fewer learners "
+                "there, longer steps, or a quicker link"
+            )
+    if contributions < MOST_MERGED:
+        yield f"only {contributions:.0%} of the learners are in each merge: a link is too slow for these steps"
+    if CORE_BYTES * job.parameters > LARGEST_CORE:
+        yield f"the core needs {CORE_BYTES * job.parameters / 2**40:.1f} TiB of memory: a run has one core for now"
+
+
+def _carried(job: Job, region: Region, inner_steps: float) -> Carried:
+    each = bandwidth.decoupled_bits_s(bandwidth.Model(job.parameters, job.step_s), inner_steps, job.bits)
+    return Carried(region, region.learners * each, each)
+
+
+def _inner_steps(job: Job) -> int:
+    needed = max(
+        _carried(job, region, 1).share / LINK_SHARE for region in job.regions
+    )  # steps for a whole model on the busiest link
+    return min(MOST_INNER_STEPS, max(LEAST_INNER_STEPS, math.ceil(needed)))
+
+
+def trip_steps(job: Job, region: Region, fragments: int) -> float:
+    """From a round's opening to its adoption, in steps: half a step until a boundary, twice, and the way both ways."""
+    size_bits = job.bits * job.parameters / fragments
+    carried_s = size_bits * (region.learners + 1) / region.bits_s
+    merge_s = job.parameters / fragments * (MERGE_S + MERGE_EACH_S * job.learners)
+    return 1.0 + (carried_s + 2 * region.round_trip_s + merge_s) / job.step_s
+
+
+def _overlap(job: Job, fragments: int, inner_steps: int) -> float:
+    needed = max(trip_steps(job, region, fragments) for region in job.regions)
+    least: float = RunSettings().overlap_steps
+    return float(min(max(least, math.ceil(1.25 * needed)), inner_steps))
+
+
+def _atoll(job: Job, carried: Sequence[Carried], inner_steps: int, overlap: float, utilisation: float) -> Method:
+    # A process that dies takes along what it had not sent: of each fragment between nothing and H steps.
+    lost_s = job.repair_s + (inner_steps / 2 + overlap) * job.step_s
+    lives = 1.0 if math.isinf(job.between_failures_s) else job.between_failures_s / (job.between_failures_s + lost_s)
+    month_gb = sum(each.month_gb for each in carried)
+    price = sum(each.month_gb * each.region.price_gb for each in carried)
+    return Method("Atoll", utilisation, utilisation * lives, month_gb, price)
+
+
+def _data_parallel(job: Job) -> Method:
+    """Gradients in bfloat16, reduced within a region first; all wait for the slowest link, and for whoever fails."""
+    slowest = min(job.regions, key=lambda region: region.bits_s)
+    trip_s = max(region.round_trip_s for region in job.regions)
+    model = bandwidth.Model(job.parameters, job.step_s)
+    step_s = job.step_s if len(job.regions) == 1 else bandwidth.data_parallel_step_s(
+        model, slowest.bits_s, len(job.regions), round_trip_s=trip_s
+    )  # fmt: skip
+    payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * bandwidth.BF16_BITS
+    return _together("data-parallel", job, job.step_s / step_s, 2 * payload / step_s)
+
+
+def _diloco(job: Job, inner_steps: int) -> Method:
+    """As published first: every H steps everybody waits while the whole model is exchanged in float32."""
+    slowest = min(region.bits_s for region in job.regions)
+    payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * 32
+    cycle_s = inner_steps * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
+    return _together("DiLoCo", job, inner_steps * job.step_s / cycle_s, 2 * payload / cycle_s)
+
+
+def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
+    """A job that stands as one when any learner fails; failures while it stands cost nothing more."""
+    lives = 1.0
+    if not math.isinf(job.between_failures_s):
+        each_s = job.between_failures_s / job.learners
+        lives = each_s / (each_s + job.repair_s)
+    region_gb = bits_s / 8e9 * MONTH_S
+    price = sum(region_gb * region.price_gb for region in job.regions)
+    return Method(name, utilisation, utilisation * lives, region_gb * len(job.regions), price)
+
+
+def _trial(job: Job, settings: RunSettings) -> tuple[float, float]:
+    """Mean staleness, and contributions of a merge as a share of all learners: by the fleet, without failures."""
+    shrink = max(1.0, job.learners / SIMULATED)
+    islands = []
+    for region in job.regions:
+        count = max(1, round(region.learners / shrink))
+        islands += [
+            Island(
+                f"{region.name}-{number:03}", job.step_s, jitter=0.05, up_bits_s=region.bits_s / region.learners,
+                down_bits_s=region.bits_s, delay_s=region.round_trip_s / 2,
+            )
+            for number in range(count)
+        ]  # fmt: skip
+    fragments = settings.fragments
+    sizes = [job.bits / 8 * job.parameters / fragments] * fragments
+    work = Schedule(sizes, {island.name: 1 for island in islands})
+    merge_s = job.parameters / fragments * (MERGE_S + MERGE_EACH_S * job.learners)
+    fleet = Fleet(settings, fragments, islands, work, merge_s=merge_s)
+    until_s = TRIAL_SYNCS * settings.inner_steps * job.step_s
+    fleet.run(lambda fleet: fleet.now >= until_s)
+    staleness = [each for account in fleet.accounts.values() for each in account.staleness]
+    return sum(staleness) / max(1, len(staleness)), len(staleness) / max(1, len(fleet.merges)) / len(islands)

@@ -1,0 +1,175 @@
+"""What simulations and plans say, as tables for people and as files for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from atoll_server.foresight import paper
+from atoll_server.foresight.claims import Claim
+from atoll_server.foresight.planner import Job, Method, Plan
+
+NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"}
+
+
+def goodput_table(ours: dict[str, list[float]], difference: float) -> Table:
+    """Ours beside the paper's, cell by cell, in %."""
+    title = f"Goodput in %, one failure per chip and year: ours (paper's); RMSE {difference:.2f} points"
+    table = Table(title=title)
+    table.add_column("")
+    for chips in paper.CHIPS:
+        table.add_column(f"{chips:,} chips", justify="right")
+    for name, row in ours.items():
+        cells = [f"{mine:.0f} ({theirs})" for mine, theirs in zip(row, paper.GOODPUT[name], strict=True)]
+        table.add_row(NAMES.get(name, f"Decoupled, M = {name}"), *cells)
+    return table
+
+
+def claims_table(title: str, claims: Sequence[Claim]) -> Table:
+    """A row for each figure."""
+    table = Table(title=title)
+    for column, side in (("", "left"), ("ours", "right"), ("paper", "right"), ("", "left"), ("of what", "left")):
+        table.add_column(column, justify="right" if side == "right" else "left")
+    for claim in claims:
+        theirs = "" if claim.theirs is None else f"{claim.theirs:.3g}"
+        table.add_row(claim.name, f"{claim.ours:.3g}", theirs, claim.unit, claim.how)
+    return table
+
+
+def claims_json(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """The same for machines."""
+    return [{"name": c.name, "ours": c.ours, "paper": c.theirs, "unit": c.unit, "of": c.how} for c in claims]
+
+
+def plan_tables(job: Job, plan: Plan) -> list[Table]:
+    """What to start, what links carry, what comes of it beside other ways, and what when a region is lost."""
+    return [_settings(job, plan), _links(plan), _methods([plan.atoll, *plan.others]), _losses(plan)]
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The same for machines; rates in bits a second, sizes in bytes."""
+    return {
+        "settings": {
+            "inner_steps": plan.settings.inner_steps, "fragments": plan.settings.fragments,
+            "overlap_steps": plan.settings.overlap_steps, "codec": plan.settings.codec.name.lower(), "shards": 1,
+        },
+        "core_bytes": plan.core_bytes, "disk_bytes": plan.disk_bytes, "learner_bytes": plan.learner_bytes,
+        "links": [
+            {"region": c.region.name, "up_bits_s": c.up_bits_s, "down_bits_s": c.down_bits_s, "share": c.share,
+             "month_gb": c.month_gb, "month_price": c.month_gb * c.region.price_gb}
+            for c in plan.carried
+        ],
+        "methods": [
+            {"name": m.name, "utilisation": m.utilisation, "goodput": m.goodput, "month_gb": m.month_gb,
+             "month_price": m.month_price}
+            for m in (plan.atoll, *plan.others)
+        ],
+        "staleness": plan.staleness, "contributions": plan.contributions,
+        "losses": [{"region": lost.region, "pace": lost.pace, "silent_s": lost.silent_s} for lost in plan.losses],
+    }  # fmt: skip
+
+
+def helm_values(job: Job, plan: Plan) -> str:
+    """For the core's region: `helm install atoll k8s/atoll -f k8s/atoll/values-home.yaml -f FILE`."""
+    memory, disk = _gib(1.15 * plan.core_bytes), _gib(1.25 * plan.disk_bytes)
+    cache = max(48, round((0.4 + 4 / plan.settings.fragments) * job.parameters / 2**20))
+    return "\n".join([
+        f"# {job.parameters:.3g} parameters, {job.learners} learners, steps of {job.step_s:g} s: by `atoll plan`",
+        "core:",
+        "  settings:",
+        f"    innerSteps: {plan.settings.inner_steps}",
+        f"    fragments: {plan.settings.fragments}",
+        f"    overlap: {plan.settings.overlap_steps:g}",
+        f"    codec: {plan.settings.codec.name.lower()}",
+        f"  storage: {{size: {disk}Gi}}",
+        "  resources:",
+        f'    requests: {{cpu: "{_cores(job, plan)}", memory: {memory}Gi}}',
+        f"    limits: {{memory: {memory}Gi}}",
+        "front:",
+        f"  cacheMib: {cache}",
+        "",
+    ])  # fmt: skip
+
+
+def compose_override(plan: Plan) -> str:
+    """Beside docker/compose.yaml: `docker compose -f docker/compose.yaml -f FILE up`."""
+    arguments = [
+        "core", "--listen", "0.0.0.0:7070", "--tls", "/etc/atoll/tls",
+        "--operator-tokens", "/etc/atoll/operator/tokens",
+        "--inner-steps", str(plan.settings.inner_steps), "--fragments", str(plan.settings.fragments),
+        "--overlap", f"{plan.settings.overlap_steps:g}", "--codec", plan.settings.codec.name.lower(),
+    ]  # fmt: skip
+    said = ", ".join(f'"{argument}"' for argument in arguments)
+    memory = round(1.15 * plan.core_bytes / 2**20)
+    return f"services:\n  core:\n    command: [{said}]\n    mem_limit: {memory}m\n"
+
+
+def _cores(job: Job, plan: Plan) -> int:
+    """Processors of the core: its seconds for each sync of the model (docs/data-plane.md), and one to spare."""
+    each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters
+    return 1 + max(1, -int(-each_s // (plan.settings.inner_steps * job.step_s)))
+
+
+def _settings(job: Job, plan: Plan) -> Table:
+    table = Table(title="What to start", show_header=False)
+    rows = [
+        ("inner steps between syncs", f"H = {plan.settings.inner_steps}", "the fewest that the links carry"),
+        ("fragments", f"P = {plan.settings.fragments}", "if the tensors allow it"),
+        ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round's way there and back may take"),
+        ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits a parameter, each way"),
+        ("core", f"{_gib(plan.core_bytes)} GiB of memory, {_gib(plan.disk_bytes)} GiB of disk", "one: no shards yet"),
+        ("", f"{_cores(job, plan)} processors", "merging, and one to spare"),
+        ("each learner", f"{_gib(plan.learner_bytes)} GiB of host memory", "beside model and optimizer"),
+        ("staleness", f"{plan.staleness:.2f} versions", "mean, by the fleet in virtual time"),
+        ("merges", f"{plan.contributions:.0%} of the learners in each", "the others' work comes a version later"),
+    ]  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _links(plan: Plan) -> Table:
+    table = Table(title="Links to the core")
+    for column in ("region", "learners", "up", "down", "of the link", "a month", "costs"):
+        table.add_column(column, justify="left" if column == "region" else "right")
+    for carried in plan.carried:
+        table.add_row(
+            carried.region.name, str(carried.region.learners), _rate(carried.up_bits_s), _rate(carried.down_bits_s),
+            f"{carried.share:.0%}", _volume(carried.month_gb), f"{carried.month_gb * carried.region.price_gb:,.0f}",
+        )  # fmt: skip
+    return table
+
+
+def _methods(methods: Sequence[Method]) -> Table:
+    table = Table(title="Beside other ways to train the same")
+    for column in ("", "utilisation", "goodput", "a month", "costs"):
+        table.add_column(column, justify="right" if column else "left")
+    for method in methods:
+        table.add_row(
+            method.name, f"{method.utilisation:.1%}", f"{method.goodput:.1%}", _volume(method.month_gb),
+            f"{method.month_price:,.0f}",
+        )  # fmt: skip
+    return table
+
+
+def _losses(plan: Plan) -> Table:
+    table = Table(title="When a region is lost")
+    for column in ("region", "the others go on at", "rounds wait for it no longer after"):
+        table.add_column(column, justify="right" if column != "region" else "left")
+    for lost in plan.losses:
+        table.add_row(lost.region, f"{lost.pace:.0%} of the pace", f"{lost.silent_s:.0f} s")
+    return table
+
+
+def _gib(size: float) -> int:
+    return max(1, -int(-size // 2**30))
+
+
+def _rate(bits_s: float) -> str:
+    return f"{bits_s / 1e9:.2f} Gbit/s" if bits_s >= 1e9 else f"{bits_s / 1e6:.1f} Mbit/s"
+
+
+def _volume(gigabytes: float) -> str:
+    return f"{gigabytes / 1000:,.1f} TB" if gigabytes >= 1000 else f"{gigabytes:,.0f} GB"
