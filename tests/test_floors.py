@@ -43,7 +43,7 @@ FLOORS = {
         ["joining", "status", "eviction", "pausing", "attendance"],
         ["service", "operators", "gauges", "probing"],
         ["server", "offline", "remote"],
-        ["receipts", "watching"],
+        ["receipts", "watching", "replaying"],
         ["commands", "issuing"],
         ["front.__init__", "front.sessions", "front.shelf", "front.upstream", "front.metrics", "front.settings"],
         ["front.fetching"],

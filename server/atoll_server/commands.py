@@ -1,5 +1,5 @@
 """Subcommands of `atoll` for those who run a core: core, status, receipts, pause, resume, evict, checkpoint,
-token.
+token, replay.
 
 What they need is loaded when they run, so that `atoll --help` is quick and a front's image stays small.
 """
@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
     app.command("resume")(resume_command)
     app.command("evict")(evict_command)
     app.command("token")(token_command)
+    app.command("replay")(replay_command)
     checkpoint = typer.Typer(no_args_is_help=True, help="List, take and export checkpoints of a run.")
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
@@ -241,6 +242,37 @@ def checkpoint_export(
         export_from_directory(directory, out, initial=initial)
     else:
         export_checkpoint(_core(server, tls, token, insecure_plaintext), out, initial=initial)
+
+
+def replay_command(
+    directory: Annotated[Path, typer.Argument(help="Of a core that was started with --record.")],
+    changes: Annotated[list[str], typer.Option("--set", help="What if: outer_lr, outer_momentum, staleness_exponent or codec. May be given several times.", metavar="NAME=VALUE")] = [],  # noqa: B006 - typer copies it
+    out: Annotated[Path | None, typer.Option(help="Write the model that comes out there, as checkpoint export does.")] = None,
+) -> None:  # fmt: skip
+    """Make every merge of a recorded run again, from its ledger: the same parameters, byte for byte, or what if."""
+    need("replay", "server", *KEEPING)
+    from rich.progress import Progress
+
+    from atoll_server.offline import write_model
+    from atoll_server.replaying import replay
+    from atoll_server.showing import console
+
+    shown = console()
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
+        task = progress.add_task("merges")
+        done = replay(directory, changes, lambda count, total: progress.update(task, completed=count, total=total))
+    if changes:
+        print(
+            f"{done.merges:,} merges made again with {', '.join(changes)}: {100 * done.apart:.2g} % away from the recorded result, of how far the run moved"
+        )
+    else:
+        print(
+            f"{done.merges:,} merges made again, each with the ledger's checksums; the last parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
+        )
+    if out is not None:
+        write_model(out, done.layout, done.initial, done.states)
+    if not changes and not done.identical:
+        raise typer.Exit(1)
 
 
 def _core(server: str, tls: Path | None, token: str, insecure_plaintext: bool) -> Any:  # noqa: ANN401

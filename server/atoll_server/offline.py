@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+
+from atoll_wire.layout import Layout
 
 from atoll_server import ledger
 from atoll_server.checkpoint import write_checkpoint
 from atoll_server.disk import DISK
+from atoll_server.merge import FragmentState
 from atoll_server.process import SettingsError
 from atoll_server.restore import LEDGER, Restored, check_initial, initial_states, restore
+from atoll_server.tensorfile import TensorFile
 
 
 def read_run(directory: Path, *, from_start: bool = False, check: bool = False) -> Restored:
@@ -18,27 +23,38 @@ def read_run(directory: Path, *, from_start: bool = False, check: bool = False) 
 
     check: reads all of the first parameters, too, for what of them never changes.
     """
-    if not (directory / LEDGER).is_file():
-        raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
-    with closing(sqlite3.connect(directory / LEDGER)) as db:
+    with closing(open_ledger(directory)) as db:
         meta = ledger.get_meta(db)
-        if "fingerprint" not in meta:
-            raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
         run = restore(db, directory, from_start=from_start)
         if check:
             check_initial(run.initial.path, meta["initial_sha256"], DISK)
         return run
 
 
+def open_ledger(directory: Path) -> sqlite3.Connection:
+    """The ledger of a run that has parameters. Raises SettingsError."""
+    if not (directory / LEDGER).is_file():
+        raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
+    db = sqlite3.connect(directory / LEDGER)
+    if "fingerprint" not in ledger.get_meta(db):
+        db.close()
+        raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
+    return db
+
+
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
     """Writes the published model of a run's directory, at its last durable state or as it began."""
     run = read_run(directory, check=True)
-    states = initial_states(run.layout, run.initial) if initial else run.states
+    write_model(out, run.layout, run.initial, initial_states(run.layout, run.initial) if initial else run.states)
+
+
+def write_model(out: Path, layout: Layout, initial: TensorFile, states: Sequence[FragmentState]) -> None:
+    """Writes the published model at these states, whole or not at all, and says so. Raises SettingsError."""
     part = out.with_name(out.name + ".part")
     try:
         with part.open("wb") as file:
             vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
-            size = write_checkpoint(file, run.layout, run.initial, vectors, versions)
+            size = write_checkpoint(file, layout, initial, vectors, versions)
         part.rename(out)
     except OSError as error:
         raise SettingsError(f"{out} cannot be written ({error.strerror}): give another path") from error

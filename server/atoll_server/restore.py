@@ -25,10 +25,10 @@ from atoll_server import ledger, merge
 from atoll_server.database import LedgerError
 from atoll_server.disk import DISK, Disk
 from atoll_server.events import Key
-from atoll_server.merge import FragmentState, OuterRule, Update
-from atoll_server.rows import MergeRow, SnapshotRow
+from atoll_server.merge import FragmentState, Merged, OuterRule, Update
+from atoll_server.rows import ContributionRow, MergeRow, SnapshotRow
 from atoll_server.snapshot import SnapshotError, load_snapshot, snapshot_path
-from atoll_server.spool import Spool, Stored
+from atoll_server.spool import Spool
 from atoll_server.tensorfile import TensorFile, TensorFileError, open_tensors
 
 INITIAL = "initial.safetensors"
@@ -114,8 +114,10 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
     for fragment in layout.fragments:
         state = states[fragment.index]
         for row in ledger.merges(db, generation, fragment.index, after=state.version):
-            state, update = _merge_again(db, spool, generation, fragment, state, row)
-            updates.setdefault(fragment.index, []).append(update)
+            merged = merge_again(db, spool, generation, fragment, state, row)
+            check_merge(merged, row)
+            updates.setdefault(fragment.index, []).append(merged.update)
+            state = merged.state
         states[fragment.index] = state
     return Restored(layout, initial, states, updates, snapshots, time.monotonic() - began)
 
@@ -134,32 +136,41 @@ def _newest_sound(
     return None
 
 
-def _merge_again(
+def merge_again(
     db: sqlite3.Connection, spool: Spool, generation: int, fragment: Fragment, state: FragmentState, row: MergeRow
-) -> tuple[FragmentState, Update]:
-    stored = [_stored(db, spool, generation, Key(s[0], s[1], fragment.index, s[2])) for s in row.shares]
+) -> Merged:
+    """One merge of the ledger, from `state`, the version before it; `check_merge` says whether it came out the same."""
+    stored = []
+    for learner, incarnation, seq, _, _ in row.shares:
+        key = Key(learner, incarnation, fragment.index, seq)
+        sent = contribution_of(db, generation, key)
+        norms_sq = np.array(sent.norms_sq, np.float64)
+        stored.append(spool.open(generation, key, Codec(sent.codec), norms_sq, sent.scale))
     weights = [share[3] for share in row.shares]
     rule = OuterRule(row.rule["lr"], row.rule["momentum"], Codec(row.rule["codec"]))
     try:
-        merged = merge.merge(fragment, state, stored, weights, rule, state.theta_pub)
+        return merge.merge(fragment, state, stored, weights, rule, state.theta_pub)
     finally:
         for each in stored:
             each.close()
+
+
+def check_merge(merged: Merged, row: MergeRow) -> None:
+    """Raises LedgerError when a merge's checksums are not the ledger's."""
     found, logged = merged.checksums, (row.theta, row.theta_pub, row.momentum)
     if found != logged:
         raise LedgerError(
-            f"replay of fragment {fragment.index} version {row.version} gives checksums {found}, the ledger says "
+            f"replay of fragment {row.fragment} version {row.version} gives checksums {found}, the ledger says "
             f"{logged}: the disk or this machine's arithmetic is at fault; restore a backup"
         )
-    return merged.state, merged.update
 
 
-def _stored(db: sqlite3.Connection, spool: Spool, generation: int, key: Key) -> Stored:
+def contribution_of(db: sqlite3.Connection, generation: int, key: Key) -> ContributionRow:
+    """What the ledger has of a contribution to a merge. Raises LedgerError."""
     found = ledger.contribution(db, generation, key)
     if found is None:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
-    row = found[0]
-    return spool.open(generation, key, Codec(row.codec), np.array(row.norms_sq, np.float64), row.scale)
+    return found[0]
 
 
 def drop_damaged(

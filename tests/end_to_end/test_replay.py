@@ -1,0 +1,103 @@
+"""`atoll replay`: a recorded run again from its ledger, byte for byte; or with other outer settings, without a learner."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from atoll_server.offline import read_run
+from safetensors.numpy import load_file
+
+from tests.end_to_end.world import Trainee, core, eventually
+
+STEPS = 500
+
+
+def atoll(*arguments: object) -> tuple[int, str, str]:
+    command = [Path(sys.executable).with_name("atoll"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def train(tmp_path: Path, *arguments: str) -> Path:
+    with core(tmp_path, *arguments) as running:
+        trainees = [Trainee(running.address, name, lambda t: len(t.losses) > STEPS, pace_s=0.004) for name in "ab"]
+        for trainee in trainees:
+            trainee.start()
+        for trainee in trainees:
+            trainee.done()
+        eventually(lambda: running.status().contributions.pending == 0)
+    return running.directory
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("recorded"), "--record")
+
+
+def test_a_recorded_run_is_made_again_byte_for_byte(recorded, tmp_path):
+    out = tmp_path / "again.safetensors"
+    code, said, error = atoll("replay", recorded, "--out", out)
+    assert (code, error) == (0, "")
+    assert "the same, byte for byte" in said
+    merges = sum(state.version for state in read_run(recorded).states)
+    assert merges > 20
+    assert f"{merges:,} merges" in said
+    exported = tmp_path / "exported.safetensors"
+    assert atoll("checkpoint", "export", exported, "--dir", recorded)[0] == 0
+    assert out.read_bytes() == exported.read_bytes()
+
+
+@pytest.mark.parametrize("change", ["outer_lr=0.5", "outer-momentum=0.9", "codec=float32"])
+def test_other_settings_give_another_model(recorded, tmp_path, change):
+    out, recorded_out = tmp_path / "what-if.safetensors", tmp_path / "recorded.safetensors"
+    code, said, error = atoll("replay", recorded, "--set", change, "--out", out)
+    assert (code, error) == (0, "")
+    assert " 0 % away" not in said
+    assert atoll("checkpoint", "export", recorded_out, "--dir", recorded)[0] == 0
+    ours, theirs = load_file(out), load_file(recorded_out)
+    assert any((ours[name] != theirs[name]).any() for name in theirs)
+
+
+def test_its_own_settings_are_no_other(recorded):
+    said = atoll("replay", recorded, "--set", "outer_lr=0.9", "--set", "staleness_exponent=0.5")[1]
+    assert " 0 % away" in said
+
+
+@pytest.mark.parametrize("change", ["outer_lr", "outer_lr=high", "outer_lr=99", "quorum=1", "inner_steps=3", "=1"])
+def test_what_cannot_be_changed_is_named(recorded, change):
+    code, said, error = atoll("replay", recorded, "--set", change)
+    assert (code, said) == (1, "")
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1
+
+
+def test_a_changed_payload_is_named(recorded, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(recorded, copy)
+    payload = max((copy / "spool").rglob("*.frames"), key=lambda path: path.stat().st_size)
+    data = bytearray(payload.read_bytes())
+    data[len(data) // 2] ^= 1
+    payload.write_bytes(data)
+    code, _, error = atoll("replay", copy)
+    assert code == 1
+    assert payload.name in error
+
+
+def test_a_run_that_was_not_recorded_says_what_to_do(tmp_path):
+    directory = train(tmp_path, "--snapshot-every-s", "0.1")
+    shutil.rmtree(directory / "spool")  # as if all of it were covered by snapshots
+    (directory / "spool").mkdir()
+    code, _, error = atoll("replay", directory)
+    assert code == 1
+    assert "--record" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_where_there_is_no_run_nothing_is_replayed(tmp_path):
+    code, _, error = atoll("replay", tmp_path)
+    assert code == 1
+    assert "holds no run" in error
