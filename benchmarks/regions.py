@@ -9,27 +9,24 @@ what a minute without a link costs a region's learners.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import grpc
-from atoll.demo.processes import ATOLL, Child, Children, children
+from atoll.demo.processes import ATOLL, Child, children
 from atoll.reference.train import loss_of_file
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
-from benchmarks.sync import wait
-from benchmarks.wan import IP
+from benchmarks.sites import Sites, sites
 
 REGIONS, EACH = ("eu", "us", "ap"), 2
 MBIT, DELAY_MS = 100.0, 40.0
@@ -62,56 +59,6 @@ class Outcome:
     merged_after: int | None = None
 
 
-class Place:
-    """Namespaces and links: home, and a region at the other end of each link."""
-
-    def __init__(self, group: Children, directory: Path) -> None:
-        self._group = group
-        self._mark = f"atoll-{os.getpid()}"
-        self.home = f"{self._mark}-home"
-        self.names = {region: f"{self._mark}-{region}" for region in REGIONS}
-        self.links: dict[str, Child] = {}
-        self.counts = {region: directory / f"{region}.link" for region in REGIONS}
-
-    def make(self) -> None:
-        """All of it."""
-        for name in (self.home, *self.names.values()):
-            subprocess.run([IP, "netns", "add", name], check=True)
-            subprocess.run([IP, "-n", name, "link", "set", "lo", "up"], check=True)
-        for number, (region, name) in enumerate(self.names.items()):
-            device = f"wan{number}"
-            options = ["--mbit", f"{MBIT}", "--delay-ms", f"{DELAY_MS}", "--seed", str(number), "--device", device]
-            command = [sys.executable, "-m", "benchmarks.link", self.home, name, *options]
-            link = self._group.start(f"link {region}", [*command, "--counts", str(self.counts[region])])
-            self.links[region] = link
-            wait([link], [Path(f"/run/netns/{self.home}.{device}.up")])
-            for side, end in ((self.home, 1), (name, 2)):
-                subprocess.run([IP, "-n", side, "addr", "add", f"10.78.{number}.{end}/30", "dev", device], check=True)
-                subprocess.run([IP, "-n", side, "link", "set", device, "up"], check=True)
-
-    def inside(self, namespace: str, words: list[str]) -> list[str]:
-        """A command, there."""
-        return [IP, "netns", "exec", namespace, *words]
-
-    def remove(self) -> None:
-        """Whatever of it is there."""
-        for number in range(len(REGIONS)):
-            Path(f"/run/netns/{self.home}.wan{number}.up").unlink(missing_ok=True)
-        for name in (self.home, *self.names.values()):
-            subprocess.run([IP, "netns", "delete", name], check=False, capture_output=True)
-
-
-@contextlib.contextmanager
-def _place(group: Children, directory: Path) -> Iterator[Place]:
-    place = Place(group, directory)
-    try:
-        place.make()
-        yield place
-    finally:
-        group.end()  # who is in a namespace keeps it
-        place.remove()
-
-
 def over_loopback(seed: int, steps: int) -> Outcome:
     """The same learners without fronts and links."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
@@ -128,14 +75,15 @@ def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
     """cut: the last region's link, for a minute."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
-        with _place(group, path) as place:
+        with sites(group, path, REGIONS, MBIT, DELAY_MS) as place:
             began = time.monotonic()
             options = ["--dir", str(path / "run"), "--fragments", str(FRAGMENTS), "--insecure-plaintext"]
             command = [*ATOLL, "core", "--listen", f"0.0.0.0:{PORT}", "--listen", f"unix:{path}/core", *options]
             core = group.start("core", place.inside(place.home, command), piped=True)
             group.serving(core)
             for number, (region, name) in enumerate(place.names.items()):
-                words = [*ATOLL, "front", "--listen", f"127.0.0.1:{PORT}", "--core", f"10.78.{number}.1:{PORT}"]
+                upstream = f"{place.home_address(number)}:{PORT}"
+                words = [*ATOLL, "front", "--listen", f"127.0.0.1:{PORT}", "--core", upstream]
                 more = ["--region", region, "--metrics-listen", f"127.0.0.1:{METRICS}", "--insecure-plaintext"]
                 group.serving(group.start(f"front {region}", place.inside(name, [*words, *more]), piped=True))
             learners = {}
@@ -162,7 +110,7 @@ def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
     return outcome
 
 
-def _count(place: Place, outcome: Outcome, status: pb.StatusReply) -> None:
+def _count(place: Sites, outcome: Outcome, status: pb.StatusReply) -> None:
     """What each front has taken of the updates published so far."""
     once = sum(each.version * each.parameters for each in status.fragments)
     bits = status.wire.down * 8 / max(1, status.wire.down_parameters)
@@ -183,7 +131,7 @@ print(sum(int(float(l.rpartition(" ")[2])) for l in text.splitlines()
 class _Cut:
     """Cuts the last region off for a while, and sees what its learners do."""
 
-    def __init__(self, place: Place, outcome: Outcome, tokens: int) -> None:
+    def __init__(self, place: Sites, outcome: Outcome, tokens: int) -> None:
         self._link, self._region = place.links[REGIONS[-1]], REGIONS[-1]
         self._outcome, self._tokens = outcome, tokens
         self._began = self._ended = 0.0

@@ -1,4 +1,4 @@
-"""`atoll replay`: a recorded run again from its ledger, byte for byte; or with other outer settings, without a learner."""
+"""`atoll replay`: a recorded run again from its ledger, byte for byte; or with other outer settings, by nobody."""
 
 from __future__ import annotations
 

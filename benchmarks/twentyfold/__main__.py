@@ -1,0 +1,248 @@
+"""The twenty-fold claim, measured: python -m benchmarks.twentyfold [--json PATH] [--plot PATH] [--gbit 2 5] (root)
+
+Four regions of one learner each, the core at home, links of 40 ms each way. A step of 12B parameters takes 3 s on links
+of R Gbit/s; here a step of n parameters takes `--step-s`, so links have R x (n / 12e9) x (3 s / step). The model, the
+batches, the length of a step and the links are the same for DistributedDataParallel on gloo (the best of its buckets
+and hooks, found first) and for Atoll with its defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+import torch
+from atoll.demo.processes import ATOLL, Child, children
+from atoll.reference import data
+from atoll.reference.model import SIZES, build
+from atoll.reference.train import loss_of_file, validation_loss
+from atoll_server.foresight.planner import Job, Region, plan
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+
+from benchmarks.sites import Sites, sites
+from benchmarks.twentyfold import plots
+from benchmarks.twentyfold.pace import SEED, SIZE, tokens_of_step
+
+NAMES = ("eu", "us", "ap", "sa")
+DELAY_MS = 40.0
+PAPER_PARAMETERS, PAPER_STEP_S = 12e9, 3.0
+PORT, MEET = 7070, 29_500
+OPTIONS = [(hook, bucket) for hook in ("bf16", "fp16", "none") for bucket in (0.25, 1.0, 25.0)]
+TRIED, LEFT_OUT = 3, 1  # steps of each option; first steps that do not count
+QUICKER = 10.0  # times the first rate: where options are tried
+EXPORT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One side at one rate. utilisation: of the time in steps; link_bits_s: over the busiest link, up and down.
+
+    predicted: by `atoll plan`; only Atoll's. loss_at: (seconds since the first step, validation loss).
+    """
+
+    method: str
+    gbit: float
+    mbit: float
+    steps: int
+    step_s: float
+    tokens_s: float
+    utilisation: float
+    up_bits_s: float
+    down_bits_s: float
+    options: str
+    predicted: dict[str, float]
+    loss_at: list[tuple[float, float]]
+
+
+def link_mbit(gbit: float, parameters: int, step_s: float) -> float:
+    """The same bits for each parameter and step as 12B parameters have on links of `gbit`, with steps of 3 s."""
+    return gbit * 1e3 * parameters / PAPER_PARAMETERS * PAPER_STEP_S / step_s
+
+
+def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str, bucket: float, save: bool) -> Run:
+    """So many steps. save: evaluate the model that comes out."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        path = Path(directory)
+        with sites(group, path, NAMES, mbit, DELAY_MS) as place:
+            ranks = []
+            for number, (name, namespace) in enumerate(place.names.items()):
+                words = [
+                    "env", f"GLOO_SOCKET_IFNAME={place.device(number)}", sys.executable, "-m",
+                    "benchmarks.twentyfold.ddp_rank", "--number", str(number), "--ranks", str(len(NAMES)),
+                    "--steps", str(steps), "--step-s", str(step_s), "--hook", hook, "--bucket-mb", str(bucket),
+                    "--meet", f"{place.address(0)}:{MEET}", "--record", str(path / f"{name}.steps"),
+                ]  # fmt: skip
+                more = ["--save", str(path / "model")] if save and not number else []
+                ranks.append(group.start(name, place.inside(namespace, [*words, *more])))
+            _ended(ranks)
+            times = [_steps(path / f"{name}.steps") for name in NAMES]
+            carried = _carried(place)
+        loss_at = [(_seconds(times), _loss_of_state(path / "model"))] if save else []
+    return _run("data-parallel", gbit, mbit, step_s, times, carried, f"{hook}, buckets of {bucket:g} MB", {}, loss_at)
+
+
+def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, exports: bool) -> Run:
+    """So many steps of each learner. exports: evaluate the published model as it goes."""
+    regions = tuple(Region(name, 1, mbit * 1e6, 2 * DELAY_MS / 1e3) for name in NAMES)
+    planned = plan(Job(parameters, step_s, regions))
+    predicted = {
+        "inner_steps": planned.settings.inner_steps, "overlap_steps": planned.settings.overlap_steps,
+        "utilisation": planned.atoll.utilisation, "up_bits_s": planned.carried[0].up_bits_s,
+        "down_bits_s": planned.carried[0].down_bits_s,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        path = Path(directory)
+        with sites(group, path, NAMES, mbit, DELAY_MS) as place:
+            operator = f"unix:{path}/core"
+            core = group.start("core", place.inside(place.home, [
+                *ATOLL, "core", "--listen", f"0.0.0.0:{PORT}", "--listen", operator, "--dir", str(path / "run"),
+                "--inner-steps", str(planned.settings.inner_steps), "--overlap", f"{planned.settings.overlap_steps:g}",
+                "--insecure-plaintext",
+            ]), piped=True)  # fmt: skip
+            group.serving(core)
+            learners = []
+            for number, (name, namespace) in enumerate(place.names.items()):
+                words = [
+                    sys.executable, "-m", "benchmarks.twentyfold.island", "--number", str(number), "--steps",
+                    str(steps), "--step-s", str(step_s), "--server", f"{place.home_address(number)}:{PORT}",
+                    "--record", str(path / f"{name}.steps"),
+                ]  # fmt: skip
+                learners.append(group.start(name, place.inside(namespace, words)))
+            first, counted = _when_all_step(path, learners), _carried(place)
+            exported = _export(operator, path, learners) if exports else []
+            _ended(learners)
+            carried = [(up - u, down - d) for (up, down), (u, d) in zip(_carried(place), counted, strict=True)]
+            times = [_steps(path / f"{name}.steps") for name in NAMES]
+        loss_at = [(at - first, loss_of_file(file, SIZE, None)) for at, file in exported]
+    return _run("Atoll", gbit, mbit, step_s, times, carried, "", predicted, loss_at)
+
+
+def _run(
+    method: str, gbit: float, mbit: float, step_s: float, times: list[list[tuple[float, float]]],
+    carried: list[tuple[int, int]], options: str, predicted: dict[str, float], loss_at: list[tuple[float, float]],
+) -> Run:  # fmt: skip
+    counted = [rank[LEFT_OUT:] for rank in times]
+    seconds = [rank[-1][1] - rank[0][0] for rank in counted]
+    steps = min(map(len, counted))
+    median = statistics.median(end - begin for rank in counted for begin, end in rank)
+    whole_s = _seconds(times)
+    return Run(
+        method, gbit, mbit, len(times[0]), median,
+        sum(len(rank) * tokens_of_step() / s for rank, s in zip(counted, seconds, strict=True)),
+        steps * step_s / max(seconds), max(8 * up / whole_s for up, _ in carried),
+        max(8 * down / whole_s for _, down in carried), options, predicted, loss_at,
+    )  # fmt: skip
+
+
+def _seconds(times: list[list[tuple[float, float]]]) -> float:
+    """From the first step's beginning to the last one's end."""
+    return max(rank[-1][1] for rank in times) - min(rank[0][0] for rank in times)
+
+
+def _steps(record: Path) -> list[tuple[float, float]]:
+    return [(begin, end) for _, begin, end, _ in map(json.loads, record.read_text().splitlines())]
+
+
+def _carried(place: Sites) -> list[tuple[int, int]]:
+    """Bytes over each site's link so far, up and down; links count once a second."""
+    time.sleep(1.5)
+    both = [json.loads(path.read_text()) for path in place.counts.values()]
+    return [(up, down) for down, up in both]  # the first end is home's
+
+
+def _when_all_step(path: Path, learners: Sequence[Child]) -> float:
+    """Waits until everybody has trained a step; when the first one began."""
+    records = [path / f"{name}.steps" for name in NAMES]
+    while not all(record.exists() and record.stat().st_size for record in records):
+        _look(learners)
+        time.sleep(0.1)
+    return min(_steps(record)[0][0] for record in records)
+
+
+def _export(operator: str, path: Path, learners: Sequence[Child]) -> list[tuple[float, Path]]:
+    """The published model every few seconds, until somebody has ended."""
+    found: list[tuple[float, Path]] = []
+    with grpc.insecure_channel(operator) as channel:
+        stub = rpc.OperatorStub(channel)
+        while all(child.process.poll() is None for child in learners):
+            file = path / f"{len(found)}.safetensors"
+            file.write_bytes(b"".join(r.chunk for r in stub.ExportCheckpoint(pb.ExportCheckpointRequest())))
+            found.append((time.monotonic(), file))
+            time.sleep(EXPORT_S)
+    return found
+
+
+def _loss_of_state(file: Path) -> float:
+    model = build(SIZE, SEED)
+    model.load_state_dict(torch.load(file, weights_only=True))
+    return validation_loss(model, data.load(None, SIZES[SIZE].context))
+
+
+def _ended(ranks: Sequence[Child]) -> None:
+    while any(child.process.poll() is None for child in ranks):
+        _look(ranks)
+        time.sleep(0.1)
+    _look(ranks)
+
+
+def _look(ranks: Sequence[Child]) -> None:
+    for child in ranks:
+        if child.process.poll() not in {None, 0}:
+            raise SystemExit(f"{child.name} ended: {child.tail()}")
+
+
+def _best(mbit: float, step_s: float) -> tuple[str, float]:
+    """The quickest hook and buckets on this link."""
+    found = {}
+    for hook, bucket in OPTIONS:
+        found[hook, bucket] = data_parallel(0.0, mbit, step_s, TRIED, hook, bucket, save=False).step_s
+        print(f"  {hook}, {bucket:g} MB: {found[hook, bucket]:.2f} s a step", flush=True)
+    return min(found, key=lambda option: found[option])
+
+
+def main() -> None:
+    """Measures, prints, and writes what it has after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gbit", type=float, nargs="+", default=[2.0, 5.0, 20.0, 50.0, 125.0])
+    parser.add_argument("--step-s", type=float, default=0.25)
+    parser.add_argument("--steps", type=int, default=30, help="of DistributedDataParallel, at each rate")
+    parser.add_argument("--minutes", type=float, default=20.0, help="that it trains at the first rate, for the loss")
+    parser.add_argument("--atoll-steps", type=int, default=480)
+    parser.add_argument("--json", type=Path, dest="json_path", required=True)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    parameters = sum(p.numel() for p in build(SIZE, SEED).parameters())
+    runs: list[Run] = []
+
+    def keep(run: Run) -> None:
+        runs.append(run)
+        print(f"{run.method}, {run.gbit:g} Gbit/s ({run.mbit:.2f} Mbit/s here): {run.tokens_s:.0f} tokens/s, "
+              f"utilisation {run.utilisation:.3f}, {run.up_bits_s / 1e6:.2f} Mbit/s up, {run.down_bits_s / 1e6:.2f} "
+              f"down {run.options}", flush=True)  # fmt: skip
+        options.json_path.write_text(json.dumps([asdict(each) for each in runs], indent=1) + "\n")
+
+    first = link_mbit(options.gbit[0], parameters, options.step_s)
+    hook, bucket = _best(QUICKER * first, options.step_s)
+    for number, gbit in enumerate(options.gbit):
+        mbit = link_mbit(gbit, parameters, options.step_s)
+        keep(atoll(gbit, mbit, options.step_s, options.atoll_steps, parameters, exports=not number))
+        steps = options.steps
+        if not number:
+            tried = data_parallel(gbit, mbit, options.step_s, TRIED, hook, bucket, save=False).step_s
+            steps = max(steps, round(60 * options.minutes / tried))
+        keep(data_parallel(gbit, mbit, options.step_s, steps, hook, bucket, save=not number))
+    if options.plot is not None:
+        plots.curve(json.loads(options.json_path.read_text()), options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What both sides train, at the same pace: the reference model, in steps of a fixed length.
+
+A step is padded to its length, as if an accelerator were at work while the processor is free: that keeps four regions
+from disturbing each other on two cores, and makes the link's rate, which follows from the length of a step, exact.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from atoll.reference import data
+from atoll.reference.model import SIZES, Transformer, build
+from atoll.reference.train import optimizer_for
+from torch import Tensor
+
+SIZE, BATCH = "tiny", 2
+PEAK, WARM_UP = 3e-3, 20  # rate and steps: the same for both
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rank's or learner's. done: it writes a line for each step there."""
+
+    number: int
+    step_s: float
+    steps: int
+    record: Path
+
+
+class Pace:
+    """Steps of a fixed length; says when each ended, in a file."""
+
+    def __init__(self, job: Job) -> None:
+        torch.set_num_threads(1)
+        self.job = job
+        self.model: Transformer = build(SIZE, SEED)
+        self.optimizer = optimizer_for(self.model, PEAK)
+        corpus = data.load(None, SIZES[SIZE].context)
+        stream = f"learner-{job.number}"
+        self.batches: Iterator[Tensor] = data.batches(corpus.training, BATCH, SIZES[SIZE].context, SEED, stream)
+        self._file = job.record.open("w", buffering=1)
+
+    def begin(self, step: int) -> tuple[float, Tensor]:
+        """When the step began, and its batch."""
+        rate = PEAK * min(1.0, (step + 1) / WARM_UP)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return time.monotonic(), next(self.batches)
+
+    def pad(self, began: float) -> None:
+        """The rest of the step's length passes, as if the accelerator worked."""
+        time.sleep(max(0.0, began + self.job.step_s - time.monotonic()))
+
+    def end(self, step: int, began: float, loss: float) -> None:
+        """A line: the step, when it began and ended on this machine's monotonic clock, and its loss."""
+        self._file.write(json.dumps([step, began, time.monotonic(), loss]) + "\n")
+
+
+def tokens_of_step() -> int:
+    """Of one learner."""
+    return BATCH * SIZES[SIZE].context

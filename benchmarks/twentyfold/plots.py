@@ -1,0 +1,33 @@
+"""The curve of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+
+def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Utilisation over the link's rate for each method; the factor between them is written beside each pair."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for method, colour in (("Atoll", "#2a9d8f"), ("data-parallel", "#e76f51")):
+        mine = sorted((run["gbit"], run["utilisation"]) for run in runs if run["method"] == method)
+        axes.plot([gbit for gbit, _ in mine], [100 * share for _, share in mine], "o-", color=colour, label=method)
+    rates = sorted({run["gbit"] for run in runs})
+    for gbit in rates:
+        tokens = {run["method"]: run["tokens_s"] for run in runs if run["gbit"] == gbit}
+        if len(tokens) == 2:
+            text = f"x {tokens['Atoll'] / tokens['data-parallel']:.3g}"
+            axes.annotate(text, (gbit, 50), ha="center", fontsize=9)
+    axes.set_xscale("log")
+    axes.set_xticks(rates, [f"{gbit:g}" for gbit in rates])
+    axes.minorticks_off()
+    axes.set_ylim(0, 105)
+    axes.set_xlabel("link of each region, Gbit/s, for 12B parameters and steps of 3 s")
+    axes.set_ylabel("utilisation, %")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend()
+    figure.savefig(path)
