@@ -17,7 +17,7 @@ from benchmarks.ddp_rank import LossOf
 from benchmarks.twentyfold.pace import Job, Pace
 
 
-def bf16(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def bf16(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """Gradients travel as bfloat16, as torch's own hook has it, which is for accelerators only."""
     narrow = (bucket.buffer() / dist.get_world_size()).to(torch.bfloat16)
     future = dist.all_reduce(narrow, group=group, async_op=True).get_future()
