@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not root and not k8s and not compose and not observe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions test test-slow test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz bench wheel clean
+.PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -86,6 +86,12 @@ fuzz: $(READY) ## unsound bytes for everything that decodes from a network: INPU
 
 bench: $(READY) ## the data plane beside this machine's memory and its peers: ARGS="--json PATH --only kernels"
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+quality: $(READY) ## train what the quality report has no record of yet, hours in all: ARGS="--only cost --seeds 1"
+	@$(BIN)/python -m benchmarks.quality $(ARGS)
+
+bench-wan: $(READY) ## Atoll beside data-parallel over narrow links, an hour: as root, ARGS="--json PATH --plot PATH"
+	@$(BIN)/python -m benchmarks.twentyfold $(ARGS)
 
 bench-regions: $(READY) ## three regions with fronts behind long links, beside the same over loopback: as root
 	@$(BIN)/python -m benchmarks.fronts

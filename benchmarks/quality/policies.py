@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from atoll_server.foresight.fleet import Fleet
 from atoll_server.members import Present
+from atoll_server.merge import OuterRule
+
+from benchmarks.quality.training import Training
 
 
 def put_on(fleet: Fleet, policy: str) -> None:
@@ -28,4 +32,17 @@ def warm_inner_steps(fleet: Fleet, first: float, outer_steps: float) -> None:
     syncer.interval_s = interval_s  # type: ignore[method-assign]
 
 
-POLICIES: dict[str, Callable[..., None]] = {"warm-H": warm_inner_steps}
+def warm_momentum(fleet: Fleet, outer_steps: float) -> None:
+    """The outer momentum grows from zero to its full value over so many outer steps of a fragment."""
+    work = fleet.work
+    assert isinstance(work, Training), "what is trained"
+    full = work.rule
+
+    def rule(version: int) -> OuterRule:
+        whole = full(version)
+        return replace(whole, momentum=whole.momentum * min(1.0, version / outer_steps))
+
+    work.rule = rule  # type: ignore[method-assign]
+
+
+POLICIES: dict[str, Callable[..., None]] = {"warm-H": warm_inner_steps, "warm-momentum": warm_momentum}

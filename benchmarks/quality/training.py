@@ -138,10 +138,8 @@ class Training:
         given = [self.received.pop(key) for key in keys]
         for refusal in effect.refusals:
             del self.received[ev.Key(refusal.key.learner, 0, effect.fragment, refusal.key.seq)]
-        coded = self.settings.codec if self.recipe.down == "coded" else Codec.FLOAT32
-        rule = OuterRule(self.settings.outer_lr, self.settings.outer_momentum, coded)
         weights = [share.weight for share in effect.shares]
-        merged = merge.merge(fragment, state, given, weights, rule, state.theta_pub)
+        merged = merge.merge(fragment, state, given, weights, self.rule(effect.version), state.theta_pub)
         self.states[effect.fragment] = merged.state
         size = sum(map(len, merged.update.frames))
         self.bits[2] += 8 * size
@@ -149,6 +147,11 @@ class Training:
         published = Published(effect.fragment, effect.version, size, merged.state.theta_pub.copy())
         self.published[effect.fragment] = published
         return published
+
+    def rule(self, version: int) -> OuterRule:  # noqa: ARG002 - policies look at it
+        """Of the outer step that makes this version."""
+        coded = self.settings.codec if self.recipe.down == "coded" else Codec.FLOAT32
+        return OuterRule(self.settings.outer_lr, self.settings.outer_momentum, coded)
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
         """A newer anchor at a step boundary."""

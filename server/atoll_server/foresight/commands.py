@@ -106,7 +106,10 @@ def plan_command(
     from atoll_server.showing import console
 
     between_failures_s = between_failures_h * 3600 or math.inf
-    job = planner.Job(parameters, step_s, tuple(map(_region, region)), between_failures_s, 60 * repair_min)
+    regions = tuple(map(_region, region))
+    if len({each.name for each in regions}) < len(regions):
+        raise UserError("--region: two have the same name: give each its own")
+    job = planner.Job(parameters, step_s, regions, between_failures_s, 60 * repair_min)
     with console().status("a trial in virtual time ..."):
         made = planner.plan(job, fragments)
     for table in plan_tables(job, made):
@@ -130,6 +133,8 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a planner.Region, which is load
         raise UserError(
             f'--region "{text}" is not NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], as in eu:2:1000:30:0.09'
         ) from error
+    if "." in name:
+        raise UserError(f'--region "{text}": a name of a region has no dot, since it is a part of names')
     if not (name and made.learners > 0 and made.bits_s > 0 and made.round_trip_s >= 0 and made.price_gb >= 0):
         raise UserError(f'--region "{text}": learners and Mbit/s must be above zero, nothing may be below it')
     return made

@@ -21,6 +21,7 @@ from atoll_server.settings import RunSettings
 from atoll_server.syncer import Syncer
 
 DRAIN_STEPS = 4.0  # that a learner which leaves waits for the fates of what is in flight
+LEAST_WAIT_S = 0.001  # until time alone is looked at again, as in a core
 
 
 class Fleet:
@@ -217,7 +218,7 @@ class Fleet:
             self._carry_out(effect)
         wake_at = self.syncer.next_wake(self.now)
         if wake_at is not None and not self._over() and (self._wake_at is None or wake_at < self._wake_at):
-            self._wake_at = max(wake_at, self.now + 1e-6)
+            self._wake_at = max(wake_at, self.now + LEAST_WAIT_S)
             self._at(self._wake_at, self._wake)
 
     def _over(self) -> bool:
@@ -278,4 +279,5 @@ class Fleet:
         self._at(arrives, self._of(learner, lambda learner: self._receive(learner, ready)))
 
     def _at(self, when: float, happens: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (when, next(self._count), happens))
+        if math.isfinite(when):
+            heapq.heappush(self._queue, (when, next(self._count), happens))

@@ -1,0 +1,56 @@
+"""`make quality`: trains what the report has no record of yet, then writes its tables and plots. ARGS="--only cost"."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.quality import plots
+from benchmarks.quality.grid import GROUPS, Group
+from benchmarks.quality.records import RECORDS, make
+from benchmarks.quality.report import lines, table
+
+REPORT = RECORDS / "README.md"
+
+
+def main() -> None:
+    """Ends with what is still missing, if it was told to train nothing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=[group.name for group in GROUPS], help="these groups")
+    parser.add_argument("--seeds", type=int, default=3, help="of each variant, at most")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    chosen = [group for group in GROUPS if not options.only or group.name in options.only]
+    console = Console(width=200)
+    if not options.report:
+        # The first seed of everything comes first: a report of one seed is worth more than half a report of three.
+        wanted = [v.seeds()[seed] for seed in range(options.seeds) for group in chosen for v in group.variants]
+        make(wanted, options.workers, console)
+    write(GROUPS, REPORT)
+    console.print(f"wrote {REPORT}")
+
+
+def write(groups: tuple[Group, ...], path: Path) -> None:
+    """Tables of all groups, with a picture of each beside them."""
+    parts = [HEAD]
+    for group in groups:
+        found = lines(group)
+        if found:
+            plots.losses(group, found, path.with_name(f"{group.name}.svg"))
+            parts += [table(group, found), f"![{group.title}]({group.name}.svg)\n"]
+    path.write_text("\n".join(parts))
+
+
+HEAD = """# Quality: what the records say
+
+Made by `make quality` from the files beside this one: a file for each run, named by its settings, with the commit that
+made it. Validation loss in nats a byte, of the published model after everybody has left; lower is better. Mean over
+seeds and its standard error; "beside" compares seed by seed, on the same text in the same order.
+"""
+
+
+if __name__ == "__main__":
+    main()

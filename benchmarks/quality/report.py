@@ -1,0 +1,81 @@
+"""What the records say, as tables: mean and spread over seeds, and each variant beside the first, seed by seed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality.grid import Group, Variant
+from benchmarks.quality.records import RECORDS, read
+
+NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One variant. behind: percent above the group's first variant, a figure for each seed that both have."""
+
+    variant: Variant
+    records: list[dict[str, Any]]
+    behind: list[float]
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the seeds that were run."""
+        return [record["loss"] for record in self.records]
+
+
+def lines(group: Group, records: Path = RECORDS) -> list[Line]:
+    """A line for each variant that has a record."""
+    first = {recipe.seed: read(recipe, records) for recipe in group.variants[0].seeds()}
+    found = []
+    for variant in group.variants:
+        mine = {recipe.seed: read(recipe, records) for recipe in variant.seeds()}
+        behind = [
+            100 * (record["loss"] / base["loss"] - 1)
+            for seed, record in mine.items()
+            if record is not None and (base := first[seed]) is not None
+        ]
+        there = [record for record in mine.values() if record is not None]
+        if there:
+            found.append(Line(variant, there, behind))
+    return found
+
+
+def table(group: Group, found: Sequence[Line]) -> str:
+    """As Markdown."""
+    rows = [
+        f"### {group.title}",
+        "",
+        f"| | loss | seeds | beside {group.variants[0].name} | learners in a merge | staleness | bits up, down |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*rows, *map(_row, found), ""])
+
+
+def _row(line: Line) -> str:
+    cells = [
+        line.variant.name, spread(line.losses, ".4f"), str(len(line.losses)), f"{spread(line.behind, '+.2f')} %",
+        _mean(line, "shares", ".2f"), _mean(line, "staleness", ".2f"),
+        f"{_mean(line, 'bits_up', '.2f')}, {_mean(line, 'bits_down', '.2f')}",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Mean, and the standard error of it where there are several."""
+    if not values:
+        return NOTHING
+    mean = format(statistics.mean(values), form)
+    if len(values) < 2:
+        return mean
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean} ± {format(error, form.removeprefix('+'))}"
+
+
+def _mean(line: Line, name: str, form: str) -> str:
+    values = [record[name] for record in line.records if name in record]
+    return format(statistics.mean(values), form) if values else NOTHING

@@ -1,0 +1,87 @@
+"""The paper's tables, from one set of parameters each; and the arithmetic behind them by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from atoll_server.foresight import bandwidth, goodput, hardware, paper
+from atoll_server.foresight.claims import bandwidth_claims, hardware_claims, scavenging_claims
+from atoll_server.settings import RunSettings
+
+
+def test_table_1_from_one_set_of_parameters():
+    ours = goodput.table(paper.CHIPS, (2, 4, 8, 16), goodput.Failures())
+    assert sum(map(len, ours.values())) == 30
+    assert goodput.rmse(ours, paper.GOODPUT) <= 2.5
+    at_most_3 = {"dp": 27, "elastic": 58, "8": 88}  # 1.2 million chips
+    for name, theirs in at_most_3.items():
+        assert ours[name][3] == pytest.approx(theirs, abs=3)
+
+
+def test_failures_by_hand():
+    """Not elastic, every failure costs its pause and those within it nothing: mean / (mean + pause)."""
+    found = goodput.simulate(600_000, 1, goodput.Failures(), elastic=False, hours=400)
+    between_s = goodput.YEAR_S / 600_000
+    assert found.goodput == pytest.approx(between_s / (between_s + 76), rel=0.03)
+    assert found.uptime == pytest.approx(found.goodput)
+
+
+def test_without_failures_all_is_good():
+    found = goodput.simulate(1000, 2, goodput.Failures(per_chip_year=1e-9))
+    assert (found.goodput, found.uptime) == (1.0, 1.0)
+
+
+def test_one_learner_in_many_nearly_always_trains():
+    assert goodput.simulate(2_400_000, 4, goodput.Failures()).uptime > 0.99
+
+
+def test_two_point_four_million_chips_take_seconds():
+    import time
+
+    began = time.process_time()
+    goodput.simulate(2_400_000, 8, goodput.Failures())
+    assert time.process_time() - began < 5
+
+
+def test_bandwidth_is_the_papers_within_4_percent_and_atolls_is_less():
+    claims = bandwidth_claims()
+    for claim in claims:
+        if claim.theirs is not None:
+            assert claim.ours == pytest.approx(claim.theirs, rel=0.04)
+    theirs = {claim.name: claim.ours for claim in claims}
+    assert theirs["Atoll, int4, a fragment in two steps"] < 0.43
+    assert theirs["Atoll, int4, a fragment a step"] < 0.84
+
+
+@pytest.mark.parametrize(("sites", "utilisation"), [(2, 0.9), (8, 0.95), (4, 0.5)])
+def test_a_step_over_the_link_that_was_asked_for_has_the_utilisation_that_was_asked_for(sites, utilisation):
+    model = bandwidth.Model()
+    rate = bandwidth.data_parallel_bits_s(model, sites, utilisation)
+    step_s = bandwidth.data_parallel_step_s(model, rate, sites)
+    assert model.step_s / step_s == pytest.approx(utilisation, rel=0.01)
+
+
+def test_extra_compute_is_all_used():
+    for claim in scavenging_claims(steps=200):
+        assert claim.ours == pytest.approx(claim.theirs, abs=0.04)
+
+
+def test_who_waits_for_a_slow_learner_has_its_pace_and_who_does_not_has_all():
+    waited, bare, graceful = hardware_claims(steps=200)
+    assert waited.ours == pytest.approx(waited.theirs, abs=1.5)
+    assert (bare.ours, graceful.ours) == (100, 100)
+
+
+def test_lockstep_by_hand():
+    assert hardware.lockstep([1.0, 0.5], jitter=0, overlap=0, steps=100) == pytest.approx(0.75)
+    assert hardware.lockstep([1.0, 1.0], jitter=0, overlap=2, steps=100) == 1.0
+
+
+def test_the_grace_window_brings_the_slow_ones_in():
+    speeds = [1.0] * 7 + [0.82]
+    settings = RunSettings().changed(quorum={"learners": 1})
+    graceful = hardware.mixed(speeds, settings, jitter=0.1, steps=200)
+    bare = hardware.mixed(speeds, settings.changed(grace_ratio=0), jitter=0.1, steps=200)
+    assert graceful.shares > bare.shares + 1
+    assert math.isclose(graceful.goodput, 1.0)

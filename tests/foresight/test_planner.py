@@ -1,0 +1,171 @@
+"""Plans: what links carry, what hides them, and files that the chart and compose take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from atoll_server.foresight.planner import LINK_SHARE, Job, Region, plan, trip_steps
+from atoll_server.foresight.showing import compose_override, helm_values
+
+ROOT = Path(__file__).parents[2]
+WIDE = Region("eu", 1, 1e9, 0.03, 0.1)
+
+
+def atoll(*arguments: object) -> tuple[int, str, str]:
+    command = [Path(sys.executable).with_name("atoll"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_wide_link_leaves_the_defaults():
+    made = plan(Job(25e6, 1.0, (WIDE, Region("us", 1, 1e9, 0.1))))
+    assert (made.settings.inner_steps, made.settings.fragments, made.settings.overlap_steps) == (24, 24, 4.0)
+    assert made.staleness == 0
+    assert made.contributions == 1
+    assert made.atoll.utilisation > 0.99
+    assert not made.warnings
+
+
+def test_rates_and_money_by_hand():
+    made = plan(Job(1e9, 2.0, (Region("eu", 3, 1e9, 0.03, 0.1),)))
+    (carried,) = made.carried
+    assert carried.down_bits_s == pytest.approx(3.15 * 1e9 / 48)
+    assert carried.up_bits_s == pytest.approx(3 * carried.down_bits_s)
+    assert carried.month_gb == pytest.approx(4 * carried.down_bits_s / 8e9 * 30 * 86_400)
+    assert made.atoll.month_price == pytest.approx(0.1 * carried.month_gb)
+
+
+@pytest.mark.parametrize("mbit", [20, 60, 400])
+def test_a_narrow_link_gets_more_inner_steps_and_carries_them(mbit):
+    made = plan(Job(124e6, 1.0, (Region("far", 2, mbit * 1e6, 0.1),)))
+    assert made.carried[0].share <= LINK_SHARE
+    smaller = made.settings.inner_steps - 1
+    if smaller >= 24:
+        up = 2 * 3.15 * 124e6 / smaller
+        assert up / (mbit * 1e6) > LINK_SHARE
+
+
+def test_a_long_round_trip_gets_more_overlap():
+    near, far = (plan(Job(25e6, 0.1, (Region("r", 1, 1e9, trip),))) for trip in (0.01, 0.4))
+    assert far.settings.overlap_steps > near.settings.overlap_steps
+    assert far.settings.overlap_steps > trip_steps(Job(25e6, 0.1, ()), Region("r", 1, 1e9, 0.4), 24)
+
+
+def test_a_hopeless_link_is_named():
+    made = plan(Job(12e9, 0.1, (Region("moon", 1, 1e6, 2.5),)))
+    assert any("moon" in warning for warning in made.warnings)
+
+
+def test_failures_cost_a_learner_and_stop_the_others_ways():
+    made = plan(
+        Job(1e9, 1.0, tuple(Region(f"r{i}", 1, 1e9, 0.03) for i in range(4)), between_failures_s=4 * 3600, repair_s=600)
+    )
+    alone = 4 * 3600 / (4 * 3600 + 600 + (12 + 4) * 1.0)
+    assert made.atoll.goodput == pytest.approx(made.atoll.utilisation * alone)
+    for other in made.others:
+        assert other.goodput == pytest.approx(other.utilisation * 3600 / (3600 + 600))
+        assert other.goodput < made.atoll.goodput
+
+
+def test_a_lost_region_leaves_the_others():
+    made = plan(Job(1e9, 1.0, (WIDE, Region("us", 3, 1e9, 0.1))))
+    assert {loss.region: loss.pace for loss in made.losses} == {"eu": 0.75, "us": 0.25}
+
+
+def test_the_chart_and_compose_take_what_is_written(tmp_path):
+    job = Job(1e9, 1.0, (WIDE, Region("us", 3, 50e6, 0.1)))
+    made = plan(job)
+    values = yaml.safe_load(helm_values(job, made))
+    known = yaml.safe_load((ROOT / "k8s/atoll/values.yaml").read_text())
+
+    def within(given: dict, chart: dict) -> None:
+        for name, value in given.items():
+            assert name in chart
+            if isinstance(value, dict) and chart[name]:
+                within(value, chart[name])
+
+    within(values, known)
+    assert values["core"]["settings"]["innerSteps"] == made.settings.inner_steps
+    override = yaml.safe_load(compose_override(made))
+    theirs = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["core"]["command"]
+    ours = override["services"]["core"]["command"]
+    assert ours[: len(theirs)] == theirs
+
+
+def test_the_core_takes_what_compose_is_told():
+    job = Job(1e9, 1.0, (WIDE,))
+    command = yaml.safe_load(compose_override(plan(job)))["services"]["core"]["command"]
+    options = [word for word in command if word.startswith("--")]
+    said = atoll("core", "--help")[1]
+    assert all(option in said for option in options)
+
+
+def test_the_command_prints_and_writes(tmp_path):
+    out, values, compose = tmp_path / "plan.json", tmp_path / "values.yaml", tmp_path / "compose.yaml"
+    code, said, error = atoll(
+        "plan", "--parameters", "1e9", "--step-s", "1", "--region", "eu:2:500:30:0.09", "--between-failures-h", "24",
+        "--json", out, "--values", values, "--compose", compose,
+    )  # fmt: skip
+    assert (code, error) == (0, "")
+    assert "H = 24" in said
+    found = json.loads(out.read_text())
+    assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 24)
+    assert [method["name"] for method in found["methods"]] == ["Atoll", "data-parallel", "DiLoCo"]
+    assert yaml.safe_load(values.read_text())
+    assert yaml.safe_load(compose.read_text())
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        "eu",
+        "eu:1:2",
+        "eu:one:100:30",
+        ":1:100:30",
+        "eu:0:100:30",
+        "eu:1:0:30",
+        "eu:1:100:-1",
+        "eu:1:9:9:9:9",
+        "eu.west:1:9:9",
+    ],
+)
+def test_a_region_that_is_none_is_named(region):
+    code, _, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", region)
+    assert code == 1
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1
+    assert region in error
+
+
+def test_goodput_as_json_has_all_cells(tmp_path):
+    out, plot = tmp_path / "goodput.json", tmp_path / "goodput.svg"
+    code, _, error = atoll("simulate", "goodput", "--hours", "3", "--json", out, "--plot", plot)
+    assert (code, error) == (0, "")
+    figures = json.loads(out.read_text())["goodput"]
+    assert list(figures) == ["dp", "elastic", "2", "4", "8", "16"]
+    assert all(len(row) == 5 for row in figures.values())
+    assert "<svg" in plot.read_text()
+
+
+@pytest.mark.parametrize("what", ["bandwidth", "hardware"])
+def test_other_tables_print_and_draw(tmp_path, what):
+    out, plot = tmp_path / "out.json", tmp_path / "out.png"
+    code, said, error = atoll("simulate", what, "--json", out, "--plot", plot)
+    assert (code, error) == (0, "")
+    assert "paper" in said
+    assert json.loads(out.read_text())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_fleet_of_ones_own(tmp_path):
+    code, said, _ = atoll("simulate", "goodput", "--chips", "10000", "--learners", "4")
+    assert code == 0
+    assert "goodput" in said
+    code, _, error = atoll("simulate", "goodput", "--chips", "10", "--learners", "4")
+    assert code == 1
+    assert "give more --chips" in error
