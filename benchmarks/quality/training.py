@@ -148,10 +148,10 @@ class Training:
         self.published[effect.fragment] = published
         return published
 
-    def rule(self, version: int) -> OuterRule:  # noqa: ARG002 - policies look at it
+    def rule(self, version: int) -> OuterRule:
         """Of the outer step that makes this version."""
         coded = self.settings.codec if self.recipe.down == "coded" else Codec.FLOAT32
-        return OuterRule(self.settings.outer_lr, self.settings.outer_momentum, coded)
+        return OuterRule(self.settings.outer_lr, self.settings.momentum_at(version), coded)
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
         """A newer anchor at a step boundary."""

@@ -78,6 +78,7 @@ def core(
     max_staleness: Annotated[int | None, typer.Option(help="Versions; beyond it a contribution is refused [4].", rich_help_panel=RUN)] = None,
     outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.9].", rich_help_panel=RUN)] = None,
     outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.5].", rich_help_panel=RUN)] = None,
+    outer_warm_up: Annotated[int | None, typer.Option(help="Outer steps of a fragment in which the outer momentum grows to that [25].", rich_help_panel=RUN)] = None,
     norm_limit: Annotated[float | None, typer.Option(help="A contribution so many times larger than usual is refused; 0: none is [100].", rich_help_panel=RUN)] = None,
     clip_norm: Annotated[float | None, typer.Option(help="One so many times larger than usual is scaled down to that; 0: none is [10].", rich_help_panel=RUN)] = None,
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
@@ -98,7 +99,7 @@ def core(
         "inner_steps": inner_steps, "fragments": fragments, "overlap_steps": overlap,
         "quorum": Quorum.parse(quorum).model_dump() if quorum is not None else None, "grace_ratio": grace_ratio,
         "staleness_exponent": staleness_exponent, "max_staleness": max_staleness, "outer_lr": outer_lr,
-        "outer_momentum": outer_momentum, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
+        "outer_momentum": outer_momentum, "outer_warm_up": outer_warm_up, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
     }  # fmt: skip
     settings = CoreSettings.of(
         listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen,
@@ -246,7 +247,7 @@ def checkpoint_export(
 
 def replay_command(
     directory: Annotated[Path, typer.Argument(help="Of a core that was started with --record.")],
-    changes: Annotated[list[str], typer.Option("--set", help="What if: outer_lr, outer_momentum, staleness_exponent or codec. May be given several times.", metavar="NAME=VALUE")] = [],  # noqa: B006 - typer copies it
+    changes: Annotated[list[str], typer.Option("--set", help="What if: outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. May be given several times.", metavar="NAME=VALUE")] = [],  # noqa: B006 - typer copies it
     out: Annotated[Path | None, typer.Option(help="Write the model that comes out there, as checkpoint export does.")] = None,
 ) -> None:  # fmt: skip
     """Make every merge of a recorded run again, from its ledger: the same parameters, byte for byte, or what if."""

@@ -205,7 +205,7 @@ class Engine:
 
     async def _merge(self, effect: ev.Merge) -> None:
         fragment = self.layout.fragments[effect.fragment]
-        rule = OuterRule(self.run.outer_lr, self.run.outer_momentum, self.run.codec)
+        rule = OuterRule(self.run.outer_lr, self.run.momentum_at(effect.version), self.run.codec)
         stored = [self.contributions.pending[share.key].stored for share in effect.shares]
         weights = [share.weight for share in effect.shares]
         async with self.locks[fragment.index]:

@@ -32,7 +32,7 @@ from atoll_server.settings import RunSettings
 from atoll_server.spool import Spool, SpoolError
 from atoll_server.tensorfile import TensorFile, open_tensors
 
-WHAT_IF = ("outer_lr", "outer_momentum", "staleness_exponent", "codec")
+WHAT_IF = ("outer_lr", "outer_momentum", "outer_warm_up", "staleness_exponent", "codec")
 
 Tell = Callable[[int, int], None]  # merges so far, and in all
 
@@ -59,9 +59,9 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
     With changes, contributions stay those that were recorded, of learners that had trained from other anchors.
     Raises SettingsError, LedgerError, SpoolError, TensorFileError.
     """
-    what_if = _settings(changes)
     with closing(open_ledger(directory)) as db:
         meta = ledger.get_meta(db)
+        wanted = _settings(RunSettings.model_validate(meta["settings"]), changes)
         layout, generation = stored_layout(meta), meta["generation"]
         initial = open_tensors(directory / INITIAL, DISK)
         check_initial(initial.path, meta["initial_sha256"], DISK)
@@ -69,13 +69,13 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
         spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)
         rows = [row for f in layout.fragments for row in ledger.merges(db, generation, f.index, after=0)]
         for count, row in enumerate(rows, start=1):
-            asked = _asked(db, generation, row, what_if)
+            asked = _asked(db, generation, row, wanted) if changes else row
             try:
                 merged = merge_again(db, spool, generation, layout.fragments[row.fragment], states[row.fragment], asked)
             except SpoolError as error:
                 text = f"{error}. A run can be replayed when its core was started with --record from its beginning"
                 raise SpoolError(text) from error
-            if not what_if:
+            if not changes:
                 check_merge(merged, row)
             states[row.fragment] = merged.state
             tell(count, len(rows))
@@ -83,8 +83,8 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
     return Replayed(layout, initial, states, len(rows), _identical(states, recorded), _apart(states, recorded, first))
 
 
-def _settings(changes: Sequence[str]) -> dict[str, object]:
-    """What is asked for, checked as settings of a run are."""
+def _settings(recorded: RunSettings, changes: Sequence[str]) -> RunSettings:
+    """The run's, as they were at its end, with what is asked for."""
     given: dict[str, str] = {}
     for change in changes:
         name, equals, value = change.partition("=")
@@ -92,18 +92,14 @@ def _settings(changes: Sequence[str]) -> dict[str, object]:
         if not equals or name not in WHAT_IF:
             raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
         given[name] = value.strip()
-    checked = RunSettings().changed(**given)
-    return {name: getattr(checked, name) for name in given}
+    return recorded.changed(**given)
 
 
-def _asked(db: sqlite3.Connection, generation: int, row: MergeRow, what_if: dict[str, object]) -> MergeRow:
+def _asked(db: sqlite3.Connection, generation: int, row: MergeRow, wanted: RunSettings) -> MergeRow:
     """A merge with other settings than it had."""
-    names = {"outer_lr": "lr", "outer_momentum": "momentum", "codec": "codec"}
-    rule = row.rule | {names[name]: value for name, value in what_if.items() if name in names}
-    exponent = what_if.get("staleness_exponent")
-    if not isinstance(exponent, float):
-        return replace(row, rule=rule)
+    rule = {"lr": wanted.outer_lr, "momentum": wanted.momentum_at(row.version), "codec": int(wanted.codec)}
     sent = [contribution_of(db, generation, Key(s[0], s[1], row.fragment, s[2])) for s in row.shares]
+    exponent = wanted.staleness_exponent
     weights = [merge.weight(c.tokens, c.steps, s[4], exponent) for c, s in zip(sent, row.shares, strict=True)]
     shares = tuple((*s[:3], w / math.fsum(weights), s[4]) for s, w in zip(row.shares, weights, strict=True))
     return replace(row, rule=rule, shares=shares)

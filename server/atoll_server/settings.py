@@ -54,9 +54,16 @@ class RunSettings(BaseModel):
     max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 4
     outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.9
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    outer_warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # outer steps of a fragment until the momentum is full
     norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 100.0  # times what is usual; 0: none
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # the same; 0: nothing is clipped
     codec: Codec = Codec.INT4
+
+    def momentum_at(self, version: int) -> float:
+        """Of the outer step that makes this version of a fragment: early pseudo-gradients point elsewhere."""
+        return (
+            self.outer_momentum * min(1.0, version / self.outer_warm_up) if self.outer_warm_up else self.outer_momentum
+        )
 
     @field_validator("codec", mode="before")
     @classmethod

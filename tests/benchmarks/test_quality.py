@@ -1,0 +1,99 @@
+"""The quality report's runs: deterministic, by the product's own merge; each setting reaches what it is meant to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from atoll.reference import data
+from rich.console import Console
+
+from benchmarks.quality import grid, records, report
+from benchmarks.quality.recipe import Recipe
+from benchmarks.quality.train import train
+
+SMALL = Recipe("decoupled", size="40k", steps=40, batch=8, learners=2, learning_rate=6e-3)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> data.Corpus:
+    whole = data.load(None, 64)
+    return data.Corpus(whole.training[:200_000], whole.validation[:20_000], whole.sha256)
+
+
+def loss(recipe: Recipe, corpus: data.Corpus) -> float:
+    return train(recipe, corpus, lambda _: None)["loss"]
+
+
+@pytest.fixture(scope="module")
+def base(corpus) -> dict:
+    return train(SMALL, corpus, lambda _: None)
+
+
+def test_a_run_learns_and_is_the_same_again(base, corpus):
+    again = train(SMALL, corpus, lambda _: None)
+    assert {k: v for k, v in again.items() if k != "wall_s"} == {k: v for k, v in base.items() if k != "wall_s"}
+    assert base["loss"] < 4.5  # of 5.55 untrained
+    assert base["shares"] > 1.9
+    assert base["bits_up"] < 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"merging": "average"},
+        {"adoption": "overwrite"},
+        {"down": "float32"},
+        {"method": "synchronous"},
+        {"method": "data-parallel"},
+        {"run": (("outer_lr", 0.3),)},
+        {"run": (("codec", "float32"),)},
+        {"run": (("inner_steps", 6),)},
+        {"speeds": (0.5, 1.5)},
+        {"failures": 10.0, "repair": 2.0},
+        {"policy": "warm-H:4:3"},
+        {"policy": "warm-momentum:9"},
+        {"policy": "weights-of-all", "speeds": (0.5, 1.5), "run": (("quorum", "1"), ("grace_ratio", 0.0))},
+    ],
+    ids=str,
+)
+def test_each_setting_changes_what_comes_out(base, corpus, change):
+    assert loss(replace(SMALL, **change), corpus) != base["loss"]
+
+
+def test_one_learner_with_plain_outer_steps_is_plain_training(corpus):
+    """Lr 1 and no momentum: the outer step takes over exactly what the learner did, so nothing may change."""
+    run = (("codec", "float32"), ("outer_lr", 1.0), ("outer_momentum", 0.0))
+    alone = replace(SMALL, method="synchronous", learners=1, batch=4, run=run)
+    plain = replace(SMALL, method="data-parallel", learners=1, batch=4)
+    assert loss(alone, corpus) == pytest.approx(loss(plain, corpus), rel=0.02)  # one step more, and rounding
+
+
+def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
+    variants = tuple(
+        grid.Variant(name, replace(SMALL, steps=8, run=(("outer_lr", lr),))) for name, lr in (("a", 0.7), ("b", 0.9))
+    )
+    monkeypatch.setattr(grid, "SEEDS", (0, 1))
+    group = grid.Group("g", "A group", variants)
+    wanted = [recipe for variant in variants for recipe in variant.seeds()]
+    for recipe in wanted[:3]:
+        records.path_of(recipe, tmp_path).write_text(json.dumps({"loss": 2.0 + 0.1 * recipe.seed, "shares": 2}))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    records.make(wanted, 1, Console(quiet=True), tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    made = records.read(wanted[3], tmp_path)
+    assert made["recipe"]["seed"] == 1
+    assert made["corpus"] == records.CORPUS
+    first, second = report.lines(group, tmp_path)
+    assert first.behind == [0.0, 0.0]
+    assert second.behind[0] == 0.0
+    assert second.behind[1] == pytest.approx(100 * (made["loss"] / 2.1 - 1))
+    assert "| b |" in report.table(group, [first, second])
+
+
+def test_recipes_have_names_of_their_own():
+    recipes = [recipe for group in grid.GROUPS for variant in group.variants for recipe in variant.seeds()]
+    assert len({recipe.key() for recipe in recipes}) == len(set(recipes))
+    assert all(len(recipe.key()) < 200 for recipe in recipes)
