@@ -9,7 +9,7 @@ from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
 MIXED = (0.5, 0.8, 1.2, 1.5)
-RATES = {"outer_lr": 0.7, "outer_momentum": 0.7}
+RATES = {"outer_lr": 0.7, "outer_momentum": 0.7, "outer_warm_up": 25}
 DATA_PARALLEL = Recipe("data-parallel", learning_rate=1.5e-2)
 SYNCHRONOUS = Recipe("synchronous", learning_rate=6e-3)
 DECOUPLED = Recipe("decoupled", learning_rate=6e-3)
@@ -43,6 +43,8 @@ def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
 
 BASE = run(DECOUPLED, **RATES)
 
+BARE = run(replace(BASE, speeds=MIXED), quorum="1", grace_ratio=0.0)
+
 COST = Group("cost", "What decoupling and coding cost", (
     Variant("synchronous DiLoCo, float32", run(SYNCHRONOUS, **RATES)),
     Variant("Decoupled, float32", run(BASE, codec="float32")),
@@ -59,6 +61,7 @@ SPEEDS = Group("speeds", "Speeds of 0.5, 0.8, 1.2, 1.5", (
     Variant("K = M", run(replace(BASE, speeds=MIXED), quorum="100%")),
     Variant("K = half, grace (default)", replace(BASE, speeds=MIXED)),
     Variant("K = 1, grace", run(replace(BASE, speeds=MIXED), quorum="1")),
-    Variant("K = 1, no grace", run(replace(BASE, speeds=MIXED), quorum="1", grace_ratio=0.0)),
+    Variant("K = 1, no grace", BARE),
+    Variant("K = 1, no grace, weights of all live learners", replace(BARE, policy="weights-of-all")),
 ))  # fmt: skip
 GROUPS = (COST, LEARNERS, SPEEDS)
