@@ -81,7 +81,7 @@ def fleet(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
         "shares": len(staleness) / max(1, len(made.merges)),
         "staleness": sum(staleness) / max(1, len(staleness)),
         "bits_up": work.bits[0] / work.bits[1], "bits_down": work.bits[2] / work.bits[3],
-        "steps": {name: account.trained_s for name, account in made.accounts.items()},
+        "steps": {name: account.steps for name, account in made.accounts.items()},
         "blocked_s": sum(account.blocked_s for account in made.accounts.values()),
     }  # fmt: skip
 

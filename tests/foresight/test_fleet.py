@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from atoll import handover
+from atoll_server.foresight import fleet as fleet_module
 from atoll_server.foresight.fleet import Fleet
 from atoll_server.foresight.islands import Island
 from atoll_server.foresight.schedule import Schedule
@@ -22,7 +24,7 @@ def fleet(islands: list[Island], seed: int = 0, overlap: float = math.inf, **run
 
 
 def steps_of(made: Fleet) -> float:
-    return sum(a.trained_s / made.learners[n].island.step_s for n, a in made.accounts.items())
+    return sum(account.steps for account in made.accounts.values())
 
 
 @given(
@@ -81,7 +83,7 @@ def test_a_slow_learner_answers_every_round_in_time():
 
 
 def test_learners_that_wait_have_the_slowest_ones_pace():
-    islands = [Island("slow", 2.0), Island("quick", 1.0)]
+    islands = [Island("slow", 1.7), Island("quick", 1.0)]
     waiting, _ = fleet(islands, overlap=0, quorum=Quorum(share=1.0), fragments=FRAGMENTS)
     waiting.run(lambda fleet: fleet.now > 300)
     assert waiting.accounts["quick"].blocked_s > 30
@@ -98,6 +100,10 @@ def test_a_narrow_link_makes_staleness_not_waiting():
     far, near = made.accounts["far"], made.accounts["near"]
     assert far.trained_s == pytest.approx(near.trained_s, abs=8)
     assert sum(far.staleness) / len(far.staleness) > sum(near.staleness) / len(near.staleness) + 0.3
+
+
+def test_it_does_as_much_at_a_step_boundary_as_learners_do():
+    assert fleet_module.AT_ONCE == handover.AT_ONCE
 
 
 def test_guests_come_late_and_are_merged():

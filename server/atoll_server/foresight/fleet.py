@@ -21,6 +21,7 @@ from atoll_server.settings import RunSettings
 from atoll_server.syncer import Syncer
 
 DRAIN_STEPS = 4.0  # that a learner which leaves waits for the fates of what is in flight
+AT_ONCE = 8  # fragments adopted at a step boundary at most, and rounds answered: atoll.handover has the same
 LEAST_WAIT_S = 0.001  # until time alone is looked at again, as in a core
 
 
@@ -44,7 +45,6 @@ class Fleet:
     ) -> None:
         self.now, self.tokens, self._ending = 0.0, 0, False
         self.syncer = Syncer(settings, fragments, weight)
-        self._most = self.syncer.most_in_flight()
         self.work, self._merge_s, self._overlap = work, merge_s, overlap
         self.learners = {
             island.name: Learner(island, Random(f"{seed}/{island.name}"))  # noqa: S311 - not a secret
@@ -95,19 +95,21 @@ class Fleet:
 
     def _go_on(self, learner: Learner) -> None:
         jitter = max(0.1, learner.random.gauss(1.0, learner.island.jitter)) if learner.island.jitter else 1.0
-        learner.boundary_at = self.now + learner.island.step_s * jitter
+        learner.step_s = learner.island.step_s * jitter
+        learner.boundary_at = self.now + learner.step_s
         self._at(learner.boundary_at, self._of(learner, self._boundary))
 
     def _boundary(self, learner: Learner) -> None:
         name = learner.island.name
         self.work.train(name)
         learner.steps += 1
-        learner.account.trained_s += learner.island.step_s
+        learner.account.steps += 1
+        learner.account.trained_s += learner.step_s
         self.tokens += learner.island.tokens
         self._tell(learner, ev.Heard(name, learner.steps, paused=False))
-        for _ in range(self._most):
+        for _ in range(AT_ONCE):
             self._adopt_one(learner)
-        for _ in range(self._most):
+        for _ in range(AT_ONCE):
             self._answer_one(learner)
         if self._ending:
             self._leave(learner)
@@ -150,7 +152,6 @@ class Fleet:
         learner.seq += 1
         learner.flying[fragment] = learner.steps
         learner.account.bytes_up += taken.size_bytes
-        learner.account.contributions += 1
         begins = max(self.now, learner.up_free_at)
         learner.up_free_at = begins + 8 * taken.size_bytes / learner.island.up_bits_s
         key = Key(learner.island.name, learner.incarnation, fragment, learner.seq)

@@ -75,6 +75,4 @@ def _run(islands: Sequence[Island], settings: RunSettings, tokens: float, seed: 
     there_s = sum(ended[0] - island.joins_at_s for island in islands)
     staleness = [each for account in accounts for each in account.staleness]
     trained_s = sum(account.trained_s for account in accounts)
-    return Outcome(
-        min(1.0, trained_s / there_s), len(staleness) / len(fleet.merges), sum(staleness) / len(staleness), ended[0]
-    )
+    return Outcome(trained_s / there_s, len(staleness) / len(fleet.merges), sum(staleness) / len(staleness), ended[0])

@@ -81,13 +81,12 @@ class Ready:
 class Account:
     """Of one learner, in seconds of the run. blocked: waiting for an adoption, when steps wait for them."""
 
+    steps: int = 0
     trained_s: float = 0.0
     blocked_s: float = 0.0
     down_s: float = 0.0
-    lost_s: float = 0.0  # trained, and lost with the process or refused
     bytes_up: float = 0.0
     bytes_down: float = 0.0
-    contributions: int = 0
     staleness: list[int] = field(default_factory=list)
 
 
@@ -104,6 +103,7 @@ class Learner:
     leaving: bool = False
     left: bool = False
     waits: bool = False  # for an adoption
+    step_s: float = 0.0  # of the step that runs
     boundary_at: float = 0.0  # the newest, or the next
     up_free_at: float = 0.0
     down_free_at: float = 0.0
