@@ -83,7 +83,7 @@ def test_a_slow_learner_answers_every_round_in_time():
 
 
 def test_learners_that_wait_have_the_slowest_ones_pace():
-    islands = [Island("slow", 1.7), Island("quick", 1.0)]
+    islands = [Island("slow", 1.7, delay_s=0.1), Island("quick", delay_s=0.1)]
     waiting, _ = fleet(islands, overlap=0, quorum=Quorum(share=1.0), fragments=FRAGMENTS)
     waiting.run(lambda fleet: fleet.now > 300)
     assert waiting.accounts["quick"].blocked_s > 30

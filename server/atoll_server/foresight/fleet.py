@@ -248,6 +248,8 @@ class Fleet:
         def asked(learner: Learner) -> None:
             if not learner.leaving:
                 learner.due[effect.fragment] = effect.cycle
+            if learner.waits:  # it stands at a boundary, and others may wait for it
+                self._answer_one(learner)
 
         return asked
 
