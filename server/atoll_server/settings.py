@@ -52,9 +52,11 @@ class RunSettings(BaseModel):
     grace_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.8
     staleness_exponent: Annotated[float, Field(ge=0, le=10)] = 0.5
     max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 4
-    outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.9
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    outer_warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # outer steps of a fragment until the momentum is full
+    outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.7
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.7
+    outer_warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = (
+        25  # outer steps of a fragment until the momentum is full
+    )
     norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 100.0  # times what is usual; 0: none
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # the same; 0: nothing is clipped
     codec: Codec = Codec.INT4

@@ -34,9 +34,9 @@ def test_a_wide_link_leaves_the_defaults():
 def test_rates_and_money_by_hand():
     made = plan(Job(1e9, 2.0, (Region("eu", 3, 1e9, 0.03, 0.1),)))
     (carried,) = made.carried
-    assert carried.down_bits_s == pytest.approx(3.15 * 1e9 / 48)
-    assert carried.up_bits_s == pytest.approx(3 * carried.down_bits_s)
-    assert carried.month_gb == pytest.approx(4 * carried.down_bits_s / 8e9 * 30 * 86_400)
+    assert carried.down_bits_s == pytest.approx(3.15 * 1e9 / 48, rel=1e-3)
+    assert carried.up_bits_s == pytest.approx(3 * carried.down_bits_s, rel=1e-3)
+    assert carried.month_gb == pytest.approx(4 * carried.down_bits_s / 8e9 * 30 * 86_400, rel=1e-3)
     assert made.atoll.month_price == pytest.approx(0.1 * carried.month_gb)
 
 
@@ -114,7 +114,7 @@ def test_the_command_prints_and_writes(tmp_path):
     assert (code, error) == (0, "")
     assert "H = 24" in said
     found = json.loads(out.read_text())
-    assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 24)
+    assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 24, rel=1e-3)
     assert [method["name"] for method in found["methods"]] == ["Atoll", "data-parallel", "DiLoCo"]
     assert yaml.safe_load(values.read_text())
     assert yaml.safe_load(compose.read_text())

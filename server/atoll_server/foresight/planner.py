@@ -25,6 +25,7 @@ LEAST_INNER_STEPS, MOST_INNER_STEPS = 24, 500  # below 24, rounds cost loss on t
 BLOCKED_S = 1.3e-9  # of a step boundary, for each parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
 MERGE_S = 3.2e-9  # of a core, for each parameter, and MERGE_EACH_S for each contribution to it
 MERGE_EACH_S = 0.7e-9
+ROUND_UP_BYTES, ROUND_DOWN_BYTES = 600.0, 2800.0  # beside payloads: calls, headers, acknowledgements (records/wan)
 CORE_BYTES, CORE_BASE = 12.4, 600 << 20  # of memory, for each parameter
 DISK_BYTES, LEARNER_BYTES = 48.0, 7.4  # for each parameter
 SIMULATED = 32  # learners at most in the trial: more of a region behave like few
@@ -123,10 +124,10 @@ class Plan:
 def plan(job: Job, fragments: int = 0) -> Plan:
     """The smallest H that the links carry, the smallest tau that hides them. fragments: 0: the default."""
     count = fragments or DEFAULT_FRAGMENTS
-    inner_steps = _inner_steps(job)
+    inner_steps = _inner_steps(job, count)
     overlap = _overlap(job, count, inner_steps)
     settings = RunSettings(inner_steps=inner_steps, fragments=count, overlap_steps=overlap)
-    carried = tuple(_carried(job, region, inner_steps) for region in job.regions)
+    carried = tuple(_carried(job, region, count, inner_steps) for region in job.regions)
     blocked = BLOCKED_S * job.parameters / inner_steps / job.step_s
     staleness, contributions = _trial(job, settings)
     return Plan(
@@ -151,15 +152,15 @@ def _warnings(job: Job, carried: Sequence[Carried], contributions: float) -> Ite
         yield f"the core needs {CORE_BYTES * job.parameters / 2**40:.1f} TiB of memory: a run has one core for now"
 
 
-def _carried(job: Job, region: Region, inner_steps: float) -> Carried:
+def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Carried:
     each = bandwidth.decoupled_bits_s(bandwidth.Model(job.parameters, job.step_s), inner_steps, job.bits)
-    return Carried(region, region.learners * each, each)
+    rounds_s = fragments / (inner_steps * job.step_s)
+    up, down = each + 8 * ROUND_UP_BYTES * rounds_s, each + 8 * ROUND_DOWN_BYTES * rounds_s
+    return Carried(region, region.learners * up, down)
 
 
-def _inner_steps(job: Job) -> int:
-    needed = max(
-        _carried(job, region, 1).share / LINK_SHARE for region in job.regions
-    )  # steps for a whole model on the busiest link
+def _inner_steps(job: Job, fragments: int) -> int:
+    needed = max(_carried(job, region, fragments, 1).share for region in job.regions) / LINK_SHARE  # for a whole model
     return min(MOST_INNER_STEPS, max(LEAST_INNER_STEPS, math.ceil(needed)))
 
 
