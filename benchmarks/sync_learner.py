@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,9 +37,9 @@ class Watched(Learner):
     taken = 0
     adoptions = 0
 
-    def _adopt(self, fragment: int, prepared: Prepared | None) -> None:
-        super()._adopt(fragment, prepared)
-        self.adoptions += 1
+    def _adopt(self, fragments: Sequence[int], prepared: Sequence[Prepared]) -> None:
+        super()._adopt(fragments, prepared)
+        self.adoptions += len(fragments)
 
     def _take(self, due: Due) -> None:
         super()._take(due)

@@ -1,9 +1,9 @@
 """The twenty-fold claim, measured: python -m benchmarks.twentyfold [--json PATH] [--plot PATH] [--gbit 2 5] (root)
 
-Four regions of one learner each, the core at home, links of 40 ms each way. A step of 12B parameters takes 3 s on links
-of R Gbit/s; here a step of n parameters takes `--step-s`, so links have R x (n / 12e9) x (3 s / step). The model, the
-batches, the length of a step and the links are the same for DistributedDataParallel on gloo (the best of its buckets
-and hooks, found first) and for Atoll with its defaults.
+Four regions of one learner each, the core at home. A step of 12B parameters takes 3 s on links of R Gbit/s and 40 ms
+each way; here a step of n parameters takes `--step-s`, so links have R x (n / 12e9) x (3 s / step), and delays are as
+much shorter as steps are. The model, the batches, the length of a step and the links are the same for
+DistributedDataParallel on gloo (the best of its buckets and hooks, found first) and for Atoll as `atoll plan` has it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.twentyfold import plots
 from benchmarks.twentyfold.pace import SEED, SIZE, tokens_of_step
 
 NAMES = ("eu", "us", "ap", "sa")
-DELAY_MS = 40.0
+DELAY_MS = 40.0  # each way, beside steps of 3 s
 PAPER_PARAMETERS, PAPER_STEP_S = 12e9, 3.0
 PORT, MEET = 7070, 29_500
 OPTIONS = [(hook, bucket) for hook in ("bf16", "fp16", "none") for bucket in (0.25, 1.0, 25.0)]
@@ -68,11 +68,16 @@ def link_mbit(gbit: float, parameters: int, step_s: float) -> float:
     return gbit * 1e3 * parameters / PAPER_PARAMETERS * PAPER_STEP_S / step_s
 
 
+def delay_ms(step_s: float) -> float:
+    """One way, as long beside a step as it is there."""
+    return DELAY_MS * step_s / PAPER_STEP_S
+
+
 def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str, bucket: float, save: bool) -> Run:
     """So many steps. save: evaluate the model that comes out."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
-        with sites(group, path, NAMES, mbit, DELAY_MS) as place:
+        with sites(group, path, NAMES, mbit, delay_ms(step_s)) as place:
             ranks = []
             for number, (name, namespace) in enumerate(place.names.items()):
                 words = [
@@ -92,7 +97,7 @@ def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str
 
 def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, exports: bool) -> Run:
     """So many steps of each learner. exports: evaluate the published model as it goes."""
-    regions = tuple(Region(name, 1, mbit * 1e6, 2 * DELAY_MS / 1e3) for name in NAMES)
+    regions = tuple(Region(name, 1, mbit * 1e6, 2 * delay_ms(step_s) / 1e3) for name in NAMES)
     planned = plan(Job(parameters, step_s, regions))
     predicted = {
         "inner_steps": planned.settings.inner_steps, "overlap_steps": planned.settings.overlap_steps,
@@ -101,7 +106,7 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
-        with sites(group, path, NAMES, mbit, DELAY_MS) as place:
+        with sites(group, path, NAMES, mbit, delay_ms(step_s)) as place:
             operator = f"unix:{path}/core"
             core = group.start("core", place.inside(place.home, [
                 *ATOLL, "core", "--listen", f"0.0.0.0:{PORT}", "--listen", operator, "--dir", str(path / "run"),

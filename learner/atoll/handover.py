@@ -79,7 +79,7 @@ class Handover:
             self.something = True
 
     def withdraw(self, longer_than_s: float) -> list[Due]:
-        """Takes back rounds, when there was no step boundary for so long: each takes one round, in turn."""
+        """Takes back rounds, when there was no step boundary for so long: each takes AT_ONCE, in turn."""
         with self._lock:
             before = time.monotonic() - longer_than_s
             late = [due for due in self._due.values() if max(due.since, self._boundary_at) < before]

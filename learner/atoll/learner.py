@@ -42,7 +42,6 @@ class Learner:
 
     Entering joins the run: the model's trainable parameters become the run's. This is the one place that may wait.
     Leaving sends what is outstanding, waits at most `drain_s` for its acknowledgement, and says good-bye.
-
     Trainable are parameters that require gradients and that the optimizer updates. Under torchrun every rank makes a
     Learner and calls `step`. Start data loaders that fork before entering: gRPC's threads do not survive a fork.
 
@@ -103,7 +102,7 @@ class Learner:
 
     def _begin(self, parameters: Parameters, ranks: Island) -> None:
         problem = self._join(parameters) if ranks.talks else None
-        # Ranks that wait for rank 0 learn here whether it could join, and the number of fragments.
+        # Ranks that wait for rank 0 learn here whether it could join, and how many fragments there are.
         fragments = [len(self._layout.fragments)] if self._layout and problem is None else []
         agreed = ranks.agree(0, GO_ON, self._counters.run_tokens, fragments)
         if not agreed.adopt:
@@ -172,8 +171,8 @@ class Learner:
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Says that the optimizer made a step over so many tokens (of this rank); takes over what has come.
 
-        Fragments are taken and adopted, each every H steps of the fastest learner. Nothing here waits for the network;
-        while an operator has paused the run, it waits. Raises LearnerError when this learner cannot go on.
+        Fragments are taken and adopted. Nothing here waits for the network, but while an operator has paused the run.
+        Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run.
         """
         began, counters = time.perf_counter(), self._counters
         prepared, due, agreed = self._decide(tokens)
@@ -185,8 +184,7 @@ class Learner:
         counters.paused = False
         if agreed.wish == STOP:
             raise self._failure() or LearnerError("rank 0 stopped: see its message")
-        for place, fragment in enumerate(agreed.adopt):
-            self._adopt(fragment, prepared[place] if prepared else None)
+        self._adopt(agreed.adopt, prepared)
         for one in due:
             self._answer(one)
         self._left_step_at = time.perf_counter()
@@ -202,8 +200,8 @@ class Learner:
         elif self._handover.something:
             released, prepared, due = self._handover.next()
             self._release(released)
-        known = max(self._run_tokens, self._counters.known_tokens())
-        agreed = self._ranks().agree(tokens, wish, known, [newer.fragment for newer in prepared])
+        adopt, known = [newer.fragment for newer in prepared], self._counters.known_tokens()
+        agreed = self._ranks().agree(tokens, wish, max(self._run_tokens, known), adopt)
         self._run_tokens = agreed.run_tokens + agreed.tokens
         return prepared, due, agreed
 
@@ -216,17 +214,20 @@ class Learner:
 
     def _failure(self) -> LearnerError | None:
         """Why this process cannot go on."""
-        if self._local is not None and self._local.torn:
+        if self._local and self._local.torn:
             return LearnerError("an adoption was interrupted by the error before this one: start the learner again")
         return self._agent.failure if self._agent is not None else None
 
-    def _adopt(self, fragment: int, prepared: Prepared | None) -> None:
-        """Moves one fragment to its new anchor, on all ranks."""
+    def _adopt(self, fragments: Sequence[int], prepared: Sequence[Prepared]) -> None:
+        """Moves fragments to their new anchors, on all ranks. prepared: of the rank that talks."""
         assert self._layout is not None, "joined"
-        if prepared is not None and self._local is not None:
-            self._abandon(fragment, self._local.adopt(prepared, self._counters.tokens, self._counters.steps))
-            self._handover.adopted.append(pb.Adopted(fragment=fragment, version=prepared.version))
-        self._ranks().spread(self._mine().of(self._layout.fragments[fragment]))
+        if prepared and self._local is not None:
+            with self._local.moving():
+                for newer in prepared:
+                    self._abandon(newer.fragment, self._local.adopt(newer, self._counters.tokens, self._counters.steps))
+                    self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
+        for fragment in fragments:
+            self._ranks().spread(self._mine().of(self._layout.fragments[fragment]))
 
     def _release(self, fragments: list[int]) -> None:
         """Contributions that were refused: their work is outstanding again."""
@@ -239,8 +240,7 @@ class Learner:
 
     def _answer(self, due: Due) -> None:
         """Takes a pseudo-gradient for a round, or says why there is none."""
-        track = self._track(due.fragment)
-        if track.flying is not None:
+        if (track := self._track(due.fragment)).flying is not None:
             self._decline(due, "its contribution is in flight")
         elif track.steps_from == self._counters.steps:
             self._decline(due, "nothing was trained since its anchor")

@@ -7,7 +7,8 @@ makes one such call, and a taking one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 from atoll_wire.blocks import F32
 from atoll_wire.codec import CodecError
@@ -59,14 +60,19 @@ class Local:
         if apart and number not in self._apart:
             shape = self._windows.shapes[number]
             self._apart[number] = Places.in_vector(load(self._windows.read(number), shape), shape)
-        self.torn = True
         places = self._windows.read(number) if not apart else self._apart[number]
         given_up = track.adopt(prepared.anchor, prepared.version, prepared.fate, tokens, steps, places, keep=self._keep)
         stored = None if apart else self._windows.write(number)
         if stored is not None:
             track.stored(*stored)
-        self.torn = False
         return given_up
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Around all adoptions of a boundary: whoever is interrupted here has lost fates, and cannot go on."""
+        self.torn = True
+        yield
+        self.torn = False
 
     def forget(self) -> None:
         """Lets go of the parameters' memory: it can be moved or freed."""

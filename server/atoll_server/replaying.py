@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -10,27 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from atoll_wire.layout import Layout
+from atoll_wire.blocks import F32
+from atoll_wire.layout import Fragment, Layout
 
 from atoll_server import ledger, merge
 from atoll_server.disk import DISK
 from atoll_server.events import Key
-from atoll_server.merge import FragmentState
+from atoll_server.merge import FragmentState, Merged
 from atoll_server.offline import open_ledger, read_run
 from atoll_server.process import SettingsError
-from atoll_server.restore import (
-    INITIAL,
-    check_initial,
-    check_merge,
-    contribution_of,
-    initial_states,
-    merge_again,
-    stored_layout,
-)
+from atoll_server.restore import check_merge, contribution_of, initial_state, merge_again
 from atoll_server.rows import MergeRow
 from atoll_server.settings import RunSettings
 from atoll_server.spool import Spool, SpoolError
-from atoll_server.tensorfile import TensorFile, open_tensors
+from atoll_server.tensorfile import TensorFile
 
 WHAT_IF = ("outer_lr", "outer_momentum", "outer_warm_up", "staleness_exponent", "codec")
 
@@ -39,10 +33,10 @@ Tell = Callable[[int, int], None]  # merges so far, and in all
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The last state of every fragment, and how it compares with what a core would start with.
+    """What came out, and how it compares with what a core would start with.
 
-    identical: every bit of every fragment. apart: the norm of the difference of what is published, relative to how far
-    the recorded run moved from its first parameters.
+    identical: every bit of parameters and momentum. apart: the norm of the difference of what is published, relative to
+    how far the recorded run moved from its first parameters.
     """
 
     layout: Layout
@@ -56,68 +50,80 @@ class Replayed:
 def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
     """Makes every merge again, from the first parameters. changes: NAME=VALUE; none: each is checked with the ledger.
 
-    With changes, contributions stay those that were recorded, of learners that had trained from other anchors.
+    With changes, contributions stay those that were recorded, of learners that had trained from other anchors. A core
+    may run meanwhile: what it merges after the beginning is left out.
     Raises SettingsError, LedgerError, SpoolError, TensorFileError.
     """
+    recorded = read_run(directory, check=True)
+    layout, initial = recorded.layout, recorded.initial
+    total, done = sum(state.version for state in recorded.states), itertools.count(1)
+    identical, apart, moved, states = True, 0.0, 0.0, list[FragmentState]()
     with closing(open_ledger(directory)) as db:
         meta = ledger.get_meta(db)
-        wanted = _settings(RunSettings.model_validate(meta["settings"]), changes)
-        layout, generation = stored_layout(meta), meta["generation"]
-        initial = open_tensors(directory / INITIAL, DISK)
-        check_initial(initial.path, meta["initial_sha256"], DISK)
-        states, first = initial_states(layout, initial), initial_states(layout, initial)
+        what_if = _WhatIf(RunSettings.model_validate(meta["settings"]), changes)
         spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)
-        rows = [row for f in layout.fragments for row in ledger.merges(db, generation, f.index, after=0)]
-        for count, row in enumerate(rows, start=1):
-            asked = _asked(db, generation, row, wanted) if changes else row
-            try:
-                merged = merge_again(db, spool, generation, layout.fragments[row.fragment], states[row.fragment], asked)
-            except SpoolError as error:
-                text = f"{error}. A run can be replayed when its core was started with --record from its beginning"
-                raise SpoolError(text) from error
-            if not changes:
-                check_merge(merged, row)
-            states[row.fragment] = merged.state
-            tell(count, len(rows))
-    recorded = read_run(directory).states
-    return Replayed(layout, initial, states, len(rows), _identical(states, recorded), _apart(states, recorded, first))
+        for fragment, theirs in zip(layout.fragments, recorded.states, strict=True):
+            state = initial_state(layout, initial, fragment)
+            first = state.theta_pub.copy()
+            for row in ledger.merges(db, meta["generation"], fragment.index, after=0)[: theirs.version]:
+                merged = _again(db, spool, meta["generation"], fragment, state, what_if.of(db, meta["generation"], row))
+                if not changes:
+                    check_merge(merged, row)
+                state = merged.state
+                tell(next(done), total)
+            identical = identical and _identical(state, theirs)
+            apart += _squared(state.theta_pub, theirs.theta_pub)
+            moved += _squared(theirs.theta_pub, first)
+            states.append(state)
+    return Replayed(layout, initial, states, total, identical, math.sqrt(apart / moved) if moved else 0.0)
 
 
-def _settings(recorded: RunSettings, changes: Sequence[str]) -> RunSettings:
-    """The run's, as they were at its end, with what is asked for."""
-    given: dict[str, str] = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or name not in WHAT_IF:
-            raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
-        given[name] = value.strip()
-    return recorded.changed(**given)
+def _again(
+    db: sqlite3.Connection, spool: Spool, generation: int, fragment: Fragment, state: FragmentState, row: MergeRow
+) -> Merged:
+    try:
+        return merge_again(db, spool, generation, fragment, state, row)
+    except SpoolError as error:
+        text = f"{error}. A run can be replayed when its core was started with --record from its beginning"
+        raise SpoolError(text) from error
 
 
-def _asked(db: sqlite3.Connection, generation: int, row: MergeRow, wanted: RunSettings) -> MergeRow:
-    """A merge with other settings than it had."""
-    rule = {"lr": wanted.outer_lr, "momentum": wanted.momentum_at(row.version), "codec": int(wanted.codec)}
-    sent = [contribution_of(db, generation, Key(s[0], s[1], row.fragment, s[2])) for s in row.shares]
-    exponent = wanted.staleness_exponent
-    weights = [merge.weight(c.tokens, c.steps, s[4], exponent) for c, s in zip(sent, row.shares, strict=True)]
-    shares = tuple((*s[:3], w / math.fsum(weights), s[4]) for s, w in zip(row.shares, weights, strict=True))
-    return replace(row, rule=rule, shares=shares)
+class _WhatIf:
+    """The run's settings as they were at its end, with what is asked for: changes of a merge's own, and no others."""
+
+    def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
+        given: dict[str, str] = {}
+        for change in changes:
+            name, equals, value = change.partition("=")
+            name = name.strip().replace("-", "_")
+            if not equals or name not in WHAT_IF:
+                raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
+            given[name] = value.strip()
+        self._names, self._settings = given.keys(), recorded.changed(**given)
+
+    def of(self, db: sqlite3.Connection, generation: int, row: MergeRow) -> MergeRow:
+        """A merge as it would have been."""
+        rule, settings = dict(row.rule), self._settings
+        if "outer_lr" in self._names:
+            rule["lr"] = settings.outer_lr
+        if self._names & {"outer_momentum", "outer_warm_up"}:
+            rule["momentum"] = settings.momentum_at(row.version)
+        if "codec" in self._names:
+            rule["codec"] = int(settings.codec)
+        if "staleness_exponent" not in self._names:
+            return replace(row, rule=rule)
+        sent = [contribution_of(db, generation, Key(s[0], s[1], row.fragment, s[2])) for s in row.shares]
+        exponent = settings.staleness_exponent
+        weights = [merge.weight(c.tokens, c.steps, s[4], exponent) for c, s in zip(sent, row.shares, strict=True)]
+        shares = tuple((*s[:3], w / math.fsum(weights), s[4]) for s, w in zip(row.shares, weights, strict=True))
+        return replace(row, rule=rule, shares=shares)
 
 
-def _identical(states: Sequence[FragmentState], recorded: Sequence[FragmentState]) -> bool:
+def _identical(ours: FragmentState, theirs: FragmentState) -> bool:
     return all(
-        (ours.version, ours.theta.tobytes(), ours.theta_pub.tobytes(), ours.momentum.tobytes())
-        == (theirs.version, theirs.theta.tobytes(), theirs.theta_pub.tobytes(), theirs.momentum.tobytes())
-        for ours, theirs in zip(states, recorded, strict=True)
+        getattr(ours, name).tobytes() == getattr(theirs, name).tobytes() for name in ("theta", "theta_pub", "momentum")
     )
 
 
-def _apart(states: Sequence[FragmentState], recorded: Sequence[FragmentState], first: Sequence[FragmentState]) -> float:
-    apart = _distance(states, recorded)
-    return apart / moved if (moved := _distance(recorded, first)) else 0.0
-
-
-def _distance(some: Sequence[FragmentState], others: Sequence[FragmentState]) -> float:
-    pairs = zip(some, others, strict=True)
-    return math.sqrt(sum(float(np.square(a.theta_pub.astype(np.float64) - b.theta_pub).sum()) for a, b in pairs))
+def _squared(some: F32, others: F32) -> float:
+    return float(np.square(some.astype(np.float64) - others).sum())

@@ -64,20 +64,22 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
 
 def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
     """Version 0 of every fragment. TensorFileError when a value is not finite."""
-    states = []
-    for fragment in layout.fragments:
-        theta = np.empty(fragment.length, np.float32)
-        for piece in fragment.pieces:
-            name = layout.tensors[piece.tensor].name
-            values = initial.float32(name)[piece.start : piece.start + piece.length]
-            if not np.isfinite(values).all():
-                raise TensorFileError(
-                    f'the first parameters hold values that are not finite in "{name}": start from a sound model'
-                )
-            theta[piece.offset : piece.offset + piece.length] = values
-            initial.forget()
-        states.append(merge.start(theta))
-    return states
+    return [initial_state(layout, initial, fragment) for fragment in layout.fragments]
+
+
+def initial_state(layout: Layout, initial: TensorFile, fragment: Fragment) -> FragmentState:
+    """Version 0 of one. TensorFileError when a value is not finite."""
+    theta = np.empty(fragment.length, np.float32)
+    for piece in fragment.pieces:
+        name = layout.tensors[piece.tensor].name
+        values = initial.float32(name)[piece.start : piece.start + piece.length]
+        if not np.isfinite(values).all():
+            raise TensorFileError(
+                f'the first parameters hold values that are not finite in "{name}": start from a sound model'
+            )
+        theta[piece.offset : piece.offset + piece.length] = values
+        initial.forget()
+    return merge.start(theta)
 
 
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:

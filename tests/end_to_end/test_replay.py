@@ -67,6 +67,14 @@ def test_its_own_settings_are_no_other(recorded):
     assert " 0 % away" in said
 
 
+def test_what_is_not_asked_for_stays_as_each_merge_had_it(tmp_path):
+    train(tmp_path, "--record", "--outer-momentum", "0.3")
+    directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, with another momentum from here
+    assert "the same, byte for byte" in atoll("replay", directory)[1]
+    assert " 0 % away" in atoll("replay", directory, "--set", "outer_lr=0.7")[1]
+    assert " 0 % away" not in atoll("replay", directory, "--set", "outer_momentum=0.6")[1]
+
+
 @pytest.mark.parametrize("change", ["outer_lr", "outer_lr=high", "outer_lr=99", "quorum=1", "inner_steps=3", "=1"])
 def test_what_cannot_be_changed_is_named(recorded, change):
     code, said, error = atoll("replay", recorded, "--set", change)
@@ -89,8 +97,6 @@ def test_a_changed_payload_is_named(recorded, tmp_path):
 
 def test_a_run_that_was_not_recorded_says_what_to_do(tmp_path):
     directory = train(tmp_path, "--snapshot-every-s", "0.1")
-    shutil.rmtree(directory / "spool")  # as if all of it were covered by snapshots
-    (directory / "spool").mkdir()
     code, _, error = atoll("replay", directory)
     assert code == 1
     assert "--record" in error

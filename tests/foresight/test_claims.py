@@ -31,7 +31,7 @@ def test_without_failures_all_is_good():
 
 
 def test_one_learner_in_many_nearly_always_trains():
-    assert goodput.simulate(2_400_000, 4, goodput.Failures()).uptime > 0.99
+    assert goodput.simulate(2_400_000, 4, goodput.Failures()).uptime > 0.994
 
 
 def test_two_point_four_million_chips_take_seconds():
@@ -62,14 +62,14 @@ def test_a_step_over_the_link_that_was_asked_for_has_the_utilisation_that_was_as
 
 def test_extra_compute_is_all_used():
     for claim in scavenging_claims(steps=200):
-        assert claim.ours == pytest.approx(claim.theirs, abs=0.04)
+        assert claim.ours == pytest.approx(claim.theirs, abs=0.05)
 
 
 def test_who_waits_for_a_slow_learner_has_its_pace_and_who_does_not_has_all():
-    waited, bare, graceful = hardware_claims(steps=200)
+    waited, bare, graceful = hardware_claims(steps=600)
     assert waited.ours == pytest.approx(waited.theirs, abs=1.5)
-    assert bare.ours == pytest.approx(100, abs=1)
-    assert graceful.ours == pytest.approx(100, abs=1)
+    assert 90 < bare.ours < graceful.ours
+    assert graceful.ours == pytest.approx(100, abs=4)
 
 
 def test_lockstep_by_hand():
@@ -83,4 +83,4 @@ def test_the_grace_window_brings_the_slow_ones_in():
     graceful = hardware.mixed(speeds, settings, jitter=0.1, steps=200)
     bare = hardware.mixed(speeds, settings.changed(grace_ratio=0), jitter=0.1, steps=200)
     assert graceful.shares > bare.shares + 1
-    assert graceful.goodput == pytest.approx(1.0, abs=0.01)
+    assert 1.0 >= graceful.goodput > bare.goodput

@@ -59,6 +59,15 @@ def test_a_long_round_trip_gets_more_overlap():
 def test_a_hopeless_link_is_named():
     made = plan(Job(12e9, 0.1, (Region("moon", 1, 1e6, 2.5),)))
     assert any("moon" in warning for warning in made.warnings)
+    assert any("does not work" in warning for warning in made.warnings)
+
+
+def test_what_comes_when_everybody_leaves_is_no_part_of_a_plan():
+    """README's example: links are hardly used, and no warning is due."""
+    regions = (Region("eu", 2, 1e9, 0.03), Region("us", 4, 5e8, 0.09), Region("ap", 1, 2e8, 0.16))
+    made = plan(Job(1e9, 2.0, regions))
+    assert made.contributions > 0.95
+    assert not made.warnings
 
 
 def test_failures_cost_a_learner_and_stop_the_others_ways():
@@ -132,6 +141,11 @@ def test_the_command_prints_and_writes(tmp_path):
         "eu:1:100:-1",
         "eu:1:9:9:9:9",
         "eu.west:1:9:9",
+        "[/]:1:9:9",
+        "eu:1:inf:9",
+        "eu:1:nan:9",
+        "eu:1:9:9:inf",
+        "eu:99999:9:9",
     ],
 )
 def test_a_region_that_is_none_is_named(region):

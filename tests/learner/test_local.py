@@ -75,13 +75,14 @@ def test_what_is_adopted_apart_leaves_the_model_as_it_is():
 
 def test_an_adoption_that_was_interrupted_is_known(monkeypatch):
     _, mine, anchors = local(torch.float32)
-    mine.adopt(Prepared(0, 2, anchors[0], Fate()), 0, 0)
+    with mine.moving():
+        mine.adopt(Prepared(0, 2, anchors[0], Fate()), 0, 0)
     assert not mine.torn
 
     def fail(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(Windows, "write", fail)
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError), mine.moving():
         mine.adopt(Prepared(0, 3, anchors[0], Fate()), 0, 0)
     assert mine.torn

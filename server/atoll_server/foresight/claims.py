@@ -58,7 +58,7 @@ def bandwidth_claims() -> list[Claim]:
     ]
 
 
-def scavenging_claims(steps: float = 600.0) -> list[Claim]:
+def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
     """Time relative to none when extra compute comes for half of the tokens."""
     rows = []
     for extra, theirs in paper.SCAVENGING.items():
@@ -71,7 +71,7 @@ def scavenging_claims(steps: float = 600.0) -> list[Claim]:
     return rows
 
 
-def hardware_claims(steps: int = 600) -> list[Claim]:
+def hardware_claims(steps: int = 2000) -> list[Claim]:
     """Goodput with one learner 18 % behind, everybody's steps 10 % uneven."""
     one = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP)
     bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)

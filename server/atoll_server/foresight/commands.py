@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,9 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures the
 Plot = Annotated[
     Path | None, typer.Option(help="Write a picture there, SVG or PNG (needs matplotlib).", metavar="PATH")
 ]
+MOST_EVENTS = 1e7  # of a simulation: minutes
+MOST_LEARNERS = 4096  # that a run can have
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
 
 
@@ -28,15 +33,15 @@ def register(app: typer.Typer) -> None:
 
 
 def goodput_command(
-    chips: Annotated[int | None, typer.Option(min=1, help="One fleet of so many chips [Table 1: 150,000 to 2,400,000].")] = None,
+    chips: Annotated[int | None, typer.Option(min=1, max=100_000_000, help="One fleet of so many chips [Table 1: 150,000 to 2,400,000].")] = None,
     learners: Annotated[int, typer.Option(min=1, max=4096, help="With --chips: M, equal parts of them.")] = 8,
-    failures_per_year: Annotated[float, typer.Option(min=1e-6, help="Of a chip.")] = 1.0,
+    failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Of a chip.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
-    downscale_s: Annotated[float, typer.Option(min=0, help="Pause of a learner that goes on with fewer slices.")] = 18.0,
-    upscale_s: Annotated[float, typer.Option(min=0, help="Pause when a slice is back.")] = 2.0,
-    repair_s: Annotated[float, typer.Option(min=1, help="Mean time until a slice is back.")] = 3600.0,
+    downscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause of a learner that goes on with fewer slices.")] = 18.0,
+    upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause when a slice is back.")] = 2.0,
+    repair_s: Annotated[float, typer.Option(min=1, max=1e8, help="Mean time until a slice is back.")] = 3600.0,
     repair_shape: Annotated[float, typer.Option(min=0.2, max=10, help="Of a Weibull distribution; 1: exponential.")] = 1.0,
-    restart_s: Annotated[float, typer.Option(min=0, help="Of a job that is not elastic.")] = 76.0,
+    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Of a job that is not elastic.")] = 76.0,
     hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated.")] = 30.0,
     json_path: Json = None,
     plot: Plot = None,
@@ -50,6 +55,9 @@ def goodput_command(
     failures = goodput.Failures(
         failures_per_year, slice_chips, downscale_s, upscale_s, repair_s, repair_shape, restart_s
     )
+    events = (chips or 20 * max(paper.CHIPS)) * failures_per_year * hours / 4383
+    if events > MOST_EVENTS:
+        raise UserError(f"some {events:.2g} failures are too many to go through: give fewer --hours")
     if chips is not None:
         if learners * slice_chips > chips:
             raise UserError(f"{chips} chips are no {learners} learners of {slice_chips} at least: give more --chips")
@@ -63,7 +71,7 @@ def goodput_command(
     console().print(goodput_table(ours, difference))
     _write(json_path, {"goodput": ours, "paper": paper.GOODPUT, "rmse": difference})
     if plot is not None:
-        _plots().goodput(ours, plot)
+        _draw(plot, lambda plots: plots.goodput(ours, plot))
 
 
 def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
@@ -88,12 +96,12 @@ def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
 
 
 def plan_command(
-    parameters: Annotated[float, typer.Option(min=1, help="Of the model that are trained: 12e9.")],
-    step_s: Annotated[float, typer.Option(min=1e-4, help="Seconds of one learner's inner step.")],
+    parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Of the model that are trained: 12e9.")],
+    step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Seconds of one learner's inner step.")],
     region: Annotated[list[str], typer.Option(help="NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE of a GB]; the link to the core. May be given several times.", metavar="REGION")] = DEFAULT_REGIONS,
-    between_failures_h: Annotated[float, typer.Option(min=0, help="Hours between failures of one learner, mean; 0: none.")] = 0.0,
-    repair_min: Annotated[float, typer.Option(min=0, help="Minutes from a failure to the learner's next step.")] = 10.0,
-    fragments: Annotated[int, typer.Option(min=0, max=4096, help="P; 0: 24.")] = 0,
+    between_failures_h: Annotated[float, typer.Option(min=0, max=1e6, help="Hours between failures of one learner, mean; 0: none.")] = 0.0,
+    repair_min: Annotated[float, typer.Option(min=0, max=1e6, help="Minutes from a failure to the learner's next step.")] = 10.0,
+    fragments: Annotated[int, typer.Option(min=0, max=256, help="P; 0: 24.")] = 0,
     values: Annotated[Path | None, typer.Option(help="Write values for the chart there.", metavar="PATH")] = None,
     compose: Annotated[Path | None, typer.Option(help="Write an override for docker/compose.yaml there.", metavar="PATH")] = None,
     json_path: Json = None,
@@ -101,12 +109,17 @@ def plan_command(
     """Settings for a run of yours, and what to expect: links, money, goodput, memory, a region lost."""
     import math
 
+    if math.isnan(parameters + step_s + between_failures_h + repair_min):
+        raise UserError("nan is no figure to plan with: give a number")
+
     from atoll_server.foresight import planner
     from atoll_server.foresight.showing import compose_override, helm_values, plan_json, plan_tables
     from atoll_server.showing import console
 
     between_failures_s = between_failures_h * 3600 or math.inf
     regions = tuple(map(_region, region))
+    if sum(each.learners for each in regions) > MOST_LEARNERS:
+        raise UserError(f"--region: a run has {MOST_LEARNERS} learners at most")
     if len({each.name for each in regions}) < len(regions):
         raise UserError("--region: two have the same name: give each its own")
     job = planner.Job(parameters, step_s, regions, between_failures_s, 60 * repair_min)
@@ -116,7 +129,7 @@ def plan_command(
         console().print(table)
     for warning in made.warnings:
         console().print(f"[yellow]{warning}[/]")
-    _write(json_path, plan_json(made))
+    _write(json_path, plan_json(job, made))
     for path, text in ((values, helm_values(job, made)), (compose, compose_override(made))):
         if path is not None:
             _save(path, text)
@@ -133,10 +146,12 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a planner.Region, which is load
         raise UserError(
             f'--region "{text}" is not NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], as in eu:2:1000:30:0.09'
         ) from error
-    if "." in name:
-        raise UserError(f'--region "{text}": a name of a region has no dot, since it is a part of names')
-    if not (name and made.learners > 0 and made.bits_s > 0 and made.round_trip_s >= 0 and made.price_gb >= 0):
-        raise UserError(f'--region "{text}": learners and Mbit/s must be above zero, nothing may be below it')
+    if not NAME.fullmatch(name):
+        raise UserError(f'--region "{text}": its name may have letters, digits, - and _')
+    if not (0 < made.learners <= MOST_LEARNERS and 1e3 <= made.bits_s <= 1e15):
+        raise UserError(f'--region "{text}": give 1 to {MOST_LEARNERS} learners, and a rate above 0.001 Mbit/s')
+    if not (0 <= made.round_trip_s <= 3600 and 0 <= made.price_gb <= 1e6):
+        raise UserError(f'--region "{text}": give a round trip of an hour at most, and a price of zero or more')
     return made
 
 
@@ -147,19 +162,24 @@ def _claims(title: str, claims: Any, json_path: Path | None, plot: Path | None) 
     console().print(claims_table(title, claims))
     _write(json_path, {title: claims_json(claims)})
     if plot is not None:
-        _plots().claims(title, claims, plot)
+        _draw(plot, lambda plots: plots.claims(title, claims, plot))
 
 
-def _plots() -> Any:  # noqa: ANN401 - a module
+def _draw(path: Path, draw: Callable[[Any], None]) -> None:
     need("simulate --plot", "plots", "matplotlib")
     from atoll_server.foresight import plots
 
-    return plots
+    try:
+        draw(plots)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): give another path") from error
+    except ValueError as error:  # matplotlib's, of the ending
+        raise UserError(f"{path}: {error}: give a path that ends in .svg or .png") from error
 
 
 def _write(path: Path | None, figures: dict[str, Any]) -> None:
     if path is not None:
-        _save(path, json.dumps(figures, indent=1) + "\n")
+        _save(path, json.dumps(figures, indent=1, allow_nan=False) + "\n")
 
 
 def _save(path: Path, text: str) -> None:

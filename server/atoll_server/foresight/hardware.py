@@ -16,7 +16,7 @@ FRAGMENT_BYTES = 1.0  # links are not the matter here
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Goodput: trained learner-seconds of all. shares: contributions of a merge. staleness: mean, in versions."""
+    """Goodput: learner-seconds whose work was merged, of all. shares: contributions of a merge. staleness: its mean."""
 
     goodput: float
     shares: float
@@ -59,20 +59,21 @@ def scavenged_data_parallel(extra: float, exchange: float) -> float:
     return 0.5 + 0.5 * (1 + exchange * 2 * (1 - 1 / (1 + extra))) / (1 + extra)
 
 
-def _run(islands: Sequence[Island], settings: RunSettings, tokens: float, seed: int) -> Outcome:
+def _run(islands: Sequence[Island], settings: RunSettings, steps: float, seed: int) -> Outcome:
+    """Until so many inner steps, of all learners together, are merged."""
     fragments = settings.fragments or 24
     work = Schedule([FRAGMENT_BYTES] * fragments, {island.name: 1 for island in islands})
     fleet = Fleet(settings, fragments, islands, work, seed=seed)
-    ended: list[float] = []
+    at_end: list[Outcome] = []
 
     def until(fleet: Fleet) -> bool:
-        if fleet.tokens >= tokens and not ended:
-            ended.append(fleet.now)
-        return bool(ended)
+        if work.merged_steps >= steps and not at_end:
+            merged_s = sum(work.merged.get(island.name, 0.0) * island.step_s for island in islands)
+            there_s = sum(fleet.now - island.joins_at_s for island in islands)
+            shares = [share.staleness for merge in fleet.merges for share in merge.shares]
+            each = len(shares) / len(fleet.merges)
+            at_end.append(Outcome(merged_s / there_s, each, sum(shares) / len(shares), fleet.now))
+        return bool(at_end)
 
     fleet.run(until)
-    accounts = fleet.accounts.values()
-    there_s = sum(ended[0] - island.joins_at_s for island in islands)
-    staleness = [each for account in accounts for each in account.staleness]
-    trained_s = sum(account.trained_s for account in accounts)
-    return Outcome(trained_s / there_s, len(staleness) / len(fleet.merges), sum(staleness) / len(staleness), ended[0])
+    return at_end[0]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from atoll_wire.layout import DEFAULT_FRAGMENTS
 
 from atoll_server.foresight import bandwidth
-from atoll_server.foresight.fleet import Fleet
+from atoll_server.foresight.fleet import AT_ONCE, Fleet
 from atoll_server.foresight.islands import Island
 from atoll_server.foresight.schedule import Schedule
-from atoll_server.members import LIVE_STEPS
+from atoll_server.members import LIVE_REPORTS, LIVE_STEPS
 from atoll_server.settings import RunSettings
 
 MONTH_S = 30 * 86_400.0
@@ -28,15 +28,16 @@ MERGE_EACH_S = 0.7e-9
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 600.0, 2800.0  # beside payloads: calls, headers, acknowledgements (records/wan)
 CORE_BYTES, CORE_BASE = 12.4, 600 << 20  # of memory, for each parameter
 DISK_BYTES, LEARNER_BYTES = 48.0, 7.4  # for each parameter
-SIMULATED = 32  # learners at most in the trial: more of a region behave like few
+SIMULATED = 12  # learners at most in the trial: more of a region behave like few
 TRIAL_SYNCS = 8  # of every fragment
+REPORT_S = 1.0  # between a learner's reports at most
 MOST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
 LARGEST_CORE = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One place with learners behind one link to the core. bits_s: each way. price_gb: of a gigabyte that leaves it."""
+    """One place with learners behind one link to the core. bits_s: each way. price_gb: of a gigabyte, either way."""
 
     name: str
     learners: int
@@ -128,26 +129,31 @@ def plan(job: Job, fragments: int = 0) -> Plan:
     overlap = _overlap(job, count, inner_steps)
     settings = RunSettings(inner_steps=inner_steps, fragments=count, overlap_steps=overlap)
     carried = tuple(_carried(job, region, count, inner_steps) for region in job.regions)
+    silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
     blocked = BLOCKED_S * job.parameters / inner_steps / job.step_s
-    staleness, contributions = _trial(job, settings)
+    trial = _trial(job, settings)
     return Plan(
         settings, carried, _atoll(job, carried, inner_steps, overlap, 1 / (1 + blocked)),
-        (_data_parallel(job), _diloco(job, inner_steps)), staleness, contributions,
+        (_data_parallel(job), _diloco(job)), trial.staleness, trial.contributions,
         CORE_BYTES * job.parameters + CORE_BASE, DISK_BYTES * job.parameters, LEARNER_BYTES * job.parameters,
-        tuple(Loss(r.name, 1 - r.learners / job.learners, LIVE_STEPS * job.step_s) for r in job.regions),
-        tuple(_warnings(job, carried, contributions)),
+        tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions),
+        tuple(_warnings(job, carried, trial, settings)),
     )  # fmt: skip
 
 
-def _warnings(job: Job, carried: Sequence[Carried], contributions: float) -> Iterator[str]:
+def _warnings(job: Job, carried: Sequence[Carried], trial: _Trial, settings: RunSettings) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
             yield (
                 f"{each.region.name}: its link carries no whole model in {MOST_INNER_STEPS} steps: have fewer learners "
                 "there, longer steps, or a quicker link"
             )
-    if contributions < MOST_MERGED:
-        yield f"only {contributions:.0%} of the learners are in each merge: a link is too slow for these steps"
+    if trial.rounds < MOST_MERGED:
+        yield f"only {trial.rounds:.0%} of the rounds come to a merge in time: this plan does not work"
+    elif trial.contributions < MOST_MERGED:
+        yield f"only {trial.contributions:.0%} of the learners are in each merge: a link is too slow for these steps"
+    if settings.fragments > AT_ONCE * settings.inner_steps:
+        yield f"more than {AT_ONCE} fragments a step: learners cannot answer all rounds in time; have fewer --fragments"
     if CORE_BYTES * job.parameters > LARGEST_CORE:
         yield f"the core needs {CORE_BYTES * job.parameters / 2**40:.1f} TiB of memory: a run has one core for now"
 
@@ -199,8 +205,9 @@ def _data_parallel(job: Job) -> Method:
     return _together("data-parallel", job, job.step_s / step_s, 2 * payload / step_s)
 
 
-def _diloco(job: Job, inner_steps: int) -> Method:
-    """As published first: every H steps everybody waits while the whole model is exchanged in float32."""
+def _diloco(job: Job) -> Method:
+    """As published first: every 500 steps everybody waits while the whole model is exchanged in float32."""
+    inner_steps = MOST_INNER_STEPS
     slowest = min(region.bits_s for region in job.regions)
     payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * 32
     cycle_s = inner_steps * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
@@ -218,8 +225,17 @@ def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
     return Method(name, utilisation, utilisation * lives, region_gb * len(job.regions), price)
 
 
-def _trial(job: Job, settings: RunSettings) -> tuple[float, float]:
-    """Mean staleness, and contributions of a merge as a share of all learners: by the fleet, without failures."""
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """contributions: of a merge, as a share of all learners. rounds: merged, as a share of those that were due."""
+
+    staleness: float
+    contributions: float
+    rounds: float
+
+
+def _trial(job: Job, settings: RunSettings) -> _Trial:
+    """By the fleet, without failures."""
     shrink = max(1.0, job.learners / SIMULATED)
     islands = []
     for region in job.regions:
@@ -237,6 +253,15 @@ def _trial(job: Job, settings: RunSettings) -> tuple[float, float]:
     merge_s = job.parameters / fragments * (MERGE_S + MERGE_EACH_S * job.learners)
     fleet = Fleet(settings, fragments, islands, work, merge_s=merge_s)
     until_s = TRIAL_SYNCS * settings.inner_steps * job.step_s
-    fleet.run(lambda fleet: fleet.now >= until_s)
-    staleness = [each for account in fleet.accounts.values() for each in account.staleness]
-    return sum(staleness) / max(1, len(staleness)), len(staleness) / max(1, len(fleet.merges)) / len(islands)
+    in_time = 0
+
+    def until(fleet: Fleet) -> bool:
+        nonlocal in_time
+        if fleet.now < until_s:
+            in_time = len(fleet.merges)
+        return fleet.now >= until_s
+
+    fleet.run(until)
+    shares = [share for merge in fleet.merges[:in_time] for share in merge.shares]  # what comes when all leave is less
+    staleness = sum(share.staleness for share in shares) / max(1, len(shares))
+    return _Trial(staleness, len(shares) / max(1, in_time) / len(islands), in_time / (TRIAL_SYNCS * fragments))

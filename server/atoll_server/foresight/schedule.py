@@ -30,10 +30,15 @@ class Schedule:
 
     sizes: Sequence[float]
     tokens: dict[str, int]
-    merged_steps: float = 0.0  # inner steps of a whole model that were merged
+    merged: dict[str, float] = field(default_factory=dict)  # inner steps of each learner, as parts of the whole model
     _processes: dict[str, _Process] = field(default_factory=dict)
     _versions: dict[int, int] = field(default_factory=dict)
     _steps: dict[ev.Key, int] = field(default_factory=dict)
+
+    @property
+    def merged_steps(self) -> float:
+        """Of all learners."""
+        return sum(self.merged.values())
 
     def begin(self, learner: str) -> None:
         """A process starts."""
@@ -59,7 +64,8 @@ class Schedule:
         """A new version."""
         for share in effect.shares:
             steps = self._steps.pop(ev.Key(share.key.learner, 0, effect.fragment, share.key.seq))
-            self.merged_steps += steps / len(self.sizes)
+            name = share.key.learner
+            self.merged[name] = self.merged.get(name, 0.0) + steps / len(self.sizes)
         self._versions[effect.fragment] = effect.version
         return Published(effect.fragment, effect.version, self.sizes[effect.fragment], None)
 

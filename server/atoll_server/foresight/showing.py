@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from atoll_server.foresight import paper
@@ -48,7 +49,7 @@ def plan_tables(job: Job, plan: Plan) -> list[Table]:
     return [_settings(job, plan), _links(plan), _methods([plan.atoll, *plan.others]), _losses(plan)]
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
     """The same for machines; rates in bits a second, sizes in bytes."""
     return {
         "settings": {
@@ -66,7 +67,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
              "month_price": m.month_price}
             for m in (plan.atoll, *plan.others)
         ],
-        "staleness": plan.staleness, "contributions": plan.contributions,
+        "staleness": plan.staleness, "contributions": plan.contributions, "processors": _cores(job, plan),
+        "warnings": list(plan.warnings),
         "losses": [{"region": lost.region, "pace": lost.pace, "silent_s": lost.silent_s} for lost in plan.losses],
     }  # fmt: skip
 
@@ -136,8 +138,9 @@ def _links(plan: Plan) -> Table:
         table.add_column(column, justify="left" if column == "region" else "right")
     for carried in plan.carried:
         table.add_row(
-            carried.region.name, str(carried.region.learners), _rate(carried.up_bits_s), _rate(carried.down_bits_s),
-            f"{carried.share:.0%}", _volume(carried.month_gb), f"{carried.month_gb * carried.region.price_gb:,.0f}",
+            escape(carried.region.name), str(carried.region.learners), _rate(carried.up_bits_s),
+            _rate(carried.down_bits_s), f"{carried.share:.0%}", _volume(carried.month_gb),
+            f"{carried.month_gb * carried.region.price_gb:,.0f}",
         )  # fmt: skip
     return table
 
@@ -159,7 +162,7 @@ def _losses(plan: Plan) -> Table:
     for column in ("region", "the others go on at", "rounds wait for it no longer after"):
         table.add_column(column, justify="right" if column != "region" else "left")
     for lost in plan.losses:
-        table.add_row(lost.region, f"{lost.pace:.0%} of the pace", f"{lost.silent_s:.0f} s")
+        table.add_row(escape(lost.region), f"{lost.pace:.0%} of the pace", f"{lost.silent_s:.3g} s")
     return table
 
 
