@@ -48,7 +48,12 @@ HEAD = """# Quality: what the records say
 
 Made by `make quality` from the files beside this one: a file for each run, named by its settings, with the commit that
 made it. Validation loss in nats a byte, of the published model after everybody has left; lower is better. Mean over
-seeds and its standard error; "beside" compares seed by seed, on the same text in the same order.
+seeds and its standard error; "beside" compares seed by seed: the same first parameters, and, where learners, speeds and
+failures are the same, the same text in the same order. Mixed speeds have more outer steps for their tokens: rounds
+follow the fastest.
+
+[explored.json](explored.json) has the runs from which the rates were chosen: one seed each, made while the harness
+grew. Those with H = 6 and 12 and outer rates of 0.9 and 0.5 are of a version whose learners answered one round a step.
 """
 
 

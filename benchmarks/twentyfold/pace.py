@@ -53,9 +53,9 @@ class Pace:
             group["lr"] = rate
         return time.monotonic(), next(self.batches)
 
-    def pad(self, began: float) -> None:
-        """The rest of the step's length passes, as if the accelerator worked."""
-        time.sleep(max(0.0, began + self.job.step_s - time.monotonic()))
+    def pad(self, began: float, part: float = 1.0) -> None:
+        """What is left of this part of the step's length passes, as if the accelerator worked."""
+        time.sleep(max(0.0, began + part * self.job.step_s - time.monotonic()))
 
     def end(self, step: int, began: float, loss: float) -> None:
         """A line: the step, when it began and ended on this machine's monotonic clock, and its loss."""
