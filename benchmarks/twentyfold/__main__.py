@@ -88,11 +88,10 @@ def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str
                 ]  # fmt: skip
                 more = ["--save", str(path / "model")] if save and not number else []
                 ranks.append(group.start(name, place.inside(namespace, [*words, *more])))
-            _ended(ranks)
+            rates = _watched(place, path, ranks, steps)
             times = [_steps(path / f"{name}.steps") for name in NAMES]
-            carried = _carried(place)
         loss_at = [(_seconds(times), _loss_of_state(path / "model"))] if save else []
-    return _run("data-parallel", gbit, mbit, step_s, times, carried, f"{hook}, buckets of {bucket:g} MB", {}, loss_at)
+    return _run("data-parallel", gbit, mbit, step_s, times, rates, f"{hook}, buckets of {bucket:g} MB", {}, loss_at)
 
 
 def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, exports: bool) -> Run:
@@ -122,29 +121,28 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
                     "--record", str(path / f"{name}.steps"),
                 ]  # fmt: skip
                 learners.append(group.start(name, place.inside(namespace, words)))
-            first, counted = _when_all_step(path, learners), _carried(place)
-            exported = _export(operator, path, learners) if exports else []
-            _ended(learners)
-            carried = [(up - u, down - d) for (up, down), (u, d) in zip(_carried(place), counted, strict=True)]
+            export = _Exports(operator, path) if exports else None
+            rates = _watched(place, path, learners, steps, export)
             times = [_steps(path / f"{name}.steps") for name in NAMES]
-        loss_at = [(at - first, loss_of_file(file, SIZE, None)) for at, file in exported]
-    return _run("Atoll", gbit, mbit, step_s, times, carried, "", predicted, loss_at)
+        first = min(rank[0][0] for rank in times)
+        found = export.found if export is not None else []
+        loss_at = [(at - first, loss_of_file(file, SIZE, None)) for at, file in found]
+    return _run("Atoll", gbit, mbit, step_s, times, rates, "", predicted, loss_at)
 
 
 def _run(
     method: str, gbit: float, mbit: float, step_s: float, times: list[list[tuple[float, float]]],
-    carried: list[tuple[int, int]], options: str, predicted: dict[str, float], loss_at: list[tuple[float, float]],
+    rates: list[tuple[float, float]], options: str, predicted: dict[str, float], loss_at: list[tuple[float, float]],
 ) -> Run:  # fmt: skip
     counted = [rank[LEFT_OUT:] for rank in times]
     seconds = [rank[-1][1] - rank[0][0] for rank in counted]
     steps = min(map(len, counted))
     median = statistics.median(end - begin for rank in counted for begin, end in rank)
-    whole_s = _seconds(times)
     return Run(
         method, gbit, mbit, len(times[0]), median,
         sum(len(rank) * tokens_of_step() / s for rank, s in zip(counted, seconds, strict=True)),
-        steps * step_s / max(seconds), max(8 * up / whole_s for up, _ in carried),
-        max(8 * down / whole_s for _, down in carried), options, predicted, loss_at,
+        steps * step_s / max(seconds), max(up for up, _ in rates),
+        max(down for _, down in rates), options, predicted, loss_at,
     )  # fmt: skip
 
 
@@ -157,46 +155,49 @@ def _steps(record: Path) -> list[tuple[float, float]]:
     return [(begin, end) for _, begin, end, _ in map(json.loads, record.read_text().splitlines())]
 
 
-def _carried(place: Sites) -> list[tuple[int, int]]:
-    """Bytes over each site's link so far, up and down; links count once a second."""
-    time.sleep(1.5)
-    both = [json.loads(path.read_text()) for path in place.counts.values()]
-    return [(up, down) for down, up in both]  # the first end is home's
-
-
-def _when_all_step(path: Path, learners: Sequence[Child]) -> float:
-    """Waits until everybody has trained a step; when the first one began."""
+def _watched(
+    place: Sites, path: Path, ranks: Sequence[Child], steps: int, export: _Exports | None = None
+) -> list[tuple[float, float]]:
+    """Bits a second over each site's link, up and down, while all train; returns when everybody has ended."""
     records = [path / f"{name}.steps" for name in NAMES]
-    while not all(record.exists() and record.stat().st_size for record in records):
-        _look(learners)
+    seen: list[tuple[float, list[tuple[int, int]]]] = []
+    while any(child.process.poll() is None for child in ranks):
+        _look(ranks)
+        done = [record.read_text().count("\n") if record.exists() else 0 for record in records]
+        if (not seen and min(done) > LEFT_OUT) or (len(seen) == 1 and max(done) >= steps):
+            both = [json.loads(counts.read_text()) for counts in place.counts.values()]
+            seen.append((time.monotonic(), [(up, down) for down, up in both]))  # the first end is home's
+        if export is not None and len(seen) == 1:
+            export.look()
         time.sleep(0.1)
-    return min(_steps(record)[0][0] for record in records)
+    _look(ranks)
+    (began, first), (ended, last) = seen
+    seconds = ended - began
+    return [(8 * (up - u) / seconds, 8 * (down - d) / seconds) for (up, down), (u, d) in zip(last, first, strict=True)]
 
 
-def _export(operator: str, path: Path, learners: Sequence[Child]) -> list[tuple[float, Path]]:
-    """The published model every few seconds, until somebody has ended."""
-    found: list[tuple[float, Path]] = []
-    with grpc.insecure_channel(operator) as channel:
-        stub = rpc.OperatorStub(channel)
-        while all(child.process.poll() is None for child in learners):
-            file = path / f"{len(found)}.safetensors"
+class _Exports:
+    """The published model every few seconds: when, and where it is."""
+
+    def __init__(self, operator: str, path: Path) -> None:
+        self._operator, self._path = operator, path
+        self.found: list[tuple[float, Path]] = []
+
+    def look(self) -> None:
+        """Takes one when it is time."""
+        if self.found and time.monotonic() - self.found[-1][0] < EXPORT_S:
+            return
+        file = self._path / f"{len(self.found)}.safetensors"
+        with grpc.insecure_channel(self._operator) as channel:
+            stub = rpc.OperatorStub(channel)
             file.write_bytes(b"".join(r.chunk for r in stub.ExportCheckpoint(pb.ExportCheckpointRequest())))
-            found.append((time.monotonic(), file))
-            time.sleep(EXPORT_S)
-    return found
+        self.found.append((time.monotonic(), file))
 
 
 def _loss_of_state(file: Path) -> float:
     model = build(SIZE, SEED)
     model.load_state_dict(torch.load(file, weights_only=True))
     return validation_loss(model, data.load(None, SIZES[SIZE].context))
-
-
-def _ended(ranks: Sequence[Child]) -> None:
-    while any(child.process.poll() is None for child in ranks):
-        _look(ranks)
-        time.sleep(0.1)
-    _look(ranks)
 
 
 def _look(ranks: Sequence[Child]) -> None:
