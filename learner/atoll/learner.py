@@ -220,13 +220,13 @@ class Learner:
 
     def _adopt(self, fragments: Sequence[int], prepared: Sequence[Prepared]) -> None:
         """Moves fragments to their new anchors, on all ranks. prepared: of the rank that talks."""
-        assert self._layout is not None, "joined"
         if prepared and self._local is not None:
             with self._local.moving():
                 for newer in prepared:
                     self._abandon(newer.fragment, self._local.adopt(newer, self._counters.tokens, self._counters.steps))
                     self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
         for fragment in fragments:
+            assert self._layout is not None, "joined"
             self._ranks().spread(self._mine().of(self._layout.fragments[fragment]))
 
     def _release(self, fragments: list[int]) -> None:
