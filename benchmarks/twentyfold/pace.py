@@ -25,7 +25,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One rank's or learner's. done: it writes a line for each step there."""
+    """One rank's or learner's. record: it writes a line for each step there."""
 
     number: int
     step_s: float

@@ -151,7 +151,6 @@ class Fleet:
             return False
         learner.seq += 1
         learner.flying[fragment] = learner.steps
-        learner.account.bytes_up += taken.size_bytes
         begins = max(self.now, learner.up_free_at)
         learner.up_free_at = begins + 8 * taken.size_bytes / learner.island.up_bits_s
         key = Key(learner.island.name, learner.incarnation, fragment, learner.seq)
@@ -275,7 +274,6 @@ class Fleet:
                 self._send(learner, Ready(self._newest[fragment], merged=False, drop=True))
 
     def _send(self, learner: Learner, ready: Ready) -> None:
-        learner.account.bytes_down += ready.published.size_bytes
         begins = max(self.now, learner.down_free_at)
         learner.down_free_at = begins + 8 * ready.published.size_bytes / learner.island.down_bits_s
         arrives = learner.down_free_at + learner.island.delay_s

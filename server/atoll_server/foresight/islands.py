@@ -85,8 +85,6 @@ class Account:
     trained_s: float = 0.0
     blocked_s: float = 0.0
     down_s: float = 0.0
-    bytes_up: float = 0.0
-    bytes_down: float = 0.0
     staleness: list[int] = field(default_factory=list)
 
 
