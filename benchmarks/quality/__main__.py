@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.quality import plots
-from benchmarks.quality.grid import GROUPS, Group
+from benchmarks.quality.grid import BUDGETS, GROUPS
 from benchmarks.quality.records import RECORDS, make
-from benchmarks.quality.report import lines, table
+from benchmarks.quality.report import budget_table, gaps, lines, table
 
 REPORT = RECORDS / "README.md"
 
@@ -18,7 +18,9 @@ REPORT = RECORDS / "README.md"
 def main() -> None:
     """Ends with what is still missing, if it was told to train nothing."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", choices=[group.name for group in GROUPS], help="these groups")
+    parser.add_argument(
+        "--only", action="append", choices=[*(group.name for group in GROUPS), "budgets"], help="these groups"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="of each variant, at most")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each")
     parser.add_argument("--report", action="store_true", help="train nothing")
@@ -28,19 +30,25 @@ def main() -> None:
     if not options.report:
         # The first seed of everything comes first: a report of one seed is worth more than half a report of three.
         wanted = [v.seeds()[seed] for seed in range(options.seeds) for group in chosen for v in group.variants]
+        if not options.only or "budgets" in options.only:
+            wanted += [recipe for budget in BUDGETS for side in budget.sides() for recipe in side]
         make(wanted, options.workers, console)
-    write(GROUPS, REPORT)
+    write(REPORT)
     console.print(f"wrote {REPORT}")
 
 
-def write(groups: tuple[Group, ...], path: Path) -> None:
+def write(path: Path) -> None:
     """Tables of all groups, with a picture of each beside them."""
     parts = [HEAD]
-    for group in groups:
+    for group in GROUPS:
         found = lines(group)
         if found:
             plots.losses(group, found, path.with_name(f"{group.name}.svg"))
             parts += [table(group, found), f"![{group.title}]({group.name}.svg)\n"]
+    compared = gaps(BUDGETS)
+    if compared:
+        plots.gaps(compared, path.with_name("budgets.svg"))
+        parts += [BUDGETS_HEAD, budget_table(compared), "![The gap over tokens](budgets.svg)\n"]
     path.write_text("\n".join(parts))
 
 
@@ -54,6 +62,11 @@ follow the fastest.
 
 [explored.json](explored.json) has the runs from which the rates were chosen: one seed each, made while the harness
 grew. Those with H = 6 and 12 and outer rates of 0.9 and 0.5 are of a version whose learners answered one round a step.
+"""
+
+BUDGETS_HEAD = """### What is left to data-parallel, by budget
+
+Four learners, H = 24, int4 both ways, equal tokens, one seed; each side at the best of the rates that were tried.
 """
 
 

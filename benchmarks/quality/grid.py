@@ -1,4 +1,4 @@
-"""Which runs the report is made of: groups of variants, each with three seeds, all beside one baseline."""
+"""Which runs the report is made of: groups of variants beside a baseline, and budgets beside data-parallel training."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
 MIXED = (0.5, 0.8, 1.2, 1.5)
-RATES = {"outer_lr": 0.7, "outer_momentum": 0.7, "outer_warm_up": 25}
 DATA_PARALLEL = Recipe("data-parallel", learning_rate=1.5e-2)
-SYNCHRONOUS = Recipe("synchronous", learning_rate=6e-3)
-DECOUPLED = Recipe("decoupled", learning_rate=6e-3)
+BASE = Recipe("decoupled", learning_rate=6e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +34,42 @@ class Group:
     variants: tuple[Variant, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Both sides at one size and number of steps, each at the best of the rates that were tried; one seed.
+
+    data_parallel: inner rates. fleets: inner rate, outer rate and momentum.
+    """
+
+    size: str
+    steps: int
+    data_parallel: tuple[float, ...]
+    fleets: tuple[tuple[float, float, float], ...]
+
+    def sides(self) -> tuple[list[Recipe], list[Recipe]]:
+        """Data-parallel and decoupled."""
+        plain = [replace(DATA_PARALLEL, size=self.size, steps=self.steps, learning_rate=r) for r in self.data_parallel]
+        fleets = [
+            run(replace(BASE, size=self.size, steps=self.steps, learning_rate=r), outer_lr=lr, outer_momentum=mu)
+            for r, lr, mu in self.fleets
+        ]
+        return plain, fleets
+
+
 def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
     """A recipe with other settings of the run than it had."""
     return replace(base, run=tuple(sorted((dict(base.run) | settings).items())))
 
 
-BASE = run(DECOUPLED, **RATES)
+def average(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
+    """The same, merged by plain averages."""
+    return replace(run(base, **settings), merging="average")
 
-BARE = run(replace(BASE, speeds=MIXED), quorum="1", grace_ratio=0.0)
+
+EAGER = run(replace(BASE, speeds=MIXED), quorum="1", grace_ratio=0.0)
 
 COST = Group("cost", "What decoupling and coding cost", (
-    Variant("synchronous DiLoCo, float32", run(SYNCHRONOUS, **RATES)),
+    Variant("synchronous DiLoCo, float32", replace(BASE, method="synchronous")),
     Variant("Decoupled, float32", run(BASE, codec="float32")),
     Variant("Decoupled, int4 up, float32 down", replace(BASE, down="float32")),
     Variant("Decoupled, int4 both ways", BASE),
@@ -57,11 +80,36 @@ LEARNERS = Group("learners", "Number of learners, equal tokens", (
     *(Variant(f"M = {count}", replace(BASE, learners=count)) for count in (2, 4, 8)),
 ))  # fmt: skip
 SPEEDS = Group("speeds", "Speeds of 0.5, 0.8, 1.2, 1.5", (
-    Variant("equal speeds", BASE),
     Variant("K = M", run(replace(BASE, speeds=MIXED), quorum="100%")),
     Variant("K = half, grace (default)", replace(BASE, speeds=MIXED)),
     Variant("K = 1, grace", run(replace(BASE, speeds=MIXED), quorum="1")),
-    Variant("K = 1, no grace", BARE),
-    Variant("K = 1, no grace, weights of all live learners", replace(BARE, policy="weights-of-all")),
+    Variant("K = 1, no grace", EAGER),
+    Variant("K = 1, no grace, weights of all live learners", replace(EAGER, policy="weights-of-all")),
+    Variant("K = 1, no grace, staleness exponent 0", run(EAGER, staleness_exponent=0.0)),
+    Variant("K = 1, no grace, staleness exponent 1", run(EAGER, staleness_exponent=1.0)),
 ))  # fmt: skip
-GROUPS = (COST, LEARNERS, SPEEDS)
+OUTER = Group("outer", "Outer rate, momentum, merging and adoption", (
+    Variant("0.7, 0.7, over 25 outer steps (default)", BASE),
+    Variant("0.7, 0.7, at once", run(BASE, outer_warm_up=0)),
+    Variant("0.7, 0.9", run(BASE, outer_momentum=0.9)),
+    Variant("0.9, 0.5", run(BASE, outer_lr=0.9, outer_momentum=0.5)),
+    Variant("1, none: plain averages of what learners have", average(BASE, outer_lr=1.0, outer_momentum=0.0)),
+    Variant("merged by averages, 0.7, 0.7", average(BASE)),
+    Variant("merged by averages, 1, 0.5", average(BASE, outer_lr=1.0, outer_momentum=0.5)),
+    Variant("overwriting what was trained meanwhile", replace(BASE, adoption="overwrite")),
+))  # fmt: skip
+INTERVAL = Group("interval", "H and the overlap", (
+    Variant("H = 24, overlap 4 (default)", BASE),
+    Variant("H = 12", run(BASE, inner_steps=12)),
+    Variant("H = 12, momentum 0.4", run(BASE, inner_steps=12, outer_momentum=0.4)),
+    Variant("H = 48", run(BASE, inner_steps=48)),
+    Variant("H = 96", run(BASE, inner_steps=96)),
+    Variant("overlap 2", run(BASE, overlap_steps=2.0)),
+    Variant("overlap 8", run(BASE, overlap_steps=8.0)),
+))  # fmt: skip
+GROUPS = (COST, LEARNERS, SPEEDS, OUTER, INTERVAL)
+BUDGETS = (
+    Budget("40k", 1000, (1.5e-2,), ((6e-3, 0.7, 0.7),)),
+    Budget("180k", 1000, (1e-2, 1.5e-2), ((6e-3, 0.7, 0.7), (6e-3, 0.7, 0.8))),
+    Budget("180k", 3000, (1e-2, 1.5e-2), ((4e-3, 0.7, 0.7), (3e-3, 0.7, 0.8))),
+)

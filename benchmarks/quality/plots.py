@@ -9,7 +9,27 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.quality.grid import Group
-from benchmarks.quality.report import Line
+from benchmarks.quality.report import Gap, Line
+
+COLOURS = ("#2a9d8f", "#e76f51", "#264653", "#e9c46a")
+
+
+def gaps(found: Sequence[Gap], path: Path) -> None:
+    """A curve for each size: percent above data-parallel over tokens."""
+    mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for size, colour in zip(dict.fromkeys(gap.budget.size for gap in found), COLOURS, strict=False):
+        of_size = [gap for gap in found if gap.budget.size == size]
+        tokens = [gap.fleet[0].tokens for gap in of_size]
+        axes.plot(tokens, [gap.behind for gap in of_size], "o-", color=colour, label=f"{size} parameters")
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("tokens of the whole run")
+    axes.set_ylabel("loss, % above data-parallel")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def losses(group: Group, lines: Sequence[Line], path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from atoll.reference.model import SIZES, ModelSize
+from atoll_server.settings import Quorum, RunSettings
 
 # Smaller than the reference sizes: what two cores can train often enough to compare settings.
 SMALL = {
@@ -47,8 +48,11 @@ class Recipe:
     seed: int = 0
 
     def key(self) -> str:
-        """Names the file of its record: all that differs from the defaults, and a digest of the whole."""
-        whole = json.dumps(asdict(self), sort_keys=True)
+        """Names the file of its record: all that differs from the defaults, and a digest of everything that decides.
+
+        Atoll's defaults are a part of that: where one changes, what was trained with it has to be trained again.
+        """
+        whole = json.dumps([asdict(self), self.settings.model_dump(mode="json")], sort_keys=True)
         said: list[str] = [self.method]
         for each in fields(self):
             value = getattr(self, each.name)
@@ -60,6 +64,16 @@ class Recipe:
     def model(self) -> ModelSize:
         """Its size."""
         return SMALL[self.size] if self.size in SMALL else SIZES[self.size]
+
+    @property
+    def settings(self) -> RunSettings:
+        """Atoll's defaults, and what `run` says; learners that wait for each other need one fragment and everybody."""
+        given = dict(self.run)
+        if "quorum" in given:
+            given["quorum"] = Quorum.parse(given["quorum"]).model_dump()
+        if self.method == "synchronous":
+            given = {"fragments": 1, "quorum": Quorum(share=1.0).model_dump(), "codec": "float32"} | given
+        return RunSettings().changed(**given)
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.grid import Group, Variant
+from benchmarks.quality.grid import Budget, Group, Variant
+from benchmarks.quality.recipe import Recipe
 from benchmarks.quality.records import RECORDS, read
 
 NOTHING = "-"
@@ -26,6 +27,58 @@ class Line:
     def losses(self) -> list[float]:
         """Of the seeds that were run."""
         return [record["loss"] for record in self.records]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One budget, each side at its best. behind: percent that Decoupled is above data-parallel."""
+
+    budget: Budget
+    data_parallel: tuple[Recipe, float]
+    fleet: tuple[Recipe, float]
+    tried: tuple[int, int]
+
+    @property
+    def behind(self) -> float:
+        """Percent above data-parallel."""
+        return 100 * (self.fleet[1] / self.data_parallel[1] - 1)
+
+
+def best(recipes: Sequence[Recipe], records: Path = RECORDS) -> tuple[Recipe, float] | None:
+    """Of those that have a record, the one with the least loss."""
+    found = [(recipe, record["loss"]) for recipe in recipes if (record := read(recipe, records)) is not None]
+    return min(found, key=lambda each: each[1], default=None)
+
+
+def gaps(budgets: Sequence[Budget], records: Path = RECORDS) -> list[Gap]:
+    """Of each budget that has both sides."""
+    found = []
+    for budget in budgets:
+        plain, fleets = budget.sides()
+        one, other = best(plain, records), best(fleets, records)
+        if one is not None and other is not None:
+            there = [sum(read(r, records) is not None for r in side) for side in (plain, fleets)]
+            found.append(Gap(budget, one, other, (there[0], there[1])))
+    return found
+
+
+def budget_table(found: Sequence[Gap]) -> str:
+    """As Markdown."""
+    rows = [
+        "| parameters | tokens | outer steps | data-parallel (rate) | Decoupled (rate; outer) | beside | tried |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for gap in found:
+        (plain, one), (fleet, other) = gap.data_parallel, gap.fleet
+        settings = fleet.settings
+        cells = [
+            gap.budget.size, f"{fleet.tokens / 1e6:.1f}M", f"{fleet.steps / settings.inner_steps:.0f}",
+            f"{one:.4f} ({plain.learning_rate:g})",
+            f"{other:.4f} ({fleet.learning_rate:g}; {settings.outer_lr:g}, {settings.outer_momentum:g})",
+            f"{gap.behind:+.2f} %", f"{gap.tried[0]}, {gap.tried[1]}",
+        ]  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*rows, ""])
 
 
 def lines(group: Group, records: Path = RECORDS) -> list[Line]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from atoll.reference import data
 from atoll.reference.train import inner_step, learning_rate, optimizer_for, validation_loss
 from atoll_server.foresight.fleet import Fleet
 from atoll_server.foresight.islands import Island
-from atoll_server.settings import Quorum, RunSettings
 
 from benchmarks.quality.policies import put_on
 from benchmarks.quality.recipe import Recipe
@@ -22,25 +20,22 @@ WINDOWS = 2048  # of held-out text, at the end
 CURVE_WINDOWS, CURVE_POINTS = 256, 10
 MERGE_STEPS = 0.05  # that a merge takes, in steps
 
-Tell = Callable[[float], None]  # the part that is done
 
-
-def train(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
+def train(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
     """The record of a run. loss: validation, nats a byte, of the published model after everybody left."""
     began = time.monotonic()
     torch.set_num_threads(1)
-    result = data_parallel(recipe, corpus, tell) if recipe.method == "data-parallel" else fleet(recipe, corpus, tell)
+    result = data_parallel(recipe, corpus) if recipe.method == "data-parallel" else fleet(recipe, corpus)
     return {**result, "tokens": recipe.tokens, "wall_s": round(time.monotonic() - began, 1)}
 
 
-def data_parallel(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
+def data_parallel(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
     """Every step over the batches of all learners: what the mean of their gradients gives."""
     model = new_model(recipe)
     optimizer = optimizer_for(model, recipe.learning_rate)
     streams = [batches(recipe, corpus, name) for name in names(recipe)]
     curve, losses = [], []
     for step in range(recipe.steps):
-        tell(step / recipe.steps)
         rate = learning_rate(recipe.learning_rate, step / recipe.steps, step)
         losses.append(inner_step(model, optimizer, torch.cat([next(stream) for stream in streams]), rate, CPU))
         if (step + 1) % max(1, recipe.steps // CURVE_POINTS) == 0:
@@ -48,9 +43,9 @@ def data_parallel(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, 
     return {"loss": validation_loss(model, corpus, WINDOWS), "curve": curve, "train_loss": _last(losses)}
 
 
-def fleet(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
+def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
     """Learners around the syncer, in virtual time: a second is a step of a learner of speed 1."""
-    settings = settings_of(recipe)
+    settings = recipe.settings
     work = Training(recipe, settings, corpus)
     each = tokens_of_step(recipe)
     repair = {"between_failures_s": recipe.failures, "repair_s": recipe.repair} if recipe.failures else {}
@@ -66,7 +61,6 @@ def fleet(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
     curve: list[tuple[int, float]] = []
 
     def until(fleet: Fleet) -> bool:
-        tell(work.done)
         if work.done >= (len(curve) + 1) / CURVE_POINTS:
             step = round(work.done * recipe.steps)
             curve.append((step, validation_loss(work.model(), corpus, CURVE_WINDOWS)))
@@ -85,16 +79,6 @@ def fleet(recipe: Recipe, corpus: data.Corpus, tell: Tell) -> dict[str, Any]:
         "steps": {name: account.steps for name, account in made.accounts.items()},
         "blocked_s": sum(account.blocked_s for account in made.accounts.values()),
     }  # fmt: skip
-
-
-def settings_of(recipe: Recipe) -> RunSettings:
-    """Atoll's defaults, and what the recipe says; learners that wait for each other need one fragment and everybody."""
-    given = dict(recipe.run)
-    if "quorum" in given:
-        given["quorum"] = Quorum.parse(given["quorum"]).model_dump()
-    if recipe.method == "synchronous":
-        given = {"fragments": 1, "quorum": Quorum(share=1.0).model_dump(), "codec": "float32"} | given
-    return RunSettings().changed(**given)
 
 
 def names(recipe: Recipe) -> list[str]:

@@ -3,7 +3,7 @@
 Four regions of one learner each, the core at home. A step of 12B parameters takes 3 s on links of R Gbit/s and 40 ms
 each way; here a step of n parameters takes `--step-s`, so links have R x (n / 12e9) x (3 s / step), and delays are as
 much shorter as steps are. The model, the batches, the length of a step and the links are the same for
-DistributedDataParallel on gloo (the best of its buckets and hooks, found first) and for Atoll as `atoll plan` has it.
+DistributedDataParallel on gloo (the best of its buckets and hooks at each rate) and for Atoll as `atoll plan` has it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import grpc
@@ -30,15 +31,16 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 from benchmarks.sites import Sites, sites
 from benchmarks.twentyfold import plots
-from benchmarks.twentyfold.pace import SEED, SIZE, tokens_of_step
+from benchmarks.twentyfold.pace import PAPER_STEP_S, SEED, SIZE, tokens_of_step
 
 NAMES = ("eu", "us", "ap", "sa")
 DELAY_MS = 40.0  # each way, beside steps of 3 s
-PAPER_PARAMETERS, PAPER_STEP_S = 12e9, 3.0
+PAPER_PARAMETERS = 12e9
 PORT, MEET = 7070, 29_500
 OPTIONS = [(hook, bucket) for hook in ("bf16", "fp16", "none") for bucket in (0.25, 1.0, 25.0)]
-TRIED, LEFT_OUT = 3, 1  # steps of each option; first steps that do not count
-QUICKER = 10.0  # times the first rate: where options are tried
+TRIED, LEFT_OUT = 6, 1  # steps of each option; first steps that do not count
+QUICK_GBIT = 20.0  # options are tried at this rate, where it is above the one that is measured
+STALL_S = 600.0  # without a step of anybody: something hangs
 EXPORT_S = 5.0
 
 
@@ -160,10 +162,15 @@ def _watched(
 ) -> list[tuple[float, float]]:
     """Bits a second over each site's link, up and down, while all train; returns when everybody has ended."""
     records = [path / f"{name}.steps" for name in NAMES]
+    newest, moved_at = 0, time.monotonic()
     seen: list[tuple[float, list[tuple[int, int]]]] = []
     while any(child.process.poll() is None for child in ranks):
         _look(ranks)
         done = [record.read_text().count("\n") if record.exists() else 0 for record in records]
+        if sum(done) > newest:
+            newest, moved_at = sum(done), time.monotonic()
+        if time.monotonic() - moved_at > STALL_S:
+            raise SystemExit(f"nobody made a step in {STALL_S:.0f} s, after {done}: {ranks[0].tail()}")
         if (not seen and min(done) > LEFT_OUT) or (len(seen) == 1 and max(done) >= steps):
             both = [json.loads(counts.read_text()) for counts in place.counts.values()]
             seen.append((time.monotonic(), [(up, down) for down, up in both]))  # the first end is home's
@@ -223,6 +230,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="of DistributedDataParallel, at each rate")
     parser.add_argument("--minutes", type=float, default=20.0, help="that it trains at the first rate, for the loss")
     parser.add_argument("--atoll-steps", type=int, default=480)
+    parser.add_argument("--alone", type=float, nargs="*", default=[], help="rates at which only Atoll trains")
     parser.add_argument("--json", type=Path, dest="json_path", required=True)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
@@ -236,11 +244,14 @@ def main() -> None:
               f"down {run.options}", flush=True)  # fmt: skip
         options.json_path.write_text(json.dumps([asdict(each) for each in runs], indent=1) + "\n")
 
-    first = link_mbit(options.gbit[0], parameters, options.step_s)
-    hook, bucket = _best(QUICKER * first, options.step_s)
+    best = cache(lambda gbit: _best(link_mbit(gbit, parameters, options.step_s), options.step_s))
+    for gbit in options.alone:
+        mbit = link_mbit(gbit, parameters, options.step_s)
+        keep(atoll(gbit, mbit, options.step_s, options.atoll_steps, parameters, exports=False))
     for number, gbit in enumerate(options.gbit):
         mbit = link_mbit(gbit, parameters, options.step_s)
         keep(atoll(gbit, mbit, options.step_s, options.atoll_steps, parameters, exports=not number))
+        hook, bucket = best(max(gbit, QUICK_GBIT))
         steps = options.steps
         if not number:
             tried = data_parallel(gbit, mbit, options.step_s, TRIED, hook, bucket, save=False).step_s

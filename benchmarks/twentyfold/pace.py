@@ -21,6 +21,7 @@ from torch import Tensor
 SIZE, BATCH = "tiny", 2
 PEAK, WARM_UP = 3e-3, 20  # rate and steps: the same for both
 SEED = 0
+PAPER_STEP_S = 3.0  # of 12B parameters
 
 
 @dataclass(frozen=True, slots=True)

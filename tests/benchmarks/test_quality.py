@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 
 import pytest
 from atoll.reference import data
+from atoll_server.settings import RunSettings
 from rich.console import Console
 
 from benchmarks.quality import grid, records, report
+from benchmarks.quality import recipe as recipe_room
 from benchmarks.quality.recipe import Recipe
 from benchmarks.quality.train import train
 
@@ -23,16 +26,16 @@ def corpus() -> data.Corpus:
 
 
 def loss(recipe: Recipe, corpus: data.Corpus) -> float:
-    return train(recipe, corpus, lambda _: None)["loss"]
+    return train(recipe, corpus)["loss"]
 
 
 @pytest.fixture(scope="module")
 def base(corpus) -> dict:
-    return train(SMALL, corpus, lambda _: None)
+    return train(SMALL, corpus)
 
 
 def test_a_run_learns_and_is_the_same_again(base, corpus):
-    again = train(SMALL, corpus, lambda _: None)
+    again = train(SMALL, corpus)
     assert {k: v for k, v in again.items() if k != "wall_s"} == {k: v for k, v in base.items() if k != "wall_s"}
     assert base["loss"] < 4.5  # of 5.55 untrained
     assert base["shares"] > 1.9
@@ -53,8 +56,7 @@ def test_a_run_learns_and_is_the_same_again(base, corpus):
         {"run": (("inner_steps", 6),)},
         {"speeds": (0.5, 1.5)},
         {"failures": 10.0, "repair": 2.0},
-        {"policy": "warm-H:4:3"},
-        {"policy": "warm-momentum:9"},
+        {"run": (("outer_warm_up", 0),)},
         {"policy": "weights-of-all", "speeds": (0.5, 1.5), "run": (("quorum", "1"), ("grace_ratio", 0.0))},
     ],
     ids=str,
@@ -76,6 +78,7 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
         grid.Variant(name, replace(SMALL, steps=8, run=(("outer_lr", lr),))) for name, lr in (("a", 0.7), ("b", 0.9))
     )
     monkeypatch.setattr(grid, "SEEDS", (0, 1))
+    monkeypatch.setattr(records, "_commit", lambda: "this tree")
     group = grid.Group("g", "A group", variants)
     wanted = [recipe for variant in variants for recipe in variant.seeds()]
     for recipe in wanted[:3]:
@@ -91,6 +94,42 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
     assert second.behind[0] == 0.0
     assert second.behind[1] == pytest.approx(100 * (made["loss"] / 2.1 - 1))
     assert "| b |" in report.table(group, [first, second])
+
+
+def test_a_default_that_changes_asks_for_its_runs_again(monkeypatch):
+    before = SMALL.key()
+    stated = replace(SMALL, run=(("outer_lr", RunSettings().outer_lr),)).key()
+    assert before != stated  # what is stated stays as it is when the default moves
+    monkeypatch.setattr(recipe_room, "RunSettings", lambda: RunSettings(outer_lr=0.123))
+    assert SMALL.key() != before
+
+
+def test_no_record_is_made_of_code_that_is_not_committed(tmp_path, monkeypatch):
+    for words in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    code = tmp_path / "server" / "merge.py"
+    code.parent.mkdir()
+    code.write_text("a = 1\n")
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    subprocess.run(["git", "commit", "-q", "-m", "m"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    records.make([], 1, Console(quiet=True), tmp_path)
+    code.write_text("a = 2\n")
+    with pytest.raises(records.RecordError, match=r"server/merge\.py is not as it was committed"):
+        records.make([], 1, Console(quiet=True), tmp_path)
+
+
+def test_a_budget_compares_the_best_of_each_side(tmp_path):
+    budget = grid.Budget("40k", 24, (1e-2, 2e-2), ((3e-3, 0.7, 0.7), (6e-3, 0.7, 0.8)))
+    plain, fleets = budget.sides()
+    assert report.gaps([budget], tmp_path) == []
+    for recipe, loss in zip([*plain, *fleets], (2.0, 2.1, 2.6, 2.2), strict=True):
+        records.path_of(recipe, tmp_path).write_text(json.dumps({"loss": loss}))
+    (gap,) = report.gaps([budget], tmp_path)
+    assert gap.behind == pytest.approx(10.0)
+    assert gap.fleet[0].settings.outer_momentum == 0.8
+    assert "| 2.2000 (0.006; 0.7, 0.8) | +10.00 % | 2, 2 |" in report.budget_table([gap])
+    assert {recipe.tokens for recipe in (*plain, *fleets)} == {24 * 32 * 64}
 
 
 def test_recipes_have_names_of_their_own():
