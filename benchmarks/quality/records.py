@@ -48,12 +48,12 @@ def make(recipes: Sequence[Recipe], workers: int, console: Console, records: Pat
     missing = [recipe for recipe in dict.fromkeys(recipes) if not path_of(recipe, records).exists()]
     console.print(f"{len(set(recipes)) - len(missing)} of {len(set(recipes))} records are there")
     records.mkdir(parents=True, exist_ok=True)
-    commit, began = _commit(), time.monotonic()
+    of, began = commit(), time.monotonic()
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         running = {pool.submit(_run, recipe): recipe for recipe in missing}
         for number, done in enumerate(as_completed(running), start=1):
             recipe, result = running[done], done.result()
-            record = {"recipe": asdict(recipe), "commit": commit, **result}
+            record = {"recipe": asdict(recipe), "commit": of, **result}
             part = path_of(recipe, records).with_suffix(".part")
             part.write_text(json.dumps(record, indent=1) + "\n")
             part.rename(path_of(recipe, records))
@@ -71,7 +71,7 @@ def _run(recipe: Recipe) -> dict[str, Any]:
     return {"corpus": corpus.sha256, **train(recipe, corpus)}
 
 
-def _commit() -> str:
+def commit() -> str:
     """Of the code, which has to be as it was committed: the record names it."""
     changed = _git("status", "--porcelain", "--", *CODE)
     if changed:

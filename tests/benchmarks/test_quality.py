@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks.quality import grid, records, report
 from benchmarks.quality import recipe as recipe_room
+from benchmarks.quality.over_grpc import through_processes
 from benchmarks.quality.recipe import Recipe
 from benchmarks.quality.train import train
 
@@ -65,6 +66,14 @@ def test_each_setting_changes_what_comes_out(base, corpus, change):
     assert loss(replace(SMALL, **change), corpus) != base["loss"]
 
 
+def test_processes_over_grpc_give_what_virtual_time_gives():
+    recipe = replace(SMALL, steps=100)
+    made = through_processes(recipe, 0.03)
+    virtual = train(recipe, data.load(None, recipe.model.context))
+    assert [each["refused"] for each in made["learners"]] == [0, 0]
+    assert made["loss"] == pytest.approx(virtual["loss"], rel=0.15)  # four outer steps: who began first still counts
+
+
 def test_one_learner_with_plain_outer_steps_is_plain_training(corpus):
     """Lr 1 and no momentum: the outer step takes over exactly what the learner did, so nothing may change."""
     run = (("codec", "float32"), ("outer_lr", 1.0), ("outer_momentum", 0.0))
@@ -78,7 +87,7 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
         grid.Variant(name, replace(SMALL, steps=8, run=(("outer_lr", lr),))) for name, lr in (("a", 0.7), ("b", 0.9))
     )
     monkeypatch.setattr(grid, "SEEDS", (0, 1))
-    monkeypatch.setattr(records, "_commit", lambda: "this tree")
+    monkeypatch.setattr(records, "commit", lambda: "this tree")
     group = grid.Group("g", "A group", variants)
     wanted = [recipe for variant in variants for recipe in variant.seeds()]
     for recipe in wanted[:3]:

@@ -32,6 +32,21 @@ def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
     assert second.learner.stats().last_error == ""
 
 
+def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):
+    """Everybody is waited for, yet rounds keep the pace of the fastest, whose steps are a third as long."""
+    with core(tmp_path, "--fragments", "8", "--inner-steps", "8", "--quorum", "100%") as running:
+        fast = Trainee(running.address, "fast", lambda t: len(t.losses) >= 240, pace_s=0.02)
+        slow = Trainee(running.address, "slow", lambda _: not fast.is_alive(), pace_s=0.06)
+        for trainee in (fast, slow):
+            trainee.start()
+        for trainee in (fast, slow):
+            trainee.done()
+        eventually(lambda: running.status().contributions.pending == 0)
+        status = running.status()
+    assert status.outer_steps > 2 * len(slow.losses)  # one round a step would make it one
+    assert status.contributions.merged > 1.8 * status.outer_steps
+
+
 def test_learners_of_one_process_disturb_nobody_with_each_others_events(tmp_path, caplog):
     with core(tmp_path) as running:
         train(running.address, "a", "b", "c", "d", steps=60)

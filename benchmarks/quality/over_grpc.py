@@ -1,0 +1,77 @@
+"""The baseline through real processes, a core and its learners over gRPC, beside its records in virtual time.
+
+python -m benchmarks.quality.over_grpc [--seeds 3]: two minutes each, and some minutes more for what has no record yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+from atoll.demo.processes import ATOLL, children
+from atoll.reference import data
+from atoll.reference.train import validation_loss
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from rich.console import Console
+from safetensors.torch import load
+
+from benchmarks.quality.grid import BASE
+from benchmarks.quality.recipe import Recipe
+from benchmarks.quality.records import RECORDS, commit, make, read
+from benchmarks.quality.train import WINDOWS, names
+from benchmarks.quality.training import new_model
+
+STEP_S = 0.1  # two cores train four learners' steps in less
+RECORD = "over-grpc.json"
+
+
+def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
+    """Validation loss of the published model after everybody left, and what learners say of themselves."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        server = f"unix:{directory}/core"
+        words = [*ATOLL, "core", "--listen", server, "--dir", f"{directory}/run"]
+        group.serving(group.start("core", words, piped=True))
+        given = json.dumps(asdict(recipe))
+        learners = [
+            group.start(name, [sys.executable, "-m", "benchmarks.quality.learner", server, name, str(step_s), given])
+            for name in names(recipe)
+        ]
+        for learner in learners:
+            if learner.process.wait() != 0:
+                raise SystemExit(f"{learner.name} ended: {learner.tail()}")
+        with grpc.insecure_channel(server) as channel:
+            chunks = rpc.OperatorStub(channel).ExportCheckpoint(pb.ExportCheckpointRequest())
+            file = b"".join(reply.chunk for reply in chunks)
+        said = [json.loads(learner.tail()) for learner in learners]
+    model = new_model(recipe)
+    model.load_state_dict(load(file), strict=True)
+    loss = validation_loss(model, data.load(None, recipe.model.context), WINDOWS)
+    return {"seed": recipe.seed, "loss": loss, "learners": said}
+
+
+def main() -> None:
+    """Trains, prints, and writes what it has after each seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    console = Console(width=200)
+    recipes = [replace(BASE, seed=seed) for seed in range(options.seeds)]
+    make(recipes, 2, console)
+    runs: list[dict[str, Any]] = []
+    for recipe in recipes:
+        virtual = read(recipe)
+        assert virtual is not None, "made above"
+        runs.append(through_processes(recipe, STEP_S) | {"virtual": virtual["loss"]})
+        console.print(f"seed {recipe.seed}: {runs[-1]['loss']:.4f} over gRPC, {virtual['loss']:.4f} in virtual time")
+        (RECORDS / RECORD).write_text(json.dumps({"commit": commit(), "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
