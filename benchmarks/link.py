@@ -4,7 +4,7 @@ python -m benchmarks.link A B --mbit 200 --delay-ms 40 --loss 0.0005 [--quick] [
 
 As root. Makes a device in each namespace, touches /run/netns/A.DEVICE.up, and carries packets until it is ended.
 --quick: without delay and loss until SIGUSR1. SIGUSR2 cuts it, and mends it again. --counts: bytes each way, written
-there every second. What to drop follows from --seed and the order of packets.
+there five times a second. What to drop follows from --seed and the order of packets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 BUFFER_S = 0.1  # of a router: what would wait longer is dropped
 QUICK_BYTES_PER_S = 100e6
-COUNT_S = 1.0
+COUNT_S = 0.2
 MOST_AT_ONCE = 64  # packets read from one end before the other is looked at
 
 

@@ -84,9 +84,11 @@ SPEEDS = Group("speeds", "Speeds of 0.5, 0.8, 1.2, 1.5", (
     Variant("K = half, grace (default)", replace(BASE, speeds=MIXED)),
     Variant("K = 1, grace", run(replace(BASE, speeds=MIXED), quorum="1")),
     Variant("K = 1, no grace", EAGER),
-    Variant("K = 1, no grace, weights of all live learners", replace(EAGER, policy="weights-of-all")),
     Variant("K = 1, no grace, staleness exponent 0", run(EAGER, staleness_exponent=0.0)),
     Variant("K = 1, no grace, staleness exponent 1", run(EAGER, staleness_exponent=1.0)),
+    Variant("K = 1, no grace, outer rate 0.5", run(EAGER, outer_lr=0.5)),
+    Variant("K = 1, no grace, momentum 0.5", run(EAGER, outer_momentum=0.5)),
+    Variant("K = 1, no grace, weights of those here", replace(EAGER, policy="weights-of-those-here")),
 ))  # fmt: skip
 OUTER = Group("outer", "Outer rate, momentum, merging and adoption", (
     Variant("0.7, 0.7, over 25 outer steps (default)", BASE),

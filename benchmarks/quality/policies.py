@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll_server import events as ev
 from atoll_server.foresight.fleet import Fleet
+from atoll_server.members import Present
 from atoll_server.rounds import Closing
 
 
@@ -15,33 +17,23 @@ def put_on(fleet: Fleet, policy: str) -> None:
     POLICIES[policy](fleet)
 
 
-def weights_of_all(fleet: Fleet) -> None:
-    """A merge of few is a small step: weights are normalised by what all live learners gave last, not by those here."""
-    syncer, last = fleet.syncer, dict[tuple[int, str], float]()
+def weights_of_those_here(fleet: Fleet) -> None:
+    """Weights of a merge always sum to one, however few it has and however late they are: the paper's."""
+    syncer = fleet.syncer
     close = syncer._close
 
-    def closed(fragment: int, closing: Closing, now: float) -> list[ev.Effect]:
-        version, exponent = syncer.fragments[fragment].version, syncer.settings.staleness_exponent
-        raw = {
-            key.learner: syncer.weigh(p.tokens, p.steps, version - p.base_version, exponent)
-            for key, p in syncer.fragments[fragment].pending.items()
-        }
-        effects = close(fragment, closing, now)
-        for place, effect in enumerate(effects):
-            if isinstance(effect, ev.Merge):
-                here = {share.key.learner for share in effect.shares}
-                for name in here:
-                    last[fragment, name] = raw[name]
-                given = sum(raw[name] for name in here)
-                missing = sum(last.get((fragment, name), 0.0) for name in syncer.present(now).live - here)
-                part = given / (given + missing)
-                shares = tuple(replace(share, weight=share.weight * part) for share in effect.shares)
-                effects[place] = replace(effect, shares=shares)
-        return effects
+    def closed(fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
+        return [
+            replace(effect, shares=_normalised(effect.shares)) if isinstance(effect, ev.Merge) else effect
+            for effect in close(fragment, closing, present)
+        ]
 
     syncer._close = closed  # type: ignore[method-assign]
 
 
-POLICIES: dict[str, Callable[[Fleet], None]] = {
-    "weights-of-all": weights_of_all,
-}
+def _normalised(shares: Sequence[ev.Share]) -> tuple[ev.Share, ...]:
+    whole = math.fsum(share.weight for share in shares)
+    return tuple(replace(share, weight=share.weight / whole) for share in shares)
+
+
+POLICIES: dict[str, Callable[[Fleet], None]] = {"weights-of-those-here": weights_of_those_here}

@@ -117,7 +117,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One contribution's part in a merge; weights of a merge sum to one."""
+    """One contribution's part in a merge; the weights of a merge sum to one, or less: see FragmentRounds.settle."""
 
     key: Key
     weight: float

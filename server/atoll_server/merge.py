@@ -1,7 +1,7 @@
 """PURE: contributions of one round into one new version of a fragment. No IO of its own, no clock.
 
 Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
-1. sum of factor x contribution, where the factor is the normalised weight w, or w / ||v|| for a piece that is merged
+1. sum of factor x contribution, where the factor is the weight w, or w / ||v|| for a piece that is merged
    by direction; only the norm of each piece's combination is kept, summed in float64, frame by frame.
 2. the same sum again: from codes it costs less than to write it down and read it. Delta = sum, or
    sum x (sum w ||v||) / ||sum|| for a piece merged by direction;
@@ -128,11 +128,11 @@ def merge(
 ) -> Merged:
     """One outer step.
 
-    weights: normalised, one per contribution; all contributions have one codec. published: float32 (fragment.length,):
-    becomes the new theta_pub; it may be the old one itself. theta and momentum are changed in place. All that is
-    changed only after every contribution was read once: what is wrong with one then leaves the state untouched. One
-    that cannot be read again leaves it half changed: the caller gives it up. Norms up to
-    LARGEST_NORM cannot make a sum that is not finite.
+    weights: of each contribution, one at most together; all contributions have one codec. published: float32
+    (fragment.length,): becomes the new theta_pub; it may be the old one itself. theta and momentum are changed in
+    place, all that only after every contribution was read once: what is wrong with one then leaves the state
+    untouched. One that cannot be read again leaves it half changed: the caller gives it up. Norms up to LARGEST_NORM
+    cannot make a sum that is not finite.
     """
     assert contributions, "there is nothing to merge"
     assert len({contribution.codec for contribution in contributions}) == 1, "the codec is the run's"
@@ -142,8 +142,8 @@ def merge(
     given = _Given(contributions, fragment)
     combined_sq = norms_sq(fragment, [_combined_squares(given, span, factors) for span in fragment.frames])
     radii = np.zeros(len(fragment.pieces), np.float64)
-    for contribution, normalised in zip(contributions, weights, strict=True):
-        radii += normalised * contribution.scale * np.sqrt(contribution.norms_sq)
+    for contribution, weighs in zip(contributions, weights, strict=True):
+        radii += weighs * contribution.scale * np.sqrt(contribution.norms_sq)
     scales = np.ones(len(fragment.pieces), np.float32)
     for index, piece in enumerate(fragment.pieces):
         if piece.kind is MergeKind.DIRECTION:
@@ -171,13 +171,13 @@ class _Given:
         return found
 
 
-def _factors(fragment: Fragment, contribution: Contribution, normalised: float) -> F32:
+def _factors(fragment: Fragment, contribution: Contribution, weighs: float) -> F32:
     """What each piece of a contribution is multiplied with in the first pass."""
-    factors = np.full(len(fragment.pieces), normalised * contribution.scale, np.float64)
+    factors = np.full(len(fragment.pieces), weighs * contribution.scale, np.float64)
     for index, piece in enumerate(fragment.pieces):
         if piece.kind is MergeKind.DIRECTION:
             norm = math.sqrt(contribution.norms_sq[index])
-            factors[index] = normalised / norm if norm > SMALLEST_NORM else 0.0
+            factors[index] = weighs / norm if norm > SMALLEST_NORM else 0.0
     return factors.astype(np.float32)
 
 

@@ -14,13 +14,12 @@ import numpy as np
 from atoll_wire.blocks import F32
 from atoll_wire.layout import Fragment, Layout
 
-from atoll_server import ledger, merge
+from atoll_server import ledger
 from atoll_server.disk import DISK
-from atoll_server.events import Key
 from atoll_server.merge import FragmentState, Merged
 from atoll_server.offline import open_ledger, read_run
 from atoll_server.process import SettingsError
-from atoll_server.restore import check_merge, contribution_of, initial_state, merge_again
+from atoll_server.restore import check_merge, initial_state, merge_again
 from atoll_server.rows import MergeRow
 from atoll_server.settings import RunSettings
 from atoll_server.spool import Spool, SpoolError
@@ -66,7 +65,7 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
             state = initial_state(layout, initial, fragment)
             first = state.theta_pub.copy()
             for row in ledger.merges(db, meta["generation"], fragment.index, after=0)[: theirs.version]:
-                merged = _again(db, spool, meta["generation"], fragment, state, what_if.of(db, meta["generation"], row))
+                merged = _again(db, spool, meta["generation"], fragment, state, what_if.of(row))
                 if not changes:
                     check_merge(merged, row)
                 state = merged.state
@@ -100,8 +99,9 @@ class _WhatIf:
                 raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
             given[name] = value.strip()
         self._names, self._settings = given.keys(), recorded.changed(**given)
+        self._lighter = recorded.staleness_exponent - self._settings.staleness_exponent
 
-    def of(self, db: sqlite3.Connection, generation: int, row: MergeRow) -> MergeRow:
+    def of(self, row: MergeRow) -> MergeRow:
         """A merge as it would have been."""
         rule, settings = dict(row.rule), self._settings
         if "outer_lr" in self._names:
@@ -112,10 +112,7 @@ class _WhatIf:
             rule["codec"] = int(settings.codec)
         if "staleness_exponent" not in self._names:
             return replace(row, rule=rule)
-        sent = [contribution_of(db, generation, Key(s[0], s[1], row.fragment, s[2])) for s in row.shares]
-        exponent = settings.staleness_exponent
-        weights = [merge.weight(c.tokens, c.steps, s[4], exponent) for c, s in zip(sent, row.shares, strict=True)]
-        shares = tuple((*s[:3], w / math.fsum(weights), s[4]) for s, w in zip(row.shares, weights, strict=True))
+        shares = tuple((*s[:3], s[3] * (1 + s[4]) ** self._lighter, s[4]) for s in row.shares)
         return replace(row, rule=rule, shares=shares)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll_server.events import Cause, Key
+from atoll_server.events import Cause, Key, Refusal, Share
+from atoll_server.settings import RunSettings
+
+Weigh = Callable[[int, int, int, float], float]  # tokens, steps, staleness, exponent -> weight
 
 
 class Phase(Enum):
@@ -39,6 +44,7 @@ class FragmentRounds:
     adopters: set[str] = field(default_factory=set)  # whose work is in the newest version, and who are still to adopt
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[Key, Pending] = field(default_factory=dict)
+    usual: dict[str, float] = field(default_factory=dict)  # by learner: what its last contribution weighed, if on time
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
         """A learner has nothing for the round that is open, if it means that one."""
@@ -52,6 +58,33 @@ class FragmentRounds:
     def fresh(self) -> set[str]:
         """Learners with a contribution that answers this very round: these count to the quorum."""
         return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
+
+    def settle(
+        self, live: Set[str], weigh: Weigh, settings: RunSettings
+    ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
+        """What waits, for its merge or refused; nothing waits then.
+
+        Weights sum to the part that this is of what all live learners would give on time: a merge of few, or of what
+        came late, is a small step. Who is missing counts as its last contribution, at most as the largest one here.
+        """
+        taken: list[tuple[Key, float, int]] = []
+        refusals: list[Refusal] = []
+        on_time: dict[str, float] = {}
+        for key, waiting in sorted(self.pending.items()):
+            staleness = self.version - waiting.base_version
+            if staleness > settings.max_staleness:
+                text = f"staleness {staleness} is above {settings.max_staleness}: adopt the fragment whole"
+                refusals.append(Refusal(key, text, True))
+                continue
+            sent = (waiting.tokens, waiting.steps)
+            on_time[key.learner] = on_time.get(key.learner, 0.0) + weigh(*sent, 0, settings.staleness_exponent)
+            taken.append((key, weigh(*sent, staleness, settings.staleness_exponent), staleness))
+        self.pending.clear()
+        self.usual.update(on_time)
+        most = max(on_time.values(), default=0.0)
+        missing = (min(most, self.usual.get(learner, 0.0)) for learner in live - on_time.keys())
+        whole = math.fsum([*on_time.values(), *missing])
+        return tuple(Share(key, weight / whole, staleness) for key, weight, staleness in taken), tuple(refusals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
   usually take. With nothing to merge it lapses: the cycle grows, the version does not.
 - A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer, but neither
   counts to the quorum nor starts the grace window.
+- A merge's weights sum to the part that it has of all live learners' work, on time: few, or late, is a small step.
 - Too stale at the merge: refused, and its learner gives up the outstanding work it came from.
 - When no learner is expected any more, what is pending is merged at once.
 """
@@ -17,18 +18,16 @@ Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 from atoll_server import events as ev
 from atoll_server.events import Cause, Key
 from atoll_server.members import Member, Present, look_after_s, named, smoothed
-from atoll_server.rounds import Closing, FragmentRounds, Pending, Phase, Waiting
+from atoll_server.rounds import Closing, FragmentRounds, Pending, Phase, Waiting, Weigh
 from atoll_server.settings import RunSettings
 
 CATCHING_UP = 2.0  # times the pace
-
-Weigh = Callable[[int, int, int, float], float]  # tokens, steps, staleness, exponent -> weight
 
 
 class Syncer:
@@ -162,7 +161,7 @@ class Syncer:
                     self.quorum_s = smoothed(self.quorum_s, present.now - rounds.opened_at)
                 decision = self.decide(index, present)
                 if isinstance(decision, Closing):
-                    effects += self._close(index, decision, present.now)
+                    effects += self._close(index, decision, present)
         return effects
 
     def decide(self, fragment: int, present: Present) -> Waiting | Closing:
@@ -194,30 +193,17 @@ class Syncer:
                 latest = max(latest, frame_at + self.members[name].patience_s())
         return latest if missing else max(latest, now)
 
-    def _close(self, fragment: int, closing: Closing, now: float) -> list[ev.Effect]:
+    def _close(self, fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
-        taken: list[tuple[Key, float, int]] = []
-        refusals: list[ev.Refusal] = []
-        for key in sorted(rounds.pending):
-            waiting = rounds.pending[key]
-            staleness = rounds.version - waiting.base_version
-            if staleness > self.settings.max_staleness:
-                text = f"staleness {staleness} is above {self.settings.max_staleness}: adopt the fragment whole"
-                refusals.append(ev.Refusal(key, text, True))
-            else:
-                weight = self.weigh(waiting.tokens, waiting.steps, staleness, self.settings.staleness_exponent)
-                taken.append((key, weight, staleness))
-        rounds.pending.clear()
+        shares, refusals = rounds.settle(present.live, self.weigh, self.settings)
         rounds.declined.clear()
-        quorum_at, rounds.quorum_at, rounds.closed_at = rounds.quorum_at, None, now
-        if not taken:
+        quorum_at, rounds.quorum_at, rounds.closed_at = rounds.quorum_at, None, present.now
+        if not shares:
             rounds.phase = Phase.IDLE
             lapse = ev.Lapse(fragment, rounds.cycle, closing.cause, closing.reason)
-            return [ev.Refuse(fragment, tuple(refusals)), lapse] if refusals else [lapse]
-        rounds.phase, rounds.adopters = Phase.MERGING, {key.learner for key, _, _ in taken}
-        total = math.fsum(weight for _, weight, _ in taken)
-        shares = tuple(ev.Share(key, weight / total, staleness) for key, weight, staleness in taken)
-        asked = (fragment, rounds.version + 1, rounds.cycle, shares, tuple(refusals))
+            return [ev.Refuse(fragment, refusals), lapse] if refusals else [lapse]
+        rounds.phase, rounds.adopters = Phase.MERGING, {share.key.learner for share in shares}
+        asked = (fragment, rounds.version + 1, rounds.cycle, shares, refusals)
         return [ev.Merge(*asked, quorum_at, closing.cause, closing.reason)]
 
     # ------------------------------------------------------------------------------ opening

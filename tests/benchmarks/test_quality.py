@@ -58,7 +58,7 @@ def test_a_run_learns_and_is_the_same_again(base, corpus):
         {"speeds": (0.5, 1.5)},
         {"failures": 10.0, "repair": 2.0},
         {"run": (("outer_warm_up", 0),)},
-        {"policy": "weights-of-all", "speeds": (0.5, 1.5), "run": (("quorum", "1"), ("grace_ratio", 0.0))},
+        {"policy": "weights-of-those-here", "speeds": (0.5, 1.5), "run": (("quorum", "1"), ("grace_ratio", 0.0))},
     ],
     ids=str,
 )

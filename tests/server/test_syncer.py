@@ -9,8 +9,9 @@ from atoll_server import events as ev
 from atoll_server import merge
 from atoll_server.events import Key
 from atoll_server.members import Member
+from atoll_server.rounds import FragmentRounds, Pending, Phase
 from atoll_server.settings import Quorum, RunSettings
-from atoll_server.syncer import Pending, Phase, Syncer
+from atoll_server.syncer import Syncer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,6 +162,32 @@ def test_a_late_contribution_joins_the_next_round_but_neither_makes_a_quorum_nor
     assert late.staleness == 1
     on_time = next(share for share in closed.shares if share.key.learner == "a")
     assert late.weight == pytest.approx(on_time.weight / 2**0.5)
+
+
+def test_a_merge_of_few_is_a_small_step():
+    world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=1), grace_ratio=0.0)
+    world.open()
+    (alone,) = merges(world.contribute("a"))
+    assert [share.weight for share in alone.shares] == [1.0]  # nothing is known of the others yet
+    world.finish()
+    first = world.syncer.fragments[0].cycle
+    world.contribute("b", cycle=first, base=0)
+    world.contribute("c", cycle=first, base=0)
+    world.open()
+    (late,) = merges(world.contribute("a"))
+    assert sum(share.weight for share in late.shares) == pytest.approx((1 + 2 / 2**0.5) / 3)
+    world.finish()
+    world.open()
+    (alone,) = merges(world.contribute("a"))
+    assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]
+
+
+def test_who_is_missing_counts_as_much_as_the_largest_here_at_most():
+    rounds = FragmentRounds(version=4, cycle=9, usual={"a": 5.0, "b": 1000.0, "gone": 50.0})
+    rounds.pending[ev.Key("a", 0, 0, 1)] = Pending(9, 4, 10, 1)
+    shares, refusals = rounds.settle({"a", "b"}, merge.weight, RunSettings())
+    assert [share.weight for share in shares] == [0.5]
+    assert (refusals, rounds.pending, rounds.usual["a"]) == ((), {}, 100.0)
 
 
 def test_beyond_the_maximum_staleness_a_contribution_is_refused_and_its_work_dropped():

@@ -235,7 +235,7 @@ class Checks:
         seen: set[Any] = set()
         for fragment, version, text in db.execute("SELECT fragment, version, shares FROM merges").fetchall():
             shares = json.loads(text)
-            if not 0.999999 < sum(share[3] for share in shares) < 1.000001:
+            if not 0 < sum(share[3] for share in shares) < 1.000001:
                 raise Violation(7, f"weights of {fragment}/{version} sum to {sum(share[3] for share in shares)}")
             for learner, incarnation, seq, _, _ in shares:
                 name = (learner, incarnation, fragment, seq)

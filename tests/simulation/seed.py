@@ -16,6 +16,9 @@ from unittest import mock
 import psutil
 import structlog
 from atoll_server import crash, members
+from atoll_server.events import Effect
+from atoll_server.members import Present
+from atoll_server.rounds import Closing
 from atoll_server.syncer import Syncer
 from atoll_wire import layout
 
@@ -62,9 +65,9 @@ def simulate(seed: int) -> World:
         world = World(seed, loop)
         close = Syncer._close
 
-        def closing(syncer: Syncer, fragment: int, reason: str, now: float) -> object:
-            world.checks.closing(syncer, fragment, now)
-            return close(syncer, fragment, reason, now)
+        def closing(syncer: Syncer, fragment: int, reason: Closing, present: Present) -> list[Effect]:
+            world.checks.closing(syncer, fragment, present.now)
+            return close(syncer, fragment, reason, present)
 
         stack.enter_context(mock.patch.object(Syncer, "_close", closing))
         try:
