@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -139,7 +139,10 @@ class Training:
         for refusal in effect.refusals:
             del self.received[ev.Key(refusal.key.learner, 0, effect.fragment, refusal.key.seq)]
         weights = [share.weight for share in effect.shares]
-        merged = merge.merge(fragment, state, given, weights, self.rule(effect.version), state.theta_pub)
+        rule = OuterRule.of(self.settings, effect.version, effect.cause)
+        if self.recipe.down == "float32":
+            rule = replace(rule, codec=Codec.FLOAT32)
+        merged = merge.merge(fragment, state, given, weights, rule, state.theta_pub)
         self.states[effect.fragment] = merged.state
         size = sum(map(len, merged.update.frames))
         self.bits[2] += 8 * size
@@ -147,11 +150,6 @@ class Training:
         published = Published(effect.fragment, effect.version, size, merged.state.theta_pub.copy())
         self.published[effect.fragment] = published
         return published
-
-    def rule(self, version: int) -> OuterRule:
-        """Of the outer step that makes this version."""
-        coded = self.settings.codec if self.recipe.down == "coded" else Codec.FLOAT32
-        return OuterRule(self.settings.outer_lr, self.settings.momentum_at(version), coded)
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
         """A newer anchor at a step boundary."""

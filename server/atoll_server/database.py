@@ -14,7 +14,7 @@ from atoll_wire.errors import UserError
 
 from atoll_server.disk import DISK, Disk
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 CHECKED_AT_ONCE_BYTES = 32 << 20  # of a ledger: a start reads every page of it; of a larger one afterwards
 
 SCHEMA = """

@@ -25,6 +25,8 @@ from atoll_wire.spans import FrameSpan, Segment
 from numpy.typing import NDArray
 
 from atoll_server.combining import frame_squares, frame_step
+from atoll_server.events import Cause
+from atoll_server.settings import RunSettings
 
 LARGEST_NORM = 1e12  # of a piece of a contribution: beyond it a sum could leave what float32 holds
 SMALLEST_NORM = 1e-30  # below it a piece has no direction
@@ -37,11 +39,26 @@ I64: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class OuterRule:
-    """How one outer step is made. lr and momentum of Nesterov's method; codec of the published update."""
+    """How one outer step is made. lr and momentum of Nesterov's method; codec of the published update.
+
+    plain: every piece is averaged, whatever its kind.
+    """
 
     lr: float
     momentum: float
     codec: Codec
+    plain: bool = False
+
+    @classmethod
+    def of(cls, settings: RunSettings, version: int, cause: Cause) -> OuterRule:
+        """Of the merge that makes this version.
+
+        When nobody is left to train, it gives the mean of what the learners had. Nesterov's step goes further, which
+        inner steps make good when there are some (records/quality: 1.1 % less loss at the end of 42 outer steps).
+        """
+        if cause is Cause.NOBODY:
+            return cls(1.0, 0.0, settings.codec, plain=True)
+        return cls(settings.outer_lr, settings.momentum_at(version), settings.codec)
 
 
 @dataclass(slots=True)
@@ -138,17 +155,17 @@ def merge(
     assert len({contribution.codec for contribution in contributions}) == 1, "the codec is the run's"
     learners = [contribution.learner for contribution in contributions]
     assert learners == sorted(learners), "contributions are merged in sorted learner order"
-    factors = np.stack([_factors(fragment, c, w) for c, w in zip(contributions, weights, strict=True)])
+    directed = np.array([piece.kind is MergeKind.DIRECTION and not rule.plain for piece in fragment.pieces])
+    factors = np.stack([_factors(directed, c, w) for c, w in zip(contributions, weights, strict=True)])
     given = _Given(contributions, fragment)
     combined_sq = norms_sq(fragment, [_combined_squares(given, span, factors) for span in fragment.frames])
     radii = np.zeros(len(fragment.pieces), np.float64)
     for contribution, weighs in zip(contributions, weights, strict=True):
         radii += weighs * contribution.scale * np.sqrt(contribution.norms_sq)
     scales = np.ones(len(fragment.pieces), np.float32)
-    for index, piece in enumerate(fragment.pieces):
-        if piece.kind is MergeKind.DIRECTION:
-            norm = math.sqrt(combined_sq[index])
-            scales[index] = radii[index] / norm if norm > CANCELLED else 0.0  # phi(0) = 0
+    for index in np.flatnonzero(directed):
+        norm = math.sqrt(combined_sq[index])
+        scales[index] = radii[index] / norm if norm > CANCELLED else 0.0  # phi(0) = 0
     return _step(fragment, state, given, factors, scales, rule, published)
 
 
@@ -171,13 +188,12 @@ class _Given:
         return found
 
 
-def _factors(fragment: Fragment, contribution: Contribution, weighs: float) -> F32:
-    """What each piece of a contribution is multiplied with in the first pass."""
-    factors = np.full(len(fragment.pieces), weighs * contribution.scale, np.float64)
-    for index, piece in enumerate(fragment.pieces):
-        if piece.kind is MergeKind.DIRECTION:
-            norm = math.sqrt(contribution.norms_sq[index])
-            factors[index] = weighs / norm if norm > SMALLEST_NORM else 0.0
+def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: float) -> F32:
+    """What each piece of a contribution is multiplied with in the first pass. directed: by direction and length."""
+    factors = np.full(len(directed), weighs * contribution.scale, np.float64)
+    for index in np.flatnonzero(directed):
+        norm = math.sqrt(contribution.norms_sq[index])
+        factors[index] = weighs / norm if norm > SMALLEST_NORM else 0.0
     return factors.astype(np.float32)
 
 

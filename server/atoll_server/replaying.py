@@ -104,9 +104,9 @@ class _WhatIf:
     def of(self, row: MergeRow) -> MergeRow:
         """A merge as it would have been."""
         rule, settings = dict(row.rule), self._settings
-        if "outer_lr" in self._names:
+        if "outer_lr" in self._names and not rule["plain"]:
             rule["lr"] = settings.outer_lr
-        if self._names & {"outer_momentum", "outer_warm_up"}:
+        if self._names & {"outer_momentum", "outer_warm_up"} and not rule["plain"]:
             rule["momentum"] = settings.momentum_at(row.version)
         if "codec" in self._names:
             rule["codec"] = int(settings.codec)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from atoll_server import merge
+from atoll_server.events import Cause
 from atoll_server.merge import FragmentState, OuterRule
+from atoll_server.settings import RunSettings
 from atoll_wire import codec
 from atoll_wire.codec import Codec, FrameError
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
@@ -216,6 +218,22 @@ def test_radial_directional_averaging_does_not_shrink_orthogonal_work():
     new = run(begin, given, weights, OuterRule(1.0, 0.0, Codec.FLOAT32)).state
     mean_norm = np.mean([np.linalg.norm(values(c)[place]) for c in given])
     assert np.linalg.norm(new.momentum[place].astype(np.float64)) == pytest.approx(mean_norm, rel=1e-4)
+
+
+def test_when_nobody_is_left_the_model_is_the_mean_of_what_learners_had():
+    rule = OuterRule.of(RunSettings(codec=Codec.FLOAT32), 100, Cause.NOBODY)
+    given, weights = [contribution(name, seed) for seed, name in enumerate("abcd")], [0.4, 0.3, 0.2, 0.1]
+    begin = state()
+    before = copy(begin)
+    new = run(begin, given, weights, rule).state
+    had = [before.theta - c.scale * values(c) for c in given]
+    np.testing.assert_allclose(new.theta, np.average(had, axis=0, weights=weights), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NOBODY])
+def test_while_somebody_trains_the_rule_is_the_runs(cause):
+    run = RunSettings(outer_lr=0.3, outer_momentum=0.8, outer_warm_up=10, codec=Codec.INT8)
+    assert OuterRule.of(run, 5, cause) == OuterRule(0.3, 0.4, Codec.INT8)
 
 
 def test_weights_follow_tokens_pace_and_staleness():
