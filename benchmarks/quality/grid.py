@@ -91,8 +91,11 @@ SPEEDS = Group("speeds", "Speeds of 0.5, 0.8, 1.2, 1.5", (
     Variant("K = 1, no grace, weights of those here", replace(EAGER, policy="weights-of-those-here")),
 ))  # fmt: skip
 OUTER = Group("outer", "Outer rate, momentum, merging and adoption", (
-    Variant("0.7, 0.7, over 25 outer steps (default)", BASE),
-    Variant("0.7, 0.7, at once", run(BASE, outer_warm_up=0)),
+    Variant("0.7, 0.7 (default)", BASE),
+    Variant("the momentum at once", run(BASE, outer_warm_up=0)),
+    Variant("no cool-down: the core was not told of an end", run(BASE, total_tokens=0)),
+    Variant("cool-down over 0.3 of the tokens", run(BASE, outer_cool_down=0.3)),
+    Variant("0.7, 0.8", run(BASE, outer_momentum=0.8)),
     Variant("0.7, 0.9", run(BASE, outer_momentum=0.9)),
     Variant("0.9, 0.5", run(BASE, outer_lr=0.9, outer_momentum=0.5)),
     Variant("1, none: plain averages of what learners have", average(BASE, outer_lr=1.0, outer_momentum=0.0)),
@@ -110,8 +113,13 @@ INTERVAL = Group("interval", "H and the overlap", (
     Variant("overlap 8", run(BASE, overlap_steps=8.0)),
 ))  # fmt: skip
 GROUPS = (COST, LEARNERS, SPEEDS, OUTER, INTERVAL)
+# The inner rate that is best falls with the number of steps, on both sides.
 BUDGETS = (
-    Budget("40k", 1000, (1.5e-2,), ((6e-3, 0.7, 0.7),)),
-    Budget("180k", 1000, (1e-2, 1.5e-2), ((6e-3, 0.7, 0.7), (6e-3, 0.7, 0.8))),
-    Budget("180k", 3000, (1e-2, 1.5e-2), ((4e-3, 0.7, 0.7), (3e-3, 0.7, 0.8))),
+    Budget("40k", 1000, (1e-2, 1.5e-2, 2e-2), ((6e-3, 0.7, 0.7), (9e-3, 0.7, 0.7))),
+    Budget("40k", 3000, (1e-2, 1.5e-2), ((4e-3, 0.7, 0.7), (6e-3, 0.7, 0.7))),
+    Budget("40k", 10000, (6e-3, 1e-2), ((3e-3, 0.7, 0.7), (4e-3, 0.7, 0.7))),
+    Budget("180k", 300, (1.5e-2, 2e-2), ((6e-3, 0.7, 0.7), (1e-2, 0.7, 0.7))),
+    Budget("180k", 1000, (1e-2, 1.5e-2, 2e-2), ((4e-3, 0.7, 0.7), (6e-3, 0.7, 0.7), (9e-3, 0.7, 0.7))),
+    Budget("180k", 3000, (6e-3, 1e-2, 1.5e-2), ((3e-3, 0.7, 0.7), (4e-3, 0.7, 0.7), (6e-3, 0.7, 0.7))),
+    Budget("180k", 10000, (6e-3, 1e-2), ((2e-3, 0.7, 0.7), (3e-3, 0.7, 0.7))),
 )

@@ -36,7 +36,7 @@ def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
     """Validation loss of the published model after everybody left, and what learners say of themselves."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         server = f"unix:{directory}/core"
-        words = [*ATOLL, "core", "--listen", server, "--dir", f"{directory}/run"]
+        words = [*ATOLL, "core", "--listen", server, "--dir", f"{directory}/run", "--total-tokens", str(recipe.tokens)]
         group.serving(group.start("core", words, piped=True))
         given = json.dumps(asdict(recipe))
         learners = [

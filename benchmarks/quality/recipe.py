@@ -52,7 +52,8 @@ class Recipe:
 
         Atoll's defaults are a part of that: where one changes, what was trained with it has to be trained again.
         """
-        whole = json.dumps([asdict(self), self.settings.model_dump(mode="json")], sort_keys=True)
+        settings = {} if self.method == "data-parallel" else self.settings.model_dump(mode="json")
+        whole = json.dumps([asdict(self), settings], sort_keys=True)
         said: list[str] = [self.method]
         for each in fields(self):
             value = getattr(self, each.name)
@@ -68,7 +69,7 @@ class Recipe:
     @property
     def settings(self) -> RunSettings:
         """Atoll's defaults, and what `run` says; learners that wait for each other need one fragment and everybody."""
-        given = dict(self.run)
+        given = {"total_tokens": self.tokens} | dict(self.run)
         if "quorum" in given:
             given["quorum"] = Quorum.parse(given["quorum"]).model_dump()
         if self.method == "synchronous":

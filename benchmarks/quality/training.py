@@ -139,7 +139,7 @@ class Training:
         for refusal in effect.refusals:
             del self.received[ev.Key(refusal.key.learner, 0, effect.fragment, refusal.key.seq)]
         weights = [share.weight for share in effect.shares]
-        rule = OuterRule.of(self.settings, effect.version, effect.cause)
+        rule = OuterRule.of(self.settings, effect.version, effect.cause, self.tokens)
         if self.recipe.down == "float32":
             rule = replace(rule, codec=Codec.FLOAT32)
         merged = merge.merge(fragment, state, given, weights, rule, state.theta_pub)

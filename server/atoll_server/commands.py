@@ -79,6 +79,8 @@ def core(
     outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.7].", rich_help_panel=RUN)] = None,
     outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.7].", rich_help_panel=RUN)] = None,
     outer_warm_up: Annotated[int | None, typer.Option(help="Outer steps of a fragment in which the outer momentum grows to that [25].", rich_help_panel=RUN)] = None,
+    outer_cool_down: Annotated[float | None, typer.Option(help="Last part of --total-tokens, in which outer steps become plain means [0.1].", rich_help_panel=RUN)] = None,
+    total_tokens: Annotated[int | None, typer.Option(help="That the run is to train, all learners together; 0: not known [0].", rich_help_panel=RUN)] = None,
     norm_limit: Annotated[float | None, typer.Option(help="A contribution so many times larger than usual is refused; 0: none is [100].", rich_help_panel=RUN)] = None,
     clip_norm: Annotated[float | None, typer.Option(help="One so many times larger than usual is scaled down to that; 0: none is [10].", rich_help_panel=RUN)] = None,
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
@@ -99,7 +101,8 @@ def core(
         "inner_steps": inner_steps, "fragments": fragments, "overlap_steps": overlap,
         "quorum": Quorum.parse(quorum).model_dump() if quorum is not None else None, "grace_ratio": grace_ratio,
         "staleness_exponent": staleness_exponent, "max_staleness": max_staleness, "outer_lr": outer_lr,
-        "outer_momentum": outer_momentum, "outer_warm_up": outer_warm_up, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
+        "outer_momentum": outer_momentum, "outer_warm_up": outer_warm_up,
+        "outer_cool_down": outer_cool_down, "total_tokens": total_tokens, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
     }  # fmt: skip
     settings = CoreSettings.of(
         listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen,

@@ -205,7 +205,7 @@ class Engine:
 
     async def _merge(self, effect: ev.Merge) -> None:
         fragment = self.layout.fragments[effect.fragment]
-        rule = OuterRule.of(self.run, effect.version, effect.cause)
+        rule = OuterRule.of(self.run, effect.version, effect.cause, self.roster.tokens())
         stored = [self.contributions.pending[share.key].stored for share in effect.shares]
         weights = [share.weight for share in effect.shares]
         async with self.locks[fragment.index]:
@@ -231,7 +231,7 @@ class Engine:
             row = MergeRow(
                 effect.fragment, effect.version, effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
-                {"lr": rule.lr, "momentum": rule.momentum, "codec": int(rule.codec), "plain": rule.plain},
+                {"lr": rule.lr, "momentum": rule.momentum, "codec": int(rule.codec), "heat": rule.heat},
                 *merged.checksums, publication.size_bytes, time.time(),
             )  # fmt: skip
             await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))

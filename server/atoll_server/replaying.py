@@ -104,10 +104,11 @@ class _WhatIf:
     def of(self, row: MergeRow) -> MergeRow:
         """A merge as it would have been."""
         rule, settings = dict(row.rule), self._settings
-        if "outer_lr" in self._names and not rule["plain"]:
-            rule["lr"] = settings.outer_lr
-        if self._names & {"outer_momentum", "outer_warm_up"} and not rule["plain"]:
-            rule["momentum"] = settings.momentum_at(row.version)
+        lr, momentum = settings.outer_at(row.version, rule["heat"])
+        if "outer_lr" in self._names:
+            rule["lr"] = lr
+        if self._names & {"outer_momentum", "outer_warm_up"}:
+            rule["momentum"] = momentum
         if "codec" in self._names:
             rule["codec"] = int(settings.codec)
         if "staleness_exponent" not in self._names:

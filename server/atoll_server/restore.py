@@ -149,7 +149,7 @@ def merge_again(
         norms_sq = np.array(sent.norms_sq, np.float64)
         stored.append(spool.open(generation, key, Codec(sent.codec), norms_sq, sent.scale))
     weights = [share[3] for share in row.shares]
-    rule = OuterRule(row.rule["lr"], row.rule["momentum"], Codec(row.rule["codec"]), row.rule["plain"])
+    rule = OuterRule(row.rule["lr"], row.rule["momentum"], Codec(row.rule["codec"]), row.rule["heat"])
     try:
         return merge.merge(fragment, state, stored, weights, rule, state.theta_pub)
     finally:

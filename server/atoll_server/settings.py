@@ -54,18 +54,25 @@ class RunSettings(BaseModel):
     max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 4
     outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.7
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    outer_warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = (
-        25  # outer steps of a fragment until the momentum is full
-    )
+    # outer steps of a fragment until the momentum is full: early pseudo-gradients point elsewhere
+    outer_warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = 25
+    outer_cool_down: Annotated[float, Field(ge=0, le=1)] = 0.1  # last part of total_tokens, see `heat`
+    total_tokens: Annotated[int, Field(ge=0)] = 0  # of the run, all learners together; 0: not known
     norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 100.0  # times what is usual; 0: none
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # the same; 0: nothing is clipped
     codec: Codec = Codec.INT4
 
-    def momentum_at(self, version: int) -> float:
-        """Of the outer step that makes this version of a fragment: early pseudo-gradients point elsewhere."""
-        return (
-            self.outer_momentum * min(1.0, version / self.outer_warm_up) if self.outer_warm_up else self.outer_momentum
-        )
+    def heat(self, tokens: int) -> float:
+        """1 while the run goes on; falls to 0 over the last part of its tokens. tokens: trained so far."""
+        if not self.total_tokens:
+            return 1.0
+        left = max(0.0, 1 - tokens / self.total_tokens)
+        return min(1.0, left / self.outer_cool_down) if self.outer_cool_down else 1.0
+
+    def outer_at(self, version: int, heat: float) -> tuple[float, float]:
+        """Rate and momentum of the outer step that makes this version of a fragment; at no heat it is a plain mean."""
+        grown = min(1.0, version / self.outer_warm_up) if self.outer_warm_up else 1.0
+        return heat * self.outer_lr + (1 - heat), heat * grown * self.outer_momentum
 
     @field_validator("codec", mode="before")
     @classmethod

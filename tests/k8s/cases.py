@@ -52,6 +52,7 @@ OTHERS: dict[str, Any] = {
     "core.settings.quorum": 3, "core.settings.graceRatio": 0.5, "core.settings.stalenessExponent": 1,
     "core.settings.maxStaleness": 8, "core.settings.outerLr": 1,
     "core.settings.outerMomentum": 0.9, "core.settings.outerWarmUp": 50,
+    "core.settings.outerCoolDown": 0.2, "core.settings.totalTokens": 1000000000,
     "core.settings.normLimit": 0, "core.settings.clipNorm": 5,
     "core.settings.codec": "float32", "core.service.type": "ClusterIP",
     "front.enabled": False, "front.replicas": 3, "front.hosts": ["x"], "front.core": "x:1", "front.cacheMib": 1,

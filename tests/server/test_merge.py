@@ -221,7 +221,7 @@ def test_radial_directional_averaging_does_not_shrink_orthogonal_work():
 
 
 def test_when_nobody_is_left_the_model_is_the_mean_of_what_learners_had():
-    rule = OuterRule.of(RunSettings(codec=Codec.FLOAT32), 100, Cause.NOBODY)
+    rule = OuterRule.of(RunSettings(codec=Codec.FLOAT32), 100, Cause.NOBODY, 0)
     given, weights = [contribution(name, seed) for seed, name in enumerate("abcd")], [0.4, 0.3, 0.2, 0.1]
     begin = state()
     before = copy(begin)
@@ -233,7 +233,16 @@ def test_when_nobody_is_left_the_model_is_the_mean_of_what_learners_had():
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NOBODY])
 def test_while_somebody_trains_the_rule_is_the_runs(cause):
     run = RunSettings(outer_lr=0.3, outer_momentum=0.8, outer_warm_up=10, codec=Codec.INT8)
-    assert OuterRule.of(run, 5, cause) == OuterRule(0.3, 0.4, Codec.INT8)
+    assert OuterRule.of(run, 5, cause, 10**12) == OuterRule(0.3, 0.4, Codec.INT8)
+
+
+def test_over_the_last_part_of_the_tokens_outer_steps_become_plain_means():
+    run = RunSettings(outer_lr=0.6, outer_momentum=0.8, outer_warm_up=0, total_tokens=1000, outer_cool_down=0.2)
+    rules = [OuterRule.of(run, 50, Cause.EVERYBODY, tokens) for tokens in (800, 900, 1000, 1100)]
+    assert [rule.heat for rule in rules] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    assert [rule.lr for rule in rules] == pytest.approx([0.6, 0.8, 1.0, 1.0])
+    assert [rule.momentum for rule in rules] == pytest.approx([0.8, 0.4, 0.0, 0.0])
+    assert OuterRule.of(run.changed(outer_cool_down=0.0), 50, Cause.EVERYBODY, 999).heat == 1.0
 
 
 def test_weights_follow_tokens_pace_and_staleness():
