@@ -179,6 +179,7 @@ class Feed:
             paused=status.paused, troubles=list(status.troubles),
             goodput=telling.goodput(status.goodput, moving.recent()),
             tokens_trained=status.tokens_trained, tokens_merged=status.tokens_merged,
+            total_tokens=status.settings.total_tokens,
             tokens_per_s=sum(self.moving.tokens.rate(each.learner) for each in status.learners),
             loss=sum(each.loss for each in trained) / len(trained) if trained else None,
             outer_steps=status.outer_steps, contributions=telling.counts(status.contributions),

@@ -97,6 +97,7 @@ class Run(BaseModel):
     goodput: Goodput
     tokens_trained: int
     tokens_merged: float
+    total_tokens: int  # that the run is to train; 0: not known
     tokens_per_s: float
     loss: float | None
     outer_steps: int

@@ -90,18 +90,20 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class RunSettings(_message.Message):
-    __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness")
+    __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness", "total_tokens")
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_STEPS_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     inner_steps: int
     fragments: int
     overlap_steps: float
     codec: Codec
     max_staleness: int
-    def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ...) -> None: ...
+    total_tokens: int
+    def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log")

@@ -277,6 +277,7 @@ class Core:
             overlap_steps=self.run.overlap_steps,
             codec=int(self.run.codec),  # type: ignore[arg-type]
             max_staleness=self.run.max_staleness,
+            total_tokens=self.run.total_tokens,
         )
 
     def turned_away(self, refused: Refused, learner: str) -> None:

@@ -34,11 +34,13 @@ def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
 def _totals(reply: pb.StatusReply) -> str:
     goodput, counts, wire = reply.goodput, reply.contributions, reply.wire
     lost = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in sorted(goodput.lost_s.items()) if seconds >= 0.05)
+    total = reply.settings.total_tokens
+    part = f" of {total:,} ({reply.tokens_trained / total:.1%})" if total else ""
     return (
         f"goodput {goodput.ratio:.3f} of {goodput.provisioned_s:.0f} learner-seconds (lost: {lost or 'nothing'})\n"
         f"contributions {counts.accepted} accepted, {counts.merged} merged, {counts.pending} pending, "
         f"{counts.refused} refused, {counts.turned_away} turned away\n"
-        f"tokens {reply.tokens_trained:,} trained, {reply.tokens_merged:,.0f} merged\n"
+        f"tokens {reply.tokens_trained:,}{part} trained, {reply.tokens_merged:,.0f} merged\n"
         f"wire {wire.up / 1e6:.1f} MB up ({_bits(wire.up, wire.up_parameters)}), {wire.down / 1e6:.1f} MB down "
         f"({_bits(wire.down, wire.down_parameters)}), {wire.whole / 1e6:.1f} MB of whole fragments"
     )

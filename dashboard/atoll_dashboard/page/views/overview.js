@@ -155,7 +155,8 @@ function facts(run) {
     ["Codec", run.codec],
     ["Bits a parameter", `${decimal(run.wire.up_bits, 2)} up, ${decimal(run.wire.down_bits, 2)} down`],
     ["Outer steps", count(run.outer_steps)],
-    ["Tokens", `${short(run.tokens_trained)} trained, ${percent(run.tokens_merged, run.tokens_trained)} merged`],
+    ["Tokens", `${short(run.tokens_trained)}${run.total_tokens ? ` of ${short(run.total_tokens)}` : ""} trained, `
+      + `${percent(run.tokens_merged, run.tokens_trained)} merged`],
     ["Contributions", `${count(sums.accepted)} accepted: ${count(sums.merged)} merged, ${count(sums.pending)} pending, `
       + `${count(sums.refused)} refused; ${count(sums.turned_away)} turned away`],
     ["Core", `generation ${run.generation}, epoch ${run.epoch}, up for ${span(run.uptime_s)}`],
