@@ -20,14 +20,14 @@ from mkdocs.structure.pages import Page
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 ROOT = Path(__file__).parent.parent
-BESIDE = [*ROOT.glob("*.md"), *ROOT.glob("records/*/README.md")]
+BESIDE = [*ROOT.glob("*.md"), *ROOT.glob("records/*/README.md"), *ROOT.glob("records/*/*.svg")]
 HERE, CONTRACT = "repository", "proto/atoll_wire/outer.proto"  # where they are on the site; what reference.md shows
 LINK = re.compile(r"(?<=]\()(?![a-z+]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 PICTURE = re.compile(r'<img alt="([^"]*)" src="[^"]*pictures/([a-z-]+)\.svg"[^>]*>')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds pages of files that lie beside docs/."""
+    """Adds pages of files that lie beside docs/, and the pictures of records."""
     for path in BESIDE:
         place = posixpath.join(HERE, path.relative_to(ROOT).as_posix().replace("/README.md", ".md"))
         files.append(File.generated(config, place, content=path.read_text()))

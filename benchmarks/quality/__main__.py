@@ -60,8 +60,12 @@ seeds and its standard error; "beside" compares seed by seed: the same first par
 failures are the same, the same text in the same order. Mixed speeds have more outer steps for their tokens: rounds
 follow the fastest.
 
-[explored.json](explored.json) has the runs from which the rates were chosen: one seed each, made while the harness
-grew. Those with H = 6 and 12 and outer rates of 0.9 and 0.5 are of a version whose learners answered one round a step.
+[explored.json](explored.json) has the runs from which settings were chosen: one seed each, made while harness and
+product grew, not to be compared with the tables but among themselves. Until 2026-11-22 learners of H = 6 and 12 and
+outer rates of 0.9 and 0.5 answered one round a step. Their policies are gone, or became Atoll's: "discounted" is how
+merges are weighted now, "landing" and "ending:PART:1:1" are today's end of a run (plain means when nobody is left,
+and a cool-down over that part of the tokens); "exact" is the loss of the core's own parameters beside the published
+ones.
 """
 
 BUDGETS_HEAD = """### What is left to data-parallel, by budget
