@@ -34,6 +34,8 @@ RECORD = "over-grpc.json"
 
 def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
     """Validation loss of the published model after everybody left, and what learners say of themselves."""
+    same = {name: getattr(BASE, name) for name in ("method", "run", "adoption", "merging", "down", "speeds", "policy")}
+    assert replace(recipe, **same) == recipe, "the core's own defaults, and learners of one speed"
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         server = f"unix:{directory}/core"
         words = [*ATOLL, "core", "--listen", server, "--dir", f"{directory}/run", "--total-tokens", str(recipe.tokens)]
@@ -65,12 +67,13 @@ def main() -> None:
     recipes = [replace(BASE, seed=seed) for seed in range(options.seeds)]
     make(recipes, 2, console)
     runs: list[dict[str, Any]] = []
+    made_by = commit()
     for recipe in recipes:
         virtual = read(recipe)
         assert virtual is not None, "made above"
         runs.append(through_processes(recipe, STEP_S) | {"virtual": virtual["loss"]})
         console.print(f"seed {recipe.seed}: {runs[-1]['loss']:.4f} over gRPC, {virtual['loss']:.4f} in virtual time")
-        (RECORDS / RECORD).write_text(json.dumps({"commit": commit(), "runs": runs}, indent=1) + "\n")
+        (RECORDS / RECORD).write_text(json.dumps({"commit": made_by, "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

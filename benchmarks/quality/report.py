@@ -103,8 +103,8 @@ def table(group: Group, found: Sequence[Line]) -> str:
     rows = [
         f"### {group.title}",
         "",
-        f"| | loss | seeds | beside {group.variants[0].name} | learners in a merge | staleness | bits up, down |",
-        "|---|---|---|---|---|---|---|",
+        f"| | loss | seeds | beside {group.variants[0].name} | learners in a merge | staleness | bits up, down | made at |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*rows, *map(_row, found), ""])
 
@@ -114,6 +114,7 @@ def _row(line: Line) -> str:
         line.variant.name, spread(line.losses, ".4f"), str(len(line.losses)), f"{spread(line.behind, '+.2f')} %",
         _mean(line, "shares", ".2f"), _mean(line, "staleness", ".2f"),
         f"{_mean(line, 'bits_up', '.2f')}, {_mean(line, 'bits_down', '.2f')}",
+        ", ".join(sorted({record["commit"] for record in line.records})),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

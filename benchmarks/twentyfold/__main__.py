@@ -3,7 +3,8 @@
 Four regions of one learner each, the core at home. A step of 12B parameters takes 3 s on links of R Gbit/s and 40 ms
 each way; here a step of n parameters takes `--step-s`, so links have R x (n / 12e9) x (3 s / step), and delays are as
 much shorter as steps are. The model, the batches, the length of a step and the links are the same for
-DistributedDataParallel on gloo (the best of its buckets and hooks at each rate) and for Atoll as `atoll plan` has it.
+DistributedDataParallel on gloo (the best of its buckets and hooks at each rate; below 20 Gbit/s, that of 20) and for
+Atoll as `atoll plan` has it.
 """
 
 from __future__ import annotations

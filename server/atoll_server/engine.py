@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, assert_never
 
@@ -231,7 +231,7 @@ class Engine:
             row = MergeRow(
                 effect.fragment, effect.version, effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
-                {"lr": rule.lr, "momentum": rule.momentum, "codec": int(rule.codec), "heat": rule.heat},
+                asdict(rule) | {"codec": int(rule.codec)},
                 *merged.checksums, publication.size_bytes, time.time(),
             )  # fmt: skip
             await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))

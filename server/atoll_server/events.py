@@ -112,7 +112,8 @@ class Cause(StrEnum):
     EVERYBODY = "everybody"  # every live learner has answered
     GRACE = "grace"  # a quorum has, and the grace window is over
     DEADLINE = "deadline"
-    NOBODY = "nobody"  # is left to wait for
+    NOBODY = "nobody"  # was heard of for so long that anybody is waited for
+    LEFT = "left"  # is everybody
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,10 +118,14 @@ def look_after_s(members: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Who is there at one moment. live: learners that rounds count on; fastest_step_s: None when nobody is live."""
+    """Who is there at one moment. live: learners that rounds count on; fastest_step_s: None when nobody is live.
+
+    counted: learners whose work a merge is a part of: who is live and not paused; if nobody is, who has not left.
+    """
 
     now: float
     live: frozenset[str]
+    counted: frozenset[str]
     anybody_expected: bool
     fastest_step_s: float | None
 
@@ -130,5 +134,7 @@ class Present:
         """Looks at each once, so that an event costs the same however many rounds are open."""
         live = frozenset(name for name, member in members.items() if member.live(now))
         times = [step_s for name in live if (step_s := members[name].step_time_s) is not None]
+        here = live or frozenset(name for name, member in members.items() if not member.gone)
+        counted = frozenset(name for name in here if not members[name].paused)
         expected = any(member.expected(now) for member in members.values())
-        return cls(now, live, expected, min(times, default=None))
+        return cls(now, live, counted, expected, min(times, default=None))

@@ -41,23 +41,25 @@ I64: TypeAlias = NDArray[np.int64]
 class OuterRule:
     """How one outer step is made. lr and momentum of Nesterov's method; codec of the published update.
 
-    heat: from 1 in the run to 0 at its end, when every piece is averaged, whatever its kind.
+    heat: from 1 in the run to 0 at its end, when every piece is averaged, whatever its kind. staleness_exponent: that
+    its weights have; for the ledger.
     """
 
     lr: float
     momentum: float
     codec: Codec
     heat: float = 1.0
+    staleness_exponent: float = 0.0
 
     @classmethod
     def of(cls, settings: RunSettings, version: int, cause: Cause, tokens: int) -> OuterRule:
         """Of the merge that makes this version. tokens: that the run has trained.
 
-        At the end, or when nobody is left to train, it gives the mean of what the learners had. Nesterov's step goes
+        At the end, and when everybody has left, it gives the mean of what the learners had. Nesterov's step goes
         further, and inner steps make good what is too far: those that are still to come (records/quality).
         """
-        heat = 0.0 if cause is Cause.NOBODY else settings.heat(tokens)
-        return cls(*settings.outer_at(version, heat), settings.codec, heat)
+        heat = 0.0 if cause is Cause.LEFT else settings.heat(tokens)
+        return cls(*settings.outer_at(version, heat), settings.codec, heat, settings.staleness_exponent)
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ class Metrics(Collector):
         )  # fmt: skip
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged, lapsed", ["outcome"], registry=r)
         self.closed = Counter(
-            "atoll_rounds_closed_total", "Rounds by what closed them: everybody, grace, deadline, nobody",
+            "atoll_rounds_closed_total", "Rounds by what closed them: everybody, grace, deadline, nobody, left",
             ["cause"], registry=r,
         )  # fmt: skip
         self.quorum_wait = _seconds("atoll_quorum_wait_seconds", "From a round's opening to its quorum", r)
@@ -99,7 +99,7 @@ class Metrics(Collector):
             "atoll_staleness_versions", "Of merged contributions", registry=r, buckets=(0, 1, 2, 3, 4, 8, 16)
         )
         self.weight = Histogram(
-            "atoll_contribution_weight", "Of merged contributions: their share of a merge", registry=r,
+            "atoll_contribution_weight", "Of merged contributions: their part of an outer step", registry=r,
             buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
         )  # fmt: skip
         for counter, labels in (

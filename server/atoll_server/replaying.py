@@ -99,7 +99,6 @@ class _WhatIf:
                 raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
             given[name] = value.strip()
         self._names, self._settings = given.keys(), recorded.changed(**given)
-        self._lighter = recorded.staleness_exponent - self._settings.staleness_exponent
 
     def of(self, row: MergeRow) -> MergeRow:
         """A merge as it would have been."""
@@ -113,7 +112,8 @@ class _WhatIf:
             rule["codec"] = int(settings.codec)
         if "staleness_exponent" not in self._names:
             return replace(row, rule=rule)
-        shares = tuple((*s[:3], s[3] * (1 + s[4]) ** self._lighter, s[4]) for s in row.shares)
+        lighter = rule["staleness_exponent"] - settings.staleness_exponent
+        shares = tuple((*s[:3], s[3] * (1 + s[4]) ** lighter, s[4]) for s in row.shares)
         return replace(row, rule=rule, shares=shares)
 
 

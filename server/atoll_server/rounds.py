@@ -44,7 +44,7 @@ class FragmentRounds:
     adopters: set[str] = field(default_factory=set)  # whose work is in the newest version, and who are still to adopt
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[Key, Pending] = field(default_factory=dict)
-    usual: dict[str, float] = field(default_factory=dict)  # by learner: what its last contribution weighed, if on time
+    usual: dict[str, float] = field(default_factory=dict)  # by learner: what it gave last would have weighed on time
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
         """A learner has nothing for the round that is open, if it means that one."""
@@ -60,13 +60,14 @@ class FragmentRounds:
         return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
 
     def settle(
-        self, live: Set[str], weigh: Weigh, settings: RunSettings
+        self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
         """What waits, for its merge or refused; nothing waits then.
 
-        Weights sum to the part that this is of what all live learners would give on time: a merge of few, or of what
-        came late, is a small step. Who is missing counts as its last contribution, at most as the largest one here.
+        Weights sum to the part that this is of what the counted learners would give on time: a merge of few, or of
+        what came late, is a small step. Who has not answered counts as it last weighed, at most as the largest here.
         """
+        silent = counted - self.answered()
         taken: list[tuple[Key, float, int]] = []
         refusals: list[Refusal] = []
         on_time: dict[str, float] = {}
@@ -82,7 +83,7 @@ class FragmentRounds:
         self.pending.clear()
         self.usual.update(on_time)
         most = max(on_time.values(), default=0.0)
-        missing = (min(most, self.usual.get(learner, 0.0)) for learner in live - on_time.keys())
+        missing = (min(most, self.usual.get(learner, most)) for learner in silent)
         whole = math.fsum([*on_time.values(), *missing])
         return tuple(Share(key, weight / whole, staleness) for key, weight, staleness in taken), tuple(refusals)
 

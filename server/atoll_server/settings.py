@@ -57,7 +57,7 @@ class RunSettings(BaseModel):
     # outer steps of a fragment until the momentum is full: early pseudo-gradients point elsewhere
     outer_warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = 25
     outer_cool_down: Annotated[float, Field(ge=0, le=1)] = 0.1  # last part of total_tokens, see `heat`
-    total_tokens: Annotated[int, Field(ge=0)] = 0  # of the run, all learners together; 0: not known
+    total_tokens: Annotated[int, Field(ge=0, le=1 << 60)] = 0  # of the run, all learners together; 0: not known
     norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 100.0  # times what is usual; 0: none
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # the same; 0: nothing is clipped
     codec: Codec = Codec.INT4

@@ -20,6 +20,7 @@ from atoll_server.rounds import Phase
 from atoll_server.timeline import Answer, Round, slowest
 
 Answered = Mapping[int, set[str]]
+BEYOND = 1.02  # of the tokens that the run was to train: learners do not leave in the same moment
 
 
 def status(core: Core) -> pb.StatusReply:
@@ -64,6 +65,9 @@ def troubles(core: Core) -> Iterator[str]:
         yield "the disk is nearly full: new contributions wait until there is room"
     if core.damage:
         yield core.damage
+    total, trained = core.run.total_tokens, core.roster.tokens()
+    if total and trained > BEYOND * total:
+        yield f"{trained:,} of {total:,} tokens are trained, and outer steps are plain means: give more --total-tokens"
 
 
 def merged_tokens(core: Core) -> float:

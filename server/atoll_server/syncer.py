@@ -10,7 +10,7 @@ Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
   usually take. With nothing to merge it lapses: the cycle grows, the version does not.
 - A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer, but neither
   counts to the quorum nor starts the grace window.
-- A merge's weights sum to the part that it has of all live learners' work, on time: few, or late, is a small step.
+- A merge's weights sum to the part that it has of all counted learners' work, on time: few, or late, is a small step.
 - Too stale at the merge: refused, and its learner gives up the outstanding work it came from.
 - When no learner is expected any more, what is pending is merged at once.
 """
@@ -168,7 +168,8 @@ class Syncer:
         """Whether an open round closes now, and why; or what it waits for. Changes nothing."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
-            return Closing(Cause.NOBODY, "no learner is left to wait for")
+            cause = Cause.LEFT if all(member.gone for member in self.members.values()) else Cause.NOBODY
+            return Closing(cause, "no learner is left to wait for")
         missing = sorted(present.live - rounds.answered())
         if present.live and not missing:
             return Closing(Cause.EVERYBODY, "every live learner has answered")
@@ -195,7 +196,7 @@ class Syncer:
 
     def _close(self, fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
-        shares, refusals = rounds.settle(present.live, self.weigh, self.settings)
+        shares, refusals = rounds.settle(present.counted, self.weigh, self.settings)
         rounds.declined.clear()
         quorum_at, rounds.quorum_at, rounds.closed_at = rounds.quorum_at, None, present.now
         if not shares:

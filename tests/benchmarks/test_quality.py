@@ -91,7 +91,9 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
     group = grid.Group("g", "A group", variants)
     wanted = [recipe for variant in variants for recipe in variant.seeds()]
     for recipe in wanted[:3]:
-        records.path_of(recipe, tmp_path).write_text(json.dumps({"loss": 2.0 + 0.1 * recipe.seed, "shares": 2}))
+        records.path_of(recipe, tmp_path).write_text(
+            json.dumps({"loss": 2.0 + 0.1 * recipe.seed, "commit": "an old one"})
+        )
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     records.make(wanted, 1, Console(quiet=True), tmp_path)
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -103,6 +105,7 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
     assert second.behind[0] == 0.0
     assert second.behind[1] == pytest.approx(100 * (made["loss"] / 2.1 - 1))
     assert "| b |" in report.table(group, [first, second])
+    assert "| an old one, this tree |" in report.table(group, [first, second])
 
 
 def test_a_default_that_changes_asks_for_its_runs_again(monkeypatch):

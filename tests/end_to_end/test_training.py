@@ -38,23 +38,23 @@ def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
 
 
 def test_towards_the_end_that_a_core_was_told_of_outer_steps_become_plain_means(tmp_path):
-    total = 2 * 150 * 32
+    total = 2 * 400 * 32
     with core(tmp_path, "--total-tokens", str(total), "--outer-cool-down", "0.5") as running:
-        train(running.address, "a", "b", steps=150)
+        train(running.address, "a", "b", steps=400)
         eventually(lambda: running.status().contributions.pending == 0)
         status = running.status()
         said = subprocess.run(
             [*ATOLL, "status", "--server", running.address], capture_output=True, text=True, check=True
         )
     assert status.settings.total_tokens == total
-    assert "9,600 of 9,600 (100.0%) trained" in said.stdout
+    assert "25,600 of 25,600 (100.0%) trained" in said.stdout
     with contextlib.closing(sqlite3.connect(running.directory / "ledger.sqlite")) as db:
         rules = [json.loads(rule) for (rule,) in db.execute("SELECT rule FROM merges ORDER BY rowid")]
-    heats = [rule["heat"] for rule in rules]
-    assert heats[0] == 1.0
-    assert any(0 < heat < 1 for heat in heats)
-    assert heats[-1] < 0.3  # learners tell their tokens once a second
-    assert rules[-1]["lr"] == pytest.approx(1 - 0.3 * heats[-1])
+    cooling = [rule for rule in rules if 0 < rule["heat"] < 1]
+    assert rules[0]["heat"] == 1.0
+    assert min(rule["heat"] for rule in cooling) < 0.6  # learners tell their tokens once a second
+    assert all(rule["lr"] == pytest.approx(1 - 0.3 * rule["heat"]) for rule in cooling)
+    assert all(rule["momentum"] < 0.7 for rule in cooling)
 
 
 def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):

@@ -221,7 +221,7 @@ def test_radial_directional_averaging_does_not_shrink_orthogonal_work():
 
 
 def test_when_nobody_is_left_the_model_is_the_mean_of_what_learners_had():
-    rule = OuterRule.of(RunSettings(codec=Codec.FLOAT32), 100, Cause.NOBODY, 0)
+    rule = OuterRule.of(RunSettings(codec=Codec.FLOAT32), 100, Cause.LEFT, 0)
     given, weights = [contribution(name, seed) for seed, name in enumerate("abcd")], [0.4, 0.3, 0.2, 0.1]
     begin = state()
     before = copy(begin)
@@ -230,10 +230,10 @@ def test_when_nobody_is_left_the_model_is_the_mean_of_what_learners_had():
     np.testing.assert_allclose(new.theta, np.average(had, axis=0, weights=weights), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NOBODY])
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.LEFT])
 def test_while_somebody_trains_the_rule_is_the_runs(cause):
     run = RunSettings(outer_lr=0.3, outer_momentum=0.8, outer_warm_up=10, codec=Codec.INT8)
-    assert OuterRule.of(run, 5, cause, 10**12) == OuterRule(0.3, 0.4, Codec.INT8)
+    assert OuterRule.of(run, 5, cause, 10**12) == OuterRule(0.3, 0.4, Codec.INT8, 1.0, 0.5)
 
 
 def test_over_the_last_part_of_the_tokens_outer_steps_become_plain_means():

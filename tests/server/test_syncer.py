@@ -168,7 +168,7 @@ def test_a_merge_of_few_is_a_small_step():
     world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=1), grace_ratio=0.0)
     world.open()
     (alone,) = merges(world.contribute("a"))
-    assert [share.weight for share in alone.shares] == [1.0]  # nothing is known of the others yet
+    assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]  # the others are taken for its like
     world.finish()
     first = world.syncer.fragments[0].cycle
     world.contribute("b", cycle=first, base=0)
@@ -180,6 +180,40 @@ def test_a_merge_of_few_is_a_small_step():
     world.open()
     (alone,) = merges(world.contribute("a"))
     assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]
+
+
+def test_who_declines_is_not_missing():
+    rounds = FragmentRounds(version=4, cycle=9, usual={"a": 100.0, "b": 100.0}, declined={"b": "refused"})
+    rounds.pending[Key("a", 0, 0, 1)] = Pending(9, 4, 10, 1)
+    shares, _ = rounds.settle({"a", "b"}, merge.weight, RunSettings())
+    assert [share.weight for share in shares] == [1.0]
+
+
+def test_who_pauses_is_no_part_of_a_merge():
+    world = World({"a": 1, "b": 1})
+    world.tell(ev.Heard("b", world.steps["b"], True))
+    present = world.syncer.present(world.now)
+    assert (present.live, present.counted) == ({"a", "b"}, {"a"})
+
+
+def test_a_silence_of_all_is_not_the_end_and_no_whole_step_of_one():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    world.contribute("a")
+    world.now += 60.0
+    (silent,) = merges(world.tell(ev.Ticked()))
+    assert silent.cause is ev.Cause.NOBODY
+    assert [share.weight for share in silent.shares] == [0.5]
+
+
+def test_when_everybody_has_left_what_they_gave_is_all_there_is():
+    world = World({"a": 1, "b": 1})
+    world.open()
+    world.contribute("a")
+    world.tell(ev.Gone("a"))
+    (last,) = merges(world.tell(ev.Gone("b")))
+    assert last.cause is ev.Cause.LEFT
+    assert [share.weight for share in last.shares] == [1.0]
 
 
 def test_who_is_missing_counts_as_much_as_the_largest_here_at_most():

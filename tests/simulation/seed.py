@@ -16,7 +16,7 @@ from unittest import mock
 import psutil
 import structlog
 from atoll_server import crash, members
-from atoll_server.events import Effect
+from atoll_server.events import Cause, Effect, Merge
 from atoll_server.members import Present
 from atoll_server.rounds import Closing
 from atoll_server.syncer import Syncer
@@ -67,7 +67,13 @@ def simulate(seed: int) -> World:
 
         def closing(syncer: Syncer, fragment: int, reason: Closing, present: Present) -> list[Effect]:
             world.checks.closing(syncer, fragment, present.now)
-            return close(syncer, fragment, reason, present)
+            effects = close(syncer, fragment, reason, present)
+            for effect in effects:
+                if isinstance(effect, Merge) and reason.cause is Cause.EVERYBODY:
+                    late = any(share.staleness for share in effect.shares)
+                    if not late and abs(sum(share.weight for share in effect.shares) - 1) > 1e-6:
+                        raise Violation(7, f"everybody is in time, and weights are {effect.shares}")
+            return effects
 
         stack.enter_context(mock.patch.object(Syncer, "_close", closing))
         try:
