@@ -103,7 +103,7 @@ def table(group: Group, found: Sequence[Line]) -> str:
     rows = [
         f"### {group.title}",
         "",
-        f"| | loss | seeds | beside {group.variants[0].name} | learners in a merge | staleness | bits up, down | made at |",
+        f"| | loss | seeds | beside {group.variants[0].name} | in a merge | staleness | bits up, down | commit |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*rows, *map(_row, found), ""])

@@ -87,7 +87,7 @@ def _contributions() -> list[Panel]:
               {"pending": "sum(atoll_contributions_pending)"}),
         lines("Staleness", "Versions between a merged contribution's base and its merge.", "none",
               quantiles("atoll_staleness_versions")),
-        lines("Weights", "Part of a contribution in an outer step: alike for alike learners, less when late.", "percentunit",
+        lines("Weights", "A contribution's part in an outer step: less if late, or if few are there.", "percentunit",
               quantiles("atoll_contribution_weight"), most=1),
         lines("Tokens a second", "Tokens that were trained, and those that were merged.", "none",
               {word: f"sum(rate(atoll_tokens_{word}_total[$__rate_interval]))" for word in ("trained", "merged")}),
