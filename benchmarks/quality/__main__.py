@@ -42,7 +42,7 @@ def write(path: Path) -> None:
     parts = [HEAD]
     for group in GROUPS:
         found = lines(group)
-        if found:
+        if len(found) > 1:
             plots.losses(group, found, path.with_name(f"{group.name}.svg"))
             parts += [table(group, found), f"![{group.title}]({group.name}.svg)\n"]
     compared = gaps(BUDGETS)
