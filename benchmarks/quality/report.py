@@ -110,8 +110,9 @@ def table(group: Group, found: Sequence[Line]) -> str:
 
 
 def _row(line: Line) -> str:
+    behind = f"{spread(line.behind, '+.2f')} %" if line.behind else NOTHING
     cells = [
-        line.variant.name, spread(line.losses, ".4f"), str(len(line.losses)), f"{spread(line.behind, '+.2f')} %" if line.behind else NOTHING,
+        line.variant.name, spread(line.losses, ".4f"), str(len(line.losses)), behind,
         _mean(line, "shares", ".2f"), _mean(line, "staleness", ".2f"),
         f"{_mean(line, 'bits_up', '.2f')}, {_mean(line, 'bits_down', '.2f')}",
         ", ".join(sorted({record["commit"] for record in line.records})),
