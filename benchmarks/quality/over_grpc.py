@@ -30,6 +30,7 @@ from benchmarks.quality.training import new_model
 
 STEP_S = 0.1  # two cores train four learners' steps in less
 RECORD = "over-grpc.json"
+LONGEST_S = 300.0  # to start and to leave; TimeoutExpired where something hangs
 
 
 def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
             for name in names(recipe)
         ]
         for learner in learners:
-            if learner.process.wait() != 0:
+            if learner.process.wait(LONGEST_S + 10 * recipe.steps * step_s) != 0:
                 raise SystemExit(f"{learner.name} ended: {learner.tail()}")
         with grpc.insecure_channel(server) as channel:
             chunks = rpc.OperatorStub(channel).ExportCheckpoint(pb.ExportCheckpointRequest())
