@@ -57,9 +57,10 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
 
 def simulate(seed: int) -> World:
     """Runs one seed to its end. Raises Violation; the world is then its `world`."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     loop = VirtualLoop(random.Random(seed))
     with determinism(loop), ExitStack() as stack:
+        stack.callback(structlog.configure, **structlog.get_config())
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         asyncio.set_event_loop(loop)
         gc.disable()
         world = World(seed, loop)
