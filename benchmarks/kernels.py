@@ -106,13 +106,13 @@ def _decode_beside_torch(fragment: Fragment, contents: list[codec.Content], out:
 def _step(fragment: Fragment, contents: list[codec.Content], vector: codec.F32, copy: Callable[[], object]) -> Row:
     theta, momentum, theta_pub = vector.copy(), vector * np.float32(0.1), vector.copy()
     update, one = np.empty_like(contents[0]), np.ones(1, np.float32)
-    lr, mu, factor = np.float32(0.9), np.float32(0.5), np.ones((1, 1), np.float32)
+    rates, factor = np.array([0.9, 0.5, 0.5], np.float32), np.ones((1, 1), np.float32)
 
     def step() -> object:
         for content, span in zip(contents, fragment.frames, strict=True):
             place, code_bytes = span.place, codec.code_bytes(span, Codec.INT4)
             frame_step(
-                merge.addresses([content]), code_bytes, LEVELS[Codec.INT4], codec.lengths(span), factor, one, lr, mu,
+                merge.addresses([content]), code_bytes, LEVELS[Codec.INT4], codec.lengths(span), factor, one, rates,
                 theta[place], momentum[place], theta_pub[place], theta_pub[place], merge.addresses([update]),
                 code_bytes, LEVELS[Codec.INT4],
             )  # fmt: skip

@@ -19,7 +19,7 @@ from atoll_server import events as ev
 from atoll_server import merge
 from atoll_server.foresight.islands import Published, Taken
 from atoll_server.guard import Guard
-from atoll_server.merge import OuterRule
+from atoll_server.outer import OuterRule
 from atoll_server.settings import Limits, RunSettings
 from atoll_wire import codec, layout
 from atoll_wire.blocks import F32
@@ -139,7 +139,7 @@ class Training:
         for refusal in effect.refusals:
             del self.received[ev.Key(refusal.key.learner, 0, effect.fragment, refusal.key.seq)]
         weights = [share.weight for share in effect.shares]
-        rule = OuterRule.of(self.settings, effect.version, effect.cause, self.tokens)
+        rule = OuterRule.of(self.settings, effect.age, effect.cause, self.tokens)
         if self.recipe.down == "float32":
             rule = replace(rule, codec=Codec.FLOAT32)
         merged = merge.merge(fragment, state, given, weights, rule, state.theta_pub)

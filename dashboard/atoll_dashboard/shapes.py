@@ -185,7 +185,7 @@ class Answer(BaseModel):
     declined: str
     late: bool
     weight: float | None
-    staleness: int | None
+    staleness: float | None
 
 
 class Round(BaseModel):
@@ -221,7 +221,7 @@ class Receipt(BaseModel):
     fate: Literal["pending", "merged", "refused"]
     version: int
     weight: float
-    staleness: int
+    staleness: float
     reason: str
 
 

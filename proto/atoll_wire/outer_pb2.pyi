@@ -272,10 +272,10 @@ class Receipt(_message.Message):
     fate: Fate
     version: int
     weight: float
-    staleness: int
+    staleness: float
     reason: str
     drop_outstanding: bool
-    def __init__(self, learner: _Optional[str] = ..., incarnation: _Optional[int] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., fate: _Optional[_Union[Fate, str]] = ..., version: _Optional[int] = ..., weight: _Optional[float] = ..., staleness: _Optional[int] = ..., reason: _Optional[str] = ..., drop_outstanding: bool = ...) -> None: ...
+    def __init__(self, learner: _Optional[str] = ..., incarnation: _Optional[int] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., fate: _Optional[_Union[Fate, str]] = ..., version: _Optional[int] = ..., weight: _Optional[float] = ..., staleness: _Optional[float] = ..., reason: _Optional[str] = ..., drop_outstanding: bool = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("index", "crc32c", "payload")
@@ -745,8 +745,8 @@ class Answer(_message.Message):
     declined: str
     late: bool
     weight: float
-    staleness: int
-    def __init__(self, learner: _Optional[str] = ..., began_at: _Optional[float] = ..., durable_at: _Optional[float] = ..., adopted_at: _Optional[float] = ..., declined: _Optional[str] = ..., late: bool = ..., weight: _Optional[float] = ..., staleness: _Optional[int] = ...) -> None: ...
+    staleness: float
+    def __init__(self, learner: _Optional[str] = ..., began_at: _Optional[float] = ..., durable_at: _Optional[float] = ..., adopted_at: _Optional[float] = ..., declined: _Optional[str] = ..., late: bool = ..., weight: _Optional[float] = ..., staleness: _Optional[float] = ...) -> None: ...
 
 class ListEventsRequest(_message.Message):
     __slots__ = ("log", "after")

@@ -34,10 +34,9 @@ def check_header(header: pb.PushHeader, fragment: Fragment, run_codec: Codec) ->
         raise _malformed(header, f"has a seq above {MOST_NUMBER}")
 
 
-def check_age(header: pb.PushHeader, version: int, max_staleness: int) -> None:
+def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:
     """Raises Refused for work from a version that does not exist, or is too old. version: of the fragment now."""
-    staleness = version - header.base_version
-    if staleness < 0:
+    if header.base_version > version:
         raise Refused(
             Status.OUT_OF_RANGE,
             f"contribution {_name(header)} begins at version {header.base_version}, the newest here is {version} (was "
@@ -46,8 +45,8 @@ def check_age(header: pb.PushHeader, version: int, max_staleness: int) -> None:
     if staleness > max_staleness:
         raise Refused(
             Status.OUT_OF_RANGE,
-            f"contribution {_name(header)} is {staleness} versions old, the run takes {max_staleness}: fetch the "
-            "fragment whole and drop the outstanding work",
+            f"contribution {_name(header)} is {staleness:.3g} outer steps old, the run takes {max_staleness}: fetch "
+            "the fragment whole and drop the outstanding work",
         )
 
 

@@ -73,8 +73,7 @@ def frame_step(
     lengths: I64,
     factors: F32,
     scales: F32,
-    lr: np.float32,
-    mu: np.float32,
+    rates: F32,
     theta: F32,
     momentum: F32,
     theta_pub: F32,
@@ -83,10 +82,10 @@ def frame_step(
     update_scales_from: int,
     update_levels: int,
 ) -> bool:
-    """Delta = scale x combination; momentum' = mu momentum + Delta; theta' = theta - lr (Delta + mu momentum').
+    """Delta = scale x combination; momentum' = decay momentum + Delta; theta' = theta - lr (Delta + push momentum').
 
-    scales: of each segment. update: address of the content that becomes Q(theta' - theta_pub); published: what becomes
-    theta_pub + Q. False when a value is not finite.
+    scales: of each segment. rates: lr, decay, push. update: address of the content that becomes Q(theta' - theta_pub);
+    published: what becomes theta_pub + Q. False when a value is not finite.
     """
     block = np.empty(BLOCK, np.float32)
     at, code_at, number, update_at = 0, 0, 0, 0
@@ -96,7 +95,7 @@ def frame_step(
             stop = min(start + BLOCK, end)
             part, old, new = block[: stop - start], theta_pub[start:stop], published[start:stop]
             _combine(contents, scales_from, levels, code_at, number, factors, segment, part)
-            _nesterov(part, scales[segment], lr, mu, theta[start:stop], momentum[start:stop], old)
+            _nesterov(part, scales[segment], rates, theta[start:stop], momentum[start:stop], old)
             size = coded_bytes(stop - start, update_levels)
             if update_levels == 0:
                 floats_at(update[0] + update_at, stop - start)[:] = part
@@ -121,13 +120,19 @@ def frame_step(
 
 @kernel
 def _nesterov(
-    combined: F32, scale: np.float32, lr: np.float32, mu: np.float32, theta: F32, momentum: F32, theta_pub: F32
+    combined: F32,
+    scale: np.float32,
+    rates: F32,
+    theta: F32,
+    momentum: F32,
+    theta_pub: F32,
 ) -> None:
     """combined is left holding theta' - theta_pub, which is what is to be published."""
+    lr, decay, push = rates[0], rates[1], rates[2]
     for i in range(len(combined)):
         delta = scale * combined[i]
-        moved = mu * momentum[i] + delta
+        moved = decay * momentum[i] + delta
         momentum[i] = moved
-        stepped = theta[i] - lr * (delta + mu * moved)
+        stepped = theta[i] - lr * (delta + push * moved)
         theta[i] = stepped
         combined[i] = stepped - theta_pub[i]

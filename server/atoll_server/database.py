@@ -14,7 +14,7 @@ from atoll_wire.errors import UserError
 
 from atoll_server.disk import DISK, Disk
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 CHECKED_AT_ONCE_BYTES = 32 << 20  # of a ledger: a start reads every page of it; of a larger one afterwards
 
 SCHEMA = """
@@ -28,7 +28,7 @@ CREATE TABLE contributions (
     steps INTEGER NOT NULL, codec INTEGER NOT NULL, frames INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
     digest TEXT NOT NULL, norms_sq TEXT NOT NULL, scale REAL NOT NULL, accepted_at REAL NOT NULL,
     checksum INTEGER NOT NULL, fate TEXT NOT NULL, version INTEGER NOT NULL, weight REAL NOT NULL,
-    staleness INTEGER NOT NULL, reason TEXT NOT NULL, dropped INTEGER NOT NULL, fate_checksum INTEGER NOT NULL,
+    staleness REAL NOT NULL, reason TEXT NOT NULL, dropped INTEGER NOT NULL, fate_checksum INTEGER NOT NULL,
     PRIMARY KEY (generation, learner, incarnation, fragment, seq)) STRICT;
 CREATE INDEX contributions_by_version ON contributions (generation, fragment, version);
 CREATE INDEX contributions_by_learner ON contributions (learner);

@@ -25,8 +25,8 @@ from atoll_server import events as ev
 from atoll_server.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.disk import Disk
 from atoll_server.guard import Guard
-from atoll_server.merge import FragmentState, OuterRule
 from atoll_server.metrics import Metrics
+from atoll_server.outer import OuterRule
 from atoll_server.publications import HappeningLog, Publication, UpdateCache
 from atoll_server.reading import Readers
 from atoll_server.restore import Restored
@@ -66,7 +66,7 @@ class Engine:
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
         self.initial = restored.initial
-        self.states: list[FragmentState] = restored.states
+        self.states: list[merge.FragmentState] = restored.states
         self.roster, self.happenings, self.metrics = roster, happenings, metrics
         self.writer, self._fail, self.disk, self.failed = writer, fail, disk, False
         self.spool = Spool(
@@ -205,7 +205,7 @@ class Engine:
 
     async def _merge(self, effect: ev.Merge) -> None:
         fragment = self.layout.fragments[effect.fragment]
-        rule = OuterRule.of(self.run, effect.version, effect.cause, self.roster.tokens())
+        rule = OuterRule.of(self.run, effect.age, effect.cause, self.roster.tokens())
         stored = [self.contributions.pending[share.key].stored for share in effect.shares]
         weights = [share.weight for share in effect.shares]
         async with self.locks[fragment.index]:

@@ -114,6 +114,7 @@ class Cause(StrEnum):
     DEADLINE = "deadline"
     NOBODY = "nobody"  # was heard of for so long that anybody is waited for
     LEFT = "left"  # is everybody
+    LATE = "late"  # came what is merged, and there is no grace window to wait for its kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Share:
 
     key: Key
     weight: float
-    staleness: int
+    staleness: float  # outer steps since its base version, see FragmentRounds.age
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ class OpenRound:
 class Merge:
     """Combine these (sorted by key) into `version`, make that durable, publish it, then say Merged.
 
-    quorum_at: when the quorum was there, on the clock of the events; None: it never was.
+    age: of that version, see FragmentRounds. quorum_at: when the quorum was there, on the clock of the events; None: it
+    never was.
     """
 
     fragment: int
@@ -154,6 +156,7 @@ class Merge:
     cycle: int
     shares: tuple[Share, ...]
     refusals: tuple[Refusal, ...]
+    age: float
     quorum_at: float | None
     cause: Cause
     reason: str

@@ -46,7 +46,7 @@ def add_contribution(
 
 def _fate_values(row: FateRow) -> tuple[Any, ...]:
     key = row.key
-    fate = (row.fate, row.version, row.weight, row.staleness, row.reason, int(row.dropped))
+    fate = (row.fate, row.version, row.weight, float(row.staleness), row.reason, int(row.dropped))
     return (*fate, _checksum((key.learner, key.incarnation, key.fragment, key.seq, *fate)))
 
 
@@ -210,6 +210,13 @@ def last_merges(db: sqlite3.Connection, generation: int, fragments: int) -> list
     """Cycle and wall-clock seconds of each fragment's newest merge; 0 and None when it has none."""
     query = "SELECT cycle, merged_at FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT 1"
     return [db.execute(query, (generation, fragment)).fetchone() or (0, None) for fragment in range(fragments)]
+
+
+def ages(db: sqlite3.Connection, generation: int, fragment: int, most: int) -> dict[int, float]:
+    """Of a fragment's newest versions, oldest first: see FragmentRounds.age."""
+    query = "SELECT version, rule FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT ?"
+    newest = db.execute(query, (generation, fragment, most)).fetchall()
+    return {version: float(json.loads(rule)["age"]) for version, rule in reversed(newest)} or {0: 0.0}
 
 
 def snapshots(db: sqlite3.Connection, generation: int) -> list[SnapshotRow]:

@@ -5,7 +5,8 @@ Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
    by direction; only the norm of each piece's combination is kept, summed in float64, frame by frame.
 2. the same sum again: from codes it costs less than to write it down and read it. Delta = sum, or
    sum x (sum w ||v||) / ||sum|| for a piece merged by direction;
-   momentum = mu momentum + Delta;  theta -= lr (Delta + mu momentum);  theta_pub += Q(theta - theta_pub).
+   momentum = decay momentum + Delta;  theta -= lr (Delta + push momentum);  theta_pub += Q(theta - theta_pub).
+   Both are mu for a whole outer step, see `OuterRule`.
 The order of every sum is fixed (contributions by key, frames by index, elements by place, in a fixed number of lanes),
 so the same ledger gives the same bytes.
 """
@@ -25,8 +26,7 @@ from atoll_wire.spans import FrameSpan, Segment
 from numpy.typing import NDArray
 
 from atoll_server.combining import frame_squares, frame_step
-from atoll_server.events import Cause
-from atoll_server.settings import RunSettings
+from atoll_server.outer import OuterRule, part_of
 
 LARGEST_NORM = 1e12  # of a piece of a contribution: beyond it a sum could leave what float32 holds
 SMALLEST_NORM = 1e-30  # below it a piece has no direction
@@ -35,31 +35,6 @@ CANCELLED = 1e-6  # a sum of directions shorter than this is rounding noise: the
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class OuterRule:
-    """How one outer step is made. lr and momentum of Nesterov's method; codec of the published update.
-
-    heat: from 1 in the run to 0 at its end, when every piece is averaged, whatever its kind. staleness_exponent: that
-    its weights have; for the ledger.
-    """
-
-    lr: float
-    momentum: float
-    codec: Codec
-    heat: float = 1.0
-    staleness_exponent: float = 0.0
-
-    @classmethod
-    def of(cls, settings: RunSettings, version: int, cause: Cause, tokens: int) -> OuterRule:
-        """Of the merge that makes this version. tokens: that the run has trained.
-
-        At the end, and when everybody has left, it gives the mean of what the learners had. Nesterov's step goes
-        further, and inner steps make good what is too far: those that are still to come (records/quality).
-        """
-        heat = 0.0 if cause is Cause.LEFT else settings.heat(tokens)
-        return cls(*settings.outer_at(version, heat), settings.codec, heat, settings.staleness_exponent)
 
 
 @dataclass(slots=True)
@@ -122,7 +97,7 @@ def start(theta: F32) -> FragmentState:
     return FragmentState(0, theta, theta.copy(), np.zeros_like(theta))
 
 
-def weight(tokens: int, steps: int, staleness: int, exponent: float) -> float:
+def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
     """tokens x (tokens / steps) x (1 + staleness)^-exponent (2604.21428; FedAsync 1903.03934 for the staleness)."""
     return tokens * (tokens / steps) * math.pow(1 + staleness, -exponent)
 
@@ -167,7 +142,7 @@ def merge(
     for index in np.flatnonzero(directed):
         norm = math.sqrt(combined_sq[index])
         scales[index] = radii[index] / norm if norm > CANCELLED else 0.0  # phi(0) = 0
-    return _step(fragment, state, given, factors, scales, rule, published)
+    return _step(fragment, state, given, factors, scales, rule, part_of(weights), published)
 
 
 class _Given:
@@ -212,13 +187,17 @@ def _step(
     factors: F32,
     scales: F32,
     rule: OuterRule,
+    part: float,
     published: F32,
 ) -> Merged:
-    """Second pass: Nesterov, and the published update; each frame is summed while it is at hand."""
+    """Second pass: Nesterov, and the published update; each frame is summed while it is at hand. part: of a step."""
     frames, theta_crc, theta_pub_crc, momentum_crc = [], 0, 0, 0
+    rates = np.array([rule.lr, *rule.decay_and_push(part)], np.float32)
     memory = np.empty(max(codec.content_bytes(span, rule.codec) for span in fragment.frames), np.uint8)
     for span in fragment.frames:
-        frames.append(codec.compress(_step_frame(span, state, given, factors, scales, rule, published, memory)))
+        frames.append(
+            codec.compress(_step_frame(span, state, given, factors, scales, rates, published, memory, rule.codec))
+        )
         theta_crc = codec.vector_crc32c(state.theta[span.place], theta_crc)
         theta_pub_crc = codec.vector_crc32c(published[span.place], theta_pub_crc)
         momentum_crc = codec.vector_crc32c(state.momentum[span.place], momentum_crc)
@@ -233,18 +212,18 @@ def _step_frame(
     given: _Given,
     factors: F32,
     scales: F32,
-    rule: OuterRule,
+    rates: F32,
     published: F32,
     memory: Content,
+    kind: Codec,
 ) -> Content:
-    """The content of a frame's update, in the memory that is given for it."""
-    contents, update = given.contents(span), memory[: codec.content_bytes(span, rule.codec)]
-    lr, mu, place = np.float32(rule.lr), np.float32(rule.momentum), span.place
+    """The content of a frame's update, in the memory that is given for it. rates: lr, decay, push."""
+    contents, update, place = given.contents(span), memory[: codec.content_bytes(span, kind)], span.place
     sound = frame_step(
         *_coded(contents, span, given.codec), codec.lengths(span), _by_segment(factors, span),
-        _by_segment(scales[None], span)[0], lr, mu,
+        _by_segment(scales[None], span)[0], rates,
         state.theta[place], state.momentum[place], state.theta_pub[place], published[place],
-        *_coded([update], span, rule.codec),
+        *_coded([update], span, kind),
     )  # fmt: skip
     assert sound, "norms are bounded, so that sums are finite"
     return update

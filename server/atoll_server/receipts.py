@@ -73,6 +73,6 @@ def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
         table.add_row(
             when, name, f"{each.tokens:,}", str(each.steps), f"{each.norm:.3g}{clipped}", FATES[receipt.fate],
             str(receipt.version) if receipt.fate != pb.FATE_PENDING else "", f"{receipt.weight:.4f}" if merged else "",
-            str(receipt.staleness) if merged else "", receipt.reason,
+            f"{receipt.staleness:.3g}" if merged else "", receipt.reason,
         )  # fmt: skip
     console().print(table)

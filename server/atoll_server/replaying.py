@@ -103,7 +103,7 @@ class _WhatIf:
     def of(self, row: MergeRow) -> MergeRow:
         """A merge as it would have been."""
         rule, settings = dict(row.rule), self._settings
-        lr, momentum = settings.outer_at(row.version, rule["heat"])
+        lr, momentum = settings.outer_at(rule["age"], rule["heat"])
         if "outer_lr" in self._names:
             rule["lr"] = lr
         if self._names & {"outer_momentum", "outer_warm_up"}:

@@ -25,7 +25,8 @@ from atoll_server import ledger, merge
 from atoll_server.database import LedgerError
 from atoll_server.disk import DISK, Disk
 from atoll_server.events import Key
-from atoll_server.merge import FragmentState, Merged, OuterRule, Update
+from atoll_server.merge import FragmentState, Merged, Update
+from atoll_server.outer import OuterRule
 from atoll_server.rows import ContributionRow, MergeRow, SnapshotRow
 from atoll_server.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.spool import Spool

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll_server.events import Cause, Key, Refusal, Share
+from atoll_server.outer import part_of
 from atoll_server.settings import RunSettings
 
-Weigh = Callable[[int, int, int, float], float]  # tokens, steps, staleness, exponent -> weight
+Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
+AGES = 256  # versions of a fragment whose age is kept: beyond them each counts as a whole merge
 
 
 class Phase(Enum):
@@ -45,6 +47,17 @@ class FragmentRounds:
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[Key, Pending] = field(default_factory=dict)
     usual: dict[str, float] = field(default_factory=dict)  # by learner: what it gave last would have weighed on time
+    # by version: the outer steps up to it, each counted as the part of one that it was
+    ages: dict[int, float] = field(default_factory=lambda: {0: 0.0})
+
+    def age(self, version: int) -> float:
+        """Outer steps up to a version, each counted as the part of one that it was."""
+        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # beyond, each counts as whole
+        return self.ages[near] + (version - near)
+
+    def staleness(self, base_version: int) -> float:
+        """Outer steps since a version."""
+        return self.age(self.version) - self.age(base_version)
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
         """A learner has nothing for the round that is open, if it means that one."""
@@ -68,13 +81,13 @@ class FragmentRounds:
         what came late, is a small step. Who has not answered counts as it last weighed, at most as the largest here.
         """
         silent = counted - self.answered()
-        taken: list[tuple[Key, float, int]] = []
+        taken: list[tuple[Key, float, float]] = []
         refusals: list[Refusal] = []
         on_time: dict[str, float] = {}
         for key, waiting in sorted(self.pending.items()):
-            staleness = self.version - waiting.base_version
+            staleness = self.staleness(waiting.base_version)
             if staleness > settings.max_staleness:
-                text = f"staleness {staleness} is above {settings.max_staleness}: adopt the fragment whole"
+                text = f"staleness {staleness:.3g} is above {settings.max_staleness}: adopt the fragment whole"
                 refusals.append(Refusal(key, text, True))
                 continue
             sent = (waiting.tokens, waiting.steps)
@@ -85,7 +98,12 @@ class FragmentRounds:
         most = max(on_time.values(), default=0.0)
         missing = (min(most, self.usual.get(learner, most)) for learner in silent)
         whole = math.fsum([*on_time.values(), *missing])
-        return tuple(Share(key, weight / whole, staleness) for key, weight, staleness in taken), tuple(refusals)
+        shares = tuple(Share(key, weight / whole, staleness) for key, weight, staleness in taken)
+        if shares:
+            self.ages[self.version + 1] = self.age(self.version) + part_of(share.weight for share in shares)
+            if len(self.ages) > AGES:
+                del self.ages[next(iter(self.ages))]
+        return shares, tuple(refusals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class FateRow:
     fate: str
     version: int = 0
     weight: float = 0.0
-    staleness: int = 0
+    staleness: float = 0.0
     reason: str = ""
     dropped: bool = False
 
@@ -74,7 +74,7 @@ class MergeRow:
     fragment: int
     version: int
     cycle: int
-    shares: tuple[tuple[str, int, int, float, int], ...]
+    shares: tuple[tuple[str, int, int, float, float], ...]
     rule: dict[str, Any]
     theta: int
     theta_pub: int

@@ -111,8 +111,8 @@ class OuterService(rpc.OuterServicer):
                 header = request.header
             entry, engine = self._session(context, header.session), self._engine()
             self._fragment(engine, header.fragment)
-            version, cycle = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment].cycle
-            answer = engine.uploads.offer(header, version, cycle, engine.run.max_staleness, time.monotonic())
+            version, rounds = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment]
+            answer = engine.uploads.offer(header, version, rounds, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
                 log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
                 engine.timeline.began(entry.name, header.fragment, header.cycle, time.monotonic())

@@ -69,9 +69,9 @@ class RunSettings(BaseModel):
         left = max(0.0, 1 - tokens / self.total_tokens)
         return min(1.0, left / self.outer_cool_down) if self.outer_cool_down else 1.0
 
-    def outer_at(self, version: int, heat: float) -> tuple[float, float]:
-        """Rate and momentum of the outer step that makes this version of a fragment; at no heat it is a plain mean."""
-        grown = min(1.0, version / self.outer_warm_up) if self.outer_warm_up else 1.0
+    def outer_at(self, age: float, heat: float) -> tuple[float, float]:
+        """Rate and momentum of the outer step that makes a version of this age; at no heat it is a plain mean."""
+        grown = min(1.0, age / self.outer_warm_up) if self.outer_warm_up else 1.0
         return heat * self.outer_lr + (1 - heat), heat * grown * self.outer_momentum
 
     @field_validator("codec", mode="before")

@@ -10,7 +10,9 @@ Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
   usually take. With nothing to merge it lapses: the cycle grows, the version does not.
 - A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer, but neither
   counts to the quorum nor starts the grace window.
-- A merge's weights sum to the part that it has of all counted learners' work, on time: few, or late, is a small step.
+- Without a grace window (gamma = 0) what is late waits for no round: as soon as K such are there, they are merged.
+- A merge's weights sum to the part that it has of all counted learners' work, on time: few, or late, is a part of an
+  outer step. Staleness counts outer steps, not merges.
 - Too stale at the merge: refused, and its learner gives up the outstanding work it came from.
 - When no learner is expected any more, what is pending is merged at once.
 """
@@ -51,15 +53,16 @@ class Syncer:
         pending: Iterable[tuple[Key, Pending]],
         members: Mapping[str, Member],
         synced_at: Sequence[float],
+        ages: Sequence[dict[int, float]],
     ) -> None:
         """Takes up from a ledger. Pending contributions become answers that were rolled over.
 
-        synced_at: when each fragment's last merge was, on this clock.
+        synced_at: when each fragment's last merge was, on this clock. ages: of its newest versions.
         Asks for nothing yet: the first event after this does.
         """
         self.members.update(members)
-        for rounds, version, cycle, at in zip(self.fragments, versions, cycles, synced_at, strict=True):
-            rounds.version, rounds.cycle, rounds.opened_at = version, cycle, at
+        for rounds, version, cycle, at, aged in zip(self.fragments, versions, cycles, synced_at, ages, strict=True):
+            rounds.version, rounds.cycle, rounds.opened_at, rounds.ages = version, cycle, at, aged
         self.due_at = max(synced_at)
         for key, waiting in pending:
             self.fragments[key.fragment].pending[key] = waiting
@@ -155,6 +158,9 @@ class Syncer:
         for index, rounds in enumerate(self.fragments):
             if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
                 effects.append(self._open(index, present.now))
+            elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
+                rounds.cycle += 1  # its own: nobody is asked for anything
+                effects += self._close(index, Closing(Cause.LATE, "came late, and there is no grace window"), present)
             if rounds.phase is Phase.OPEN:
                 if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
                     rounds.quorum_at = present.now
@@ -163,6 +169,10 @@ class Syncer:
                 if isinstance(decision, Closing):
                     effects += self._close(index, decision, present)
         return effects
+
+    def _merges_late(self, rounds: FragmentRounds, present: Present) -> bool:
+        """Whether what came between two rounds is merged by itself."""
+        return self.settings.grace_ratio == 0 and len(rounds.answered()) >= self.quorum(present)
 
     def decide(self, fragment: int, present: Present) -> Waiting | Closing:
         """Whether an open round closes now, and why; or what it waits for. Changes nothing."""
@@ -205,7 +215,7 @@ class Syncer:
             return [ev.Refuse(fragment, refusals), lapse] if refusals else [lapse]
         rounds.phase, rounds.adopters = Phase.MERGING, {share.key.learner for share in shares}
         asked = (fragment, rounds.version + 1, rounds.cycle, shares, refusals)
-        return [ev.Merge(*asked, quorum_at, closing.cause, closing.reason)]
+        return [ev.Merge(*asked, rounds.ages[rounds.version + 1], quorum_at, closing.cause, closing.reason)]
 
     # ------------------------------------------------------------------------------ opening
 

@@ -26,7 +26,7 @@ class Answer:
     declined: str = ""
     late: bool = False
     weight: float = 0.0
-    staleness: int = 0
+    staleness: float = 0.0
 
 
 @dataclass(slots=True)

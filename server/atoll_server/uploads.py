@@ -27,6 +27,7 @@ from atoll_server.events import Key
 from atoll_server.guard import Guard
 from atoll_server.merge import LARGEST_NORM, norms_sq
 from atoll_server.refusal import Refused, Status
+from atoll_server.rounds import FragmentRounds
 from atoll_server.rows import ContributionRow
 from atoll_server.settings import Limits
 from atoll_server.spool import ChecksumError, Spool, SpoolFull, Stored, Upload
@@ -73,8 +74,7 @@ class Uploads:
         books: Books,
     ) -> None:
         self._layout, self._codec, self._generation = layout, run_codec, generation
-        self._spool, self._limits, self._workers = spool, limits, workers
-        self._guard, self._books = guard, books
+        self._spool, self._limits, self._workers, self._guard, self._books = spool, limits, workers, guard, books
         self._growing: dict[Key, Upload] = {}
         self._growing_bytes: Counter[str] = Counter()  # declared by each learner's
         self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones
@@ -83,11 +83,11 @@ class Uploads:
         self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
 
     def offer(
-        self, header: pb.PushHeader, version: int, cycle: int, max_staleness: int, now: float
+        self, header: pb.PushHeader, version: int, rounds: FragmentRounds, max_staleness: int, now: float
     ) -> Upload | pb.Receipt:
         """Admits a contribution, or answers with the receipt that its key has already. Raises Refused.
 
-        version, cycle: of its fragment now.
+        version, rounds: of its fragment now.
         """
         key = Key(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         growing = self._growing.get(key)
@@ -112,10 +112,10 @@ class Uploads:
             waits_for.append(newest.receipt.seq)
         if waits_for:
             raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {waits_for[0]} is still pending")
-        if header.cycle > cycle:
+        if header.cycle > rounds.cycle:
             header.cycle = 0  # it answers a round that a restart of this core forgot: no round's answer
         check_header(header, self._layout.fragments[key.fragment], self._codec)
-        check_age(header, version, max_staleness)
+        check_age(header, version, rounds.staleness(header.base_version), max_staleness)
         return self._admit(header, key, now)
 
     def _admit(self, header: pb.PushHeader, key: Key, now: float) -> Upload:

@@ -16,6 +16,7 @@ from atoll_server.admission import check_header
 from atoll_server.events import Key
 from atoll_server.guard import Guard
 from atoll_server.refusal import Refused
+from atoll_server.rounds import FragmentRounds
 from atoll_server.rows import ContributionRow
 from atoll_server.spool import RECORD, Spool, Stored, Upload
 from atoll_server.uploads import Uploads
@@ -132,7 +133,7 @@ class Door:
         return taken
 
     async def _push(self, header: pb.PushHeader, frames: list[pb.Frame]) -> bool:
-        upload = self._uploads.offer(header, VERSION, CYCLE, MOST_STALENESS, 0.0)
+        upload = self._uploads.offer(header, VERSION, FragmentRounds(VERSION, CYCLE), MOST_STALENESS, 0.0)
         if isinstance(upload, pb.Receipt):
             return True
         check_header(header, LAYOUT.fragments[header.fragment], Codec.INT4)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from atoll_server import merge
 from atoll_server.events import Cause
-from atoll_server.merge import FragmentState, OuterRule
+from atoll_server.merge import FragmentState
+from atoll_server.outer import OuterRule
 from atoll_server.settings import RunSettings
 from atoll_wire import codec
 from atoll_wire.codec import Codec, FrameError
@@ -233,7 +234,7 @@ def test_when_nobody_is_left_the_model_is_the_mean_of_what_learners_had():
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.LEFT])
 def test_while_somebody_trains_the_rule_is_the_runs(cause):
     run = RunSettings(outer_lr=0.3, outer_momentum=0.8, outer_warm_up=10, codec=Codec.INT8)
-    assert OuterRule.of(run, 5, cause, 10**12) == OuterRule(0.3, 0.4, Codec.INT8, 1.0, 0.5)
+    assert OuterRule.of(run, 5, cause, 10**12) == OuterRule(0.3, 0.4, Codec.INT8, 1.0, 0.5, 5)
 
 
 def test_over_the_last_part_of_the_tokens_outer_steps_become_plain_means():
@@ -243,6 +244,36 @@ def test_over_the_last_part_of_the_tokens_outer_steps_become_plain_means():
     assert [rule.lr for rule in rules] == pytest.approx([0.6, 0.8, 1.0, 1.0])
     assert [rule.momentum for rule in rules] == pytest.approx([0.8, 0.4, 0.0, 0.0])
     assert OuterRule.of(run.changed(outer_cool_down=0.0), 50, Cause.EVERYBODY, 999).heat == 1.0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_work_moves_the_parameters_equally_far_in_one_merge_or_in_parts(momentum):
+    rule = OuterRule(0.7, momentum, Codec.INT4)
+
+    def moved(part: float) -> float:
+        decay, push = rule.decay_and_push(part)
+        buffer = theta = 0.0
+        for merged in range(round(200 / part)):
+            delta = part if merged < 1 / part else 0.0
+            buffer = decay * buffer + delta
+            theta += rule.lr * (delta + push * buffer)
+        return theta
+
+    assert moved(1.0) == pytest.approx(0.7 / (1 - momentum))
+    assert moved(0.25) == pytest.approx(moved(1.0))
+    assert rule.decay_and_push(1.0) == pytest.approx((momentum, momentum))
+
+
+def test_a_part_of_an_outer_step_lets_momentum_fade_by_that_part():
+    given, begin = [contribution("a", 1), contribution("b", 2)], state()
+    before = copy(begin)
+    new = run(begin, given, [0.125, 0.125]).state
+    delta = expected_delta(given, [0.125, 0.125])
+    decay = 0.5**0.25
+    momentum = decay * before.momentum.astype(np.float64) + delta
+    np.testing.assert_allclose(new.momentum, momentum, rtol=2e-5, atol=1e-9)
+    push = 0.5 * (1 - decay) / (1 - 0.5)
+    np.testing.assert_allclose(new.theta, before.theta - 0.9 * (delta + push * momentum), rtol=1e-6, atol=1e-6)
 
 
 def test_weights_follow_tokens_pace_and_staleness():

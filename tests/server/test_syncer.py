@@ -159,27 +159,68 @@ def test_a_late_contribution_joins_the_next_round_but_neither_makes_a_quorum_nor
     world.contribute("a")
     (*_, closed) = merges(world.contribute("c"))
     late = next(share for share in closed.shares if share.key.learner == "b")
-    assert late.staleness == 1
+    assert late.staleness == pytest.approx(1 / 3), "a third of an outer step was made since its base"
     on_time = next(share for share in closed.shares if share.key.learner == "a")
-    assert late.weight == pytest.approx(on_time.weight / 2**0.5)
+    assert late.weight == pytest.approx(on_time.weight / (4 / 3) ** 0.5)
 
 
 def test_a_merge_of_few_is_a_small_step():
-    world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=1), grace_ratio=0.0)
+    world = World({"a": 1, "b": 1, "c": 1}, quorum=Quorum(learners=1), grace_ratio=1e-9)
     world.open()
-    (alone,) = merges(world.contribute("a"))
+    world.contribute("a")
+    world.now += 0.001
+    (alone,) = merges(world.tell(ev.Ticked()))
     assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]  # the others are taken for its like
+    assert alone.age == pytest.approx(1 / 3)
     world.finish()
     first = world.syncer.fragments[0].cycle
     world.contribute("b", cycle=first, base=0)
-    world.contribute("c", cycle=first, base=0)
+    assert not merges(world.contribute("c", cycle=first, base=0)), "with a grace window the late wait for a round"
     world.open()
     (late,) = merges(world.contribute("a"))
-    assert sum(share.weight for share in late.shares) == pytest.approx((1 + 2 / 2**0.5) / 3)
-    world.finish()
+    staleness = 1 / 3  # of an outer step
+    assert [share.staleness for share in late.shares] == [0.0, pytest.approx(staleness), pytest.approx(staleness)]
+    whole = (1 + 2 / (1 + staleness) ** 0.5) / 3
+    assert sum(share.weight for share in late.shares) == pytest.approx(whole)
+    assert late.age == pytest.approx(1 / 3 + whole)
+
+
+def test_without_a_grace_window_what_is_late_is_merged_as_soon_as_a_quorum_of_it_is_there():
+    world = World({"a": 1, "b": 1, "c": 1, "d": 1}, quorum=Quorum(learners=2), grace_ratio=0.0)
     world.open()
-    (alone,) = merges(world.contribute("a"))
-    assert [share.weight for share in alone.shares] == [pytest.approx(1 / 3)]
+    opened = world.syncer.fragments[0].opened_at
+    first = world.syncer.fragments[0].cycle
+    world.contribute("a")
+    assert merges(world.contribute("b"))
+    assert not world.contribute("c", cycle=first, base=0), "never two merges of a fragment at a time"
+    world.finish()
+    (late,) = merges(world.contribute("d", cycle=first, base=0))
+    assert (late.cause, [share.key.learner for share in late.shares]) == (ev.Cause.LATE, ["c", "d"])
+    assert (late.version, late.cycle) == (2, first + 1)
+    assert world.syncer.fragments[0].opened_at == opened, "its turn comes as if nothing had been late"
+    assert not [e for e in world.effects if isinstance(e, ev.OpenRound) and e.fragment == 0 and e.cycle == late.cycle]
+
+
+def test_what_came_late_while_the_round_was_merged_is_merged_after_it():
+    world = World({"a": 1, "b": 1}, quorum=Quorum(learners=1), grace_ratio=0.0)
+    world.open()
+    first = world.syncer.fragments[0].cycle
+    world.contribute("a")
+    assert not merges(world.contribute("b", cycle=first, base=0))
+    (late,) = merges(world.tell(ev.Merged(0, 1)))
+    assert [share.key.learner for share in late.shares] == ["b"]
+
+
+def test_the_age_of_a_version_counts_outer_steps_and_not_merges():
+    rounds = FragmentRounds(version=0, cycle=0)
+    for _ in range(4):
+        rounds.pending[Key("a", 0, 0, rounds.version)] = Pending(0, rounds.version, 10, 1)
+        rounds.settle({"a", "b", "c", "d"}, merge.weight, RunSettings(staleness_exponent=0.0))
+        rounds.version += 1
+    assert [rounds.age(version) for version in range(5)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+    assert rounds.staleness(2) == pytest.approx(0.5)
+    rounds.version, rounds.ages = 100, {99: 30.0, 100: 30.5}
+    assert rounds.staleness(97) == 2.5, "what is not known any more counts as whole"
 
 
 def test_who_declines_is_not_missing():
@@ -296,7 +337,7 @@ def test_what_an_outage_left_undone_is_caught_up_at_twice_the_pace_from_where_it
     began, world.now = world.now, world.now + 3.0
     world.syncer = Syncer(RunSettings(inner_steps=4), 4, merge.weight)
     synced_at = [began - 1.0, began, began - 3.0, began - 2.0]
-    world.syncer.restore([5] * 4, [5] * 4, [], {"a": Member(1, world.now, world.now)}, synced_at)
+    world.syncer.restore([5] * 4, [5] * 4, [], {"a": Member(1, world.now, world.now)}, synced_at, [{5: 5.0}] * 4)
     opened: list[tuple[float, int]] = []
     for tick in range(400):
         world.now += 0.05
@@ -334,7 +375,7 @@ def test_when_everybody_left_what_is_pending_is_merged_at_once():
 def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
     syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
     key = Key("a", 1, 0, 1)
-    syncer.restore([7], [9], [(key, Pending(9, 7, 100, 4))], {}, [0.0])
+    syncer.restore([7], [9], [(key, Pending(9, 7, 100, 4))], {}, [0.0], [{7: 7.0}])
     assert not syncer.on(ev.Joined("a", 1), 50.0)
     assert not syncer.on(ev.Ticked(), 55.0)
     (opened, closed) = syncer.on(ev.Ticked(), 61.0)
@@ -346,7 +387,12 @@ def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
 def test_after_a_restart_what_is_pending_of_learners_that_left_is_merged_at_the_first_event():
     syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
     syncer.restore(
-        [7], [9], [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))], {"a": Member(1, 50.0, 50.0, gone=True)}, [0.0]
+        [7],
+        [9],
+        [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))],
+        {"a": Member(1, 50.0, 50.0, gone=True)},
+        [0.0],
+        [{7: 7.0}],
     )
     (_, closed) = syncer.on(ev.Ticked(), 50.0)
     assert isinstance(closed, ev.Merge)

@@ -12,6 +12,7 @@ import zstandard
 from atoll_server.disk import Disk
 from atoll_server.guard import Guard
 from atoll_server.refusal import Refused, Status
+from atoll_server.rounds import FragmentRounds
 from atoll_server.settings import Limits
 from atoll_server.spool import Spool
 from atoll_server.uploads import Uploads
@@ -68,7 +69,7 @@ class World:
             codec=pb.CODEC_INT4, frames=1, size_bytes=len(PAYLOAD),
             digest=codec.frames_digest([(len(PAYLOAD), crc32c(PAYLOAD))]),
         )  # fmt: skip
-        return self.uploads.offer(header, 0, 3, 4, 0.0)
+        return self.uploads.offer(header, 0, FragmentRounds(version=0, cycle=3), 4, 0.0)
 
     async def take(self, upload, payload: bytes = PAYLOAD) -> bool:
         frame = pb.Frame(index=0, crc32c=crc32c(payload), payload=payload)

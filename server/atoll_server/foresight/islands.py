@@ -85,7 +85,7 @@ class Account:
     trained_s: float = 0.0
     blocked_s: float = 0.0
     down_s: float = 0.0
-    staleness: list[int] = field(default_factory=list)
+    staleness: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
