@@ -69,7 +69,6 @@ def test_who_waits_for_a_slow_learner_has_its_pace_and_who_does_not_has_all():
     waited, bare, graceful = hardware_claims(steps=600)
     assert waited.ours == pytest.approx(waited.theirs, abs=1.5)
     assert bare.ours > 95, "what is late is merged when it comes"
-    assert graceful.ours > 95
     assert graceful.ours == pytest.approx(100, abs=4)
 
 

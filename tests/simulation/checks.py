@@ -6,18 +6,19 @@ finds on its disk. It trusts nobody's counters.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from atoll_server.core import Core
+from atoll_server.events import Cause
 from atoll_server.rounds import Phase
 from atoll_server.syncer import Syncer
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 
+from tests.simulation import books
+from tests.simulation.books import Violation
 from tests.simulation.loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ SLOW_DISK_S = 2.5  # what was whole when its process was fenced off may take so 
 Name = tuple[str, int, int, int]  # learner, incarnation, fragment, seq
 
 
-class Violation(Exception):
-    """Something that must always hold did not. number: of the invariant."""
-
-    def __init__(self, number: int, text: str) -> None:
-        super().__init__(f"invariant {number}: {text}")
-        self.number = number
-
-
 @dataclass(frozen=True)
 class Told:
     """A final fate, as it was told."""
@@ -43,7 +36,7 @@ class Told:
     fate: int
     version: int
     weight: float
-    staleness: int
+    staleness: float
 
 
 class Checks:
@@ -192,25 +185,7 @@ class Checks:
             if seen != codec.vector_crc32c(state.theta_pub):
                 raise Violation(3, f"fragment {fragment.index} came back with other bytes at {state.version}")
         self.in_ledger(core)
-        self.sums(core)
-
-    def sums(self, core: Core) -> None:
-        """What a core counts at a start, in sums and one by one, is what the ledger holds."""
-        assert core.engine is not None, "asked of a run that has parameters"
-        lengths = [fragment.length for fragment in core.engine.layout.fragments]
-        rows = core.writer._db.execute(
-            "SELECT learner, fragment, fate, tokens, size_bytes FROM contributions"
-        ).fetchall()
-        for name, entry in core.roster.entries.items():
-            mine = [row for row in rows if row[0] == name]
-            merged = sum(tokens * lengths[fragment] for _, fragment, fate, tokens, _ in mine if fate == "merged")
-            found = (entry.account.bytes_up, entry.account.merged_token_parameters)
-            if found != (sum(row[4] for row in mine), merged):
-                raise Violation(2, f"the core counts {found} of {name}, the ledger {sum(r[4] for r in mine)}, {merged}")
-        fates = Counter(row[2] for row in rows)
-        counts = core.engine.contributions.counts
-        if (counts["merged"], counts["refused"], counts["accepted"]) != (fates["merged"], fates["refused"], len(rows)):
-            raise Violation(2, f"the core counts {counts}, the ledger {dict(fates)}")
+        books.sums(core)
 
     def in_ledger(self, core: Core) -> dict[Name, Told]:
         """Compares the ledger with what was said; returns all final fates."""
@@ -227,23 +202,9 @@ class Checks:
             kind = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}.get(fate)
             if (kind, version, weight, staleness) != (told.fate, told.version, told.weight, told.staleness):
                 raise Violation(2, f"{name} was told {told}, the ledger has {fate} {version} {weight} {staleness}")
-        self._each_merged_once(db, {name for name, row in found.items() if row[0] == "merged"})
+        books.each_merged_once(db, {name for name, row in found.items() if row[0] == "merged"})
         kinds = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
         return {name: Told(kinds[row[0]], *row[1:]) for name, row in found.items() if row[0] in kinds}
-
-    def _each_merged_once(self, db: Any, merged: set[Any]) -> None:
-        seen: set[Any] = set()
-        for fragment, version, text in db.execute("SELECT fragment, version, shares FROM merges").fetchall():
-            shares = json.loads(text)
-            if not 0 < sum(share[3] for share in shares) < 1.000001:
-                raise Violation(7, f"weights of {fragment}/{version} sum to {sum(share[3] for share in shares)}")
-            for learner, incarnation, seq, _, _ in shares:
-                name = (learner, incarnation, fragment, seq)
-                if name in seen:
-                    raise Violation(1, f"{name} was merged twice")
-                seen.add(name)
-        if seen != merged:
-            raise Violation(2, f"fates and merges differ by {seen ^ merged}")
 
     def work_counted_once(self, core: Core) -> None:
         """No process has more tokens merged into a fragment than it trained."""
@@ -256,8 +217,12 @@ class Checks:
             if tokens > trained:
                 raise Violation(1, f"{learner}/{incarnation} trained {trained} tokens, {tokens} count in {fragment}")
 
-    def closing(self, syncer: Syncer, fragment: int, now: float) -> None:
+    def closing(self, syncer: Syncer, fragment: int, cause: Cause, now: float) -> None:
         """A round that closes without a live learner waited for the quorum and the grace of Eq. 3, or long enough."""
+        if cause is Cause.LATE:
+            if syncer.settings.grace_ratio > 0:
+                raise Violation(7, f"fragment {fragment} did not wait for its round")
+            return
         rounds, live = syncer.fragments[fragment], syncer.present(now).live
         missing = live - set(rounds.declined) - {key.learner for key in rounds.pending}
         patience = max((syncer.members[name].patience_s() for name in missing), default=0.0)

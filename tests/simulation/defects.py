@@ -43,7 +43,7 @@ from atoll_server.front.shelf import Place, Shelf
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation import disk
-from tests.simulation.checks import Violation
+from tests.simulation.books import Violation
 from tests.simulation.seed import simulate
 
 MOST_SEEDS = 2000
@@ -524,6 +524,18 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
         self._close_what_can(self.present(0.0))
 
     with patch(syncer.Syncer, "restore", swallow):
+        yield
+
+
+@defect
+def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
+    """What was merged of few before a start counts as much as what was merged of all."""
+    restore_rounds = syncer.Syncer.restore
+
+    def whole(self: syncer.Syncer, versions: Any, *values: Any) -> None:
+        restore_rounds(self, versions, *values[:-1], [{version: float(version)} for version in versions])
+
+    with patch(syncer.Syncer, "restore", whole):
         yield
 
 

@@ -23,7 +23,8 @@ from atoll_wire.access import Access
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, MergeKind, TensorSpec
 
-from tests.simulation.checks import Checks, Violation
+from tests.simulation.books import Violation
+from tests.simulation.checks import Checks
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
 

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.simulation.checks import Violation
+from tests.simulation.books import Violation
 from tests.simulation.seed import simulate
 
 KEPT = Path(__file__).with_name("seeds.txt")  # seeds that failed once: they run for ever

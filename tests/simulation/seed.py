@@ -22,7 +22,7 @@ from atoll_server.rounds import Closing
 from atoll_server.syncer import Syncer
 from atoll_wire import layout
 
-from tests.simulation.checks import Violation
+from tests.simulation.books import Violation
 from tests.simulation.loop import VirtualLoop, here
 from tests.simulation.world import World
 
@@ -67,7 +67,7 @@ def simulate(seed: int) -> World:
         close = Syncer._close
 
         def closing(syncer: Syncer, fragment: int, reason: Closing, present: Present) -> list[Effect]:
-            world.checks.closing(syncer, fragment, present.now)
+            world.checks.closing(syncer, fragment, reason.cause, present.now)
             effects = close(syncer, fragment, reason, present)
             for effect in effects:
                 if isinstance(effect, Merge) and reason.cause is Cause.EVERYBODY:

@@ -20,7 +20,8 @@ from atoll_server.status import status
 from atoll_wire import codec
 from atoll_wire.errors import UserError
 
-from tests.simulation.checks import Checks, Violation
+from tests.simulation.books import Violation
+from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
@@ -46,6 +47,7 @@ class World:
         self.platter = Platter(self.rng)
         self.counts: Counter[str] = Counter()
         self.overlap_steps = self.rng.choice((2.0, 8.0))
+        self.waiting = self.rng.choice(({}, {}, {"quorum": {"learners": 1}, "grace_ratio": 0.0}))
         self.clip_norm = self.rng.choice((0.0, 0.0, 1.5))
         self.record = self.rng.random() < 0.3
         self.rotting = self.rng.random() < 0.15  # the disk damages what lies on it, whenever the power goes
@@ -252,7 +254,7 @@ class World:
             ),
         )  # fmt: skip
         given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
-                 "overlap_steps": self.overlap_steps, "clip_norm": self.clip_norm}  # fmt: skip
+                 "overlap_steps": self.overlap_steps, "clip_norm": self.clip_norm, **self.waiting}  # fmt: skip
         core = Core(settings, given, SimulatedDisk(self.platter, process, Connection))
         try:
             await core.start()

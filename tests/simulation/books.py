@@ -1,0 +1,55 @@
+"""What a core's ledger must say by itself, whatever was told."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from typing import Any
+
+from atoll_server.core import Core
+
+
+class Violation(Exception):
+    """Something that must always hold did not. number: of the invariant."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(f"invariant {number}: {text}")
+        self.number = number
+
+
+def sums(core: Core) -> None:
+    """What a core counts at a start, in sums and one by one, is what the ledger holds."""
+    assert core.engine is not None, "asked of a run that has parameters"
+    lengths = [fragment.length for fragment in core.engine.layout.fragments]
+    rows = core.writer._db.execute("SELECT learner, fragment, fate, tokens, size_bytes FROM contributions").fetchall()
+    for name, entry in core.roster.entries.items():
+        mine = [row for row in rows if row[0] == name]
+        merged = sum(tokens * lengths[fragment] for _, fragment, fate, tokens, _ in mine if fate == "merged")
+        found = (entry.account.bytes_up, entry.account.merged_token_parameters)
+        if found != (sum(row[4] for row in mine), merged):
+            raise Violation(2, f"the core counts {found} of {name}, the ledger {sum(r[4] for r in mine)}, {merged}")
+    fates = Counter(row[2] for row in rows)
+    counts = core.engine.contributions.counts
+    if (counts["merged"], counts["refused"], counts["accepted"]) != (fates["merged"], fates["refused"], len(rows)):
+        raise Violation(2, f"the core counts {counts}, the ledger {dict(fates)}")
+
+
+def each_merged_once(db: Any, merged: set[Any]) -> None:
+    """Every contribution is in one merge, and the ages of versions follow from the weights."""
+    seen: set[Any] = set()
+    ages: dict[int, float] = defaultdict(float)
+    merges = db.execute("SELECT fragment, version, shares, rule FROM merges ORDER BY fragment, version").fetchall()
+    for fragment, version, text, rule in merges:
+        shares = json.loads(text)
+        ages[fragment] += min(1.0, sum(share[3] for share in shares))
+        if abs(json.loads(rule)["age"] - ages[fragment]) > 1e-6:
+            raise Violation(7, f"{fragment}/{version} is of age {ages[fragment]}, not {rule}")
+        if not 0 < sum(share[3] for share in shares) < 1.000001:
+            raise Violation(7, f"weights of {fragment}/{version} sum to {sum(share[3] for share in shares)}")
+        for learner, incarnation, seq, _, _ in shares:
+            name = (learner, incarnation, fragment, seq)
+            if name in seen:
+                raise Violation(1, f"{name} was merged twice")
+            seen.add(name)
+    if seen != merged:
+        raise Violation(2, f"fates and merges differ by {seen ^ merged}")
