@@ -98,8 +98,12 @@ def start(theta: F32) -> FragmentState:
 
 
 def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
-    """tokens x (tokens / steps) x (1 + staleness)^-exponent (2604.21428; FedAsync 1903.03934 for the staleness)."""
-    return tokens * (tokens / steps) * math.pow(1 + staleness, -exponent)
+    """tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
+
+    A discount as in FedAsync (1903.03934), but only for what is more than an outer step late: a smaller one is no loss
+    that should be made larger (records/quality).
+    """
+    return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
 
 def norms_sq(fragment: Fragment, per_frame: Sequence[F64]) -> F64:

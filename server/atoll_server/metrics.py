@@ -96,7 +96,7 @@ class Metrics(Collector):
             "atoll_adopt_seconds", "From publication to a learner's adoption, none skipped", r
         )
         self.staleness = Histogram(
-            "atoll_staleness_versions", "Of merged contributions", registry=r, buckets=(0, 1, 2, 3, 4, 8, 16)
+            "atoll_staleness_outer_steps", "Of merged contributions", registry=r, buckets=(0, 0.5, 1, 2, 3, 4, 8, 16)
         )
         self.weight = Histogram(
             "atoll_contribution_weight", "Of merged contributions: their part of an outer step", registry=r,

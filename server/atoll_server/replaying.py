@@ -113,7 +113,7 @@ class _WhatIf:
         if "staleness_exponent" not in self._names:
             return replace(row, rule=rule)
         lighter = rule["staleness_exponent"] - settings.staleness_exponent
-        shares = tuple((*s[:3], s[3] * (1 + s[4]) ** lighter, s[4]) for s in row.shares)
+        shares = tuple((*s[:3], s[3] * max(1.0, s[4]) ** lighter, s[4]) for s in row.shares)
         return replace(row, rule=rule, shares=shares)
 
 

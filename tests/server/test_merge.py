@@ -278,5 +278,6 @@ def test_a_part_of_an_outer_step_lets_momentum_fade_by_that_part():
 
 def test_weights_follow_tokens_pace_and_staleness():
     assert merge.weight(800, 10, 0, 0.5) == 800 * 80
-    assert merge.weight(800, 10, 3, 0.5) == pytest.approx(800 * 80 / 2)
-    assert merge.weight(800, 10, 3, 0.0) == 800 * 80
+    assert merge.weight(800, 10, 4, 0.5) == pytest.approx(800 * 80 / 2)
+    assert merge.weight(800, 10, 0.9, 0.5) == 800 * 80, "what is late by less than an outer step weighs all of it"
+    assert merge.weight(800, 10, 4, 0.0) == 800 * 80

@@ -161,7 +161,7 @@ def test_a_late_contribution_joins_the_next_round_but_neither_makes_a_quorum_nor
     late = next(share for share in closed.shares if share.key.learner == "b")
     assert late.staleness == pytest.approx(1 / 3), "a third of an outer step was made since its base"
     on_time = next(share for share in closed.shares if share.key.learner == "a")
-    assert late.weight == pytest.approx(on_time.weight / (4 / 3) ** 0.5)
+    assert late.weight == pytest.approx(on_time.weight)
 
 
 def test_a_merge_of_few_is_a_small_step():
@@ -178,11 +178,16 @@ def test_a_merge_of_few_is_a_small_step():
     assert not merges(world.contribute("c", cycle=first, base=0)), "with a grace window the late wait for a round"
     world.open()
     (late,) = merges(world.contribute("a"))
-    staleness = 1 / 3  # of an outer step
-    assert [share.staleness for share in late.shares] == [0.0, pytest.approx(staleness), pytest.approx(staleness)]
-    whole = (1 + 2 / (1 + staleness) ** 0.5) / 3
-    assert sum(share.weight for share in late.shares) == pytest.approx(whole)
-    assert late.age == pytest.approx(1 / 3 + whole)
+    assert [share.staleness for share in late.shares] == pytest.approx([0.0, 1 / 3, 1 / 3])
+    assert sum(share.weight for share in late.shares) == pytest.approx(1), "a part of an outer step is no discount"
+    assert late.age == pytest.approx(4 / 3)
+    world.finish()
+    world.contribute("a", cycle=first, base=0)
+    world.open()
+    world.contribute("b")
+    (late,) = merges(world.contribute("c"))
+    assert [share.staleness for share in late.shares] == pytest.approx([4 / 3, 0.0, 0.0])
+    assert sum(share.weight for share in late.shares) == pytest.approx((2 + (4 / 3) ** -0.5) / 3)
 
 
 def test_without_a_grace_window_what_is_late_is_merged_as_soon_as_a_quorum_of_it_is_there():

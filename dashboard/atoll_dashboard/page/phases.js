@@ -1,6 +1,6 @@
 // PURE: a round cut into phases, for each learner and in words.
 
-import { exact } from "./format.js";
+import { decimal, exact } from "./format.js";
 
 export const PHASES = {
   waiting: "waiting",
@@ -61,8 +61,8 @@ export function story(round, answer, end) {
   for (const { phase, from, to } of phasesOf(round, answer, end)) parts.push(`${PHASES[phase]} ${exact(to - from)}`);
   if (!answer.declined && answer.durable_at === null) parts.push(standing(round, answer));
   if (answer.late) parts.push("it answers an earlier round");
-  if (answer.staleness !== null) parts.push(`staleness ${answer.staleness}`);
-  if (answer.weight !== null) parts.push(`weight ${answer.weight.toFixed(3)}`);
+  if (answer.staleness !== null) parts.push(`staleness ${decimal(answer.staleness, 2)}`);
+  if (answer.weight !== null) parts.push(`weight ${decimal(answer.weight, 3)}`);
   if (round.published_at !== null && answer.adopted_at === null) parts.push("not adopted yet");
   return parts.join(", ");
 }

@@ -15,7 +15,7 @@ export function receiptColumns(whose) {
     figures("Fragment", (receipt) => receipt.fragment),
     signed("Fate", (receipt) => receipt.fate),
     figures("Version", (receipt) => pendingOr(receipt, receipt.version)),
-    figures("Staleness", (receipt) => pendingOr(receipt, receipt.staleness)),
+    figures("Staleness", (receipt) => pendingOr(receipt, decimal(receipt.staleness, 2))),
     figures("Weight", (receipt) => pendingOr(receipt, decimal(receipt.weight, 3))),
     figures("Tokens", (receipt) => short(receipt.tokens)),
     figures("Steps", (receipt) => count(receipt.steps), { minor: true }),

@@ -107,7 +107,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start, and what will come of it. staleness: mean, in versions. merged: share of all contributions."""
+    """What to start, and what will come of it. staleness: mean, in outer steps. merged: share of all contributions."""
 
     settings: RunSettings
     carried: tuple[Carried, ...]

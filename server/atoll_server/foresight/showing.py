@@ -124,7 +124,7 @@ def _settings(job: Job, plan: Plan) -> Table:
         ("core", f"{_gib(plan.core_bytes)} GiB of memory, {_gib(plan.disk_bytes)} GiB of disk", "one: no shards yet"),
         ("", f"{_cores(job, plan)} processors", "merging, and one to spare"),
         ("each learner", f"{_gib(plan.learner_bytes)} GiB of host memory", "beside model and optimizer"),
-        ("staleness", f"{plan.staleness:.2f} versions", "mean, by the fleet in virtual time"),
+        ("staleness", f"{plan.staleness:.2f} outer steps", "mean, by the fleet in virtual time"),
         ("merges", f"{plan.contributions:.0%} of the learners in each", "the others' work comes a version later"),
     ]  # fmt: skip
     for row in rows:
