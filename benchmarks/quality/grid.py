@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll_server.settings import RunSettings
+
 from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
@@ -57,8 +59,10 @@ class Budget:
 
 
 def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
-    """A recipe with other settings of the run than it had."""
-    return replace(base, run=tuple(sorted((dict(base.run) | settings).items())))
+    """A recipe with other settings of the run than it had; those that are the defaults are not named."""
+    usual = RunSettings().model_dump()
+    given = {name: value for name, value in (dict(base.run) | settings).items() if value != usual[name]}
+    return replace(base, run=tuple(sorted(given.items())))
 
 
 def average(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
@@ -84,44 +88,45 @@ SPEEDS = Group("speeds", "Speeds of 0.5, 0.8, 1.2, 1.5", (
     Variant("K = half, grace (default)", replace(BASE, speeds=MIXED)),
     Variant("K = 1, grace", run(replace(BASE, speeds=MIXED), quorum="1")),
     Variant("K = 1, no grace", EAGER),
-    Variant("K = 1, no grace, staleness exponent 0", run(EAGER, staleness_exponent=0.0)),
-    Variant("K = 1, no grace, staleness exponent 1", run(EAGER, staleness_exponent=1.0)),
-    Variant("K = 1, no grace, outer rate 0.5", run(EAGER, outer_lr=0.5)),
-    Variant("K = 1, no grace, momentum 0.5", run(EAGER, outer_momentum=0.5)),
-    Variant("K = 1, no grace, weights of those here", replace(EAGER, policy="weights-of-those-here")),
+    Variant("the same, staleness exponent 0", run(EAGER, staleness_exponent=0.0)),
+    Variant("the same, staleness exponent 1", run(EAGER, staleness_exponent=1.0)),
+    Variant("K = 1, no grace, the late wait for a round", replace(EAGER, policy="late-waits")),
+    Variant("the same, weights of those here: the paper's", replace(EAGER, policy="late-waits+weights-of-those-here")),
 ))  # fmt: skip
 OUTER = Group("outer", "Outer rate, momentum, merging and adoption", (
-    Variant("0.7, 0.7 (default)", BASE),
+    Variant("0.5, 0.85 (default)", BASE),
     Variant("the momentum at once", run(BASE, outer_warm_up=0)),
     Variant("no cool-down: the core was not told of an end", run(BASE, total_tokens=0)),
     Variant("cool-down over 0.3 of the tokens", run(BASE, outer_cool_down=0.3)),
-    Variant("0.7, 0.8", run(BASE, outer_momentum=0.8)),
-    Variant("0.7, 0.9", run(BASE, outer_momentum=0.9)),
-    Variant("0.9, 0.5", run(BASE, outer_lr=0.9, outer_momentum=0.5)),
+    Variant("0.4, 0.9", run(BASE, outer_lr=0.4, outer_momentum=0.9)),
+    Variant("0.7, 0.7", run(BASE, outer_lr=0.7, outer_momentum=0.7)),
+    Variant("0.7, 0.9: DiLoCo's", run(BASE, outer_lr=0.7, outer_momentum=0.9)),
+    Variant("0.8, 0.8", run(BASE, outer_lr=0.8, outer_momentum=0.8)),
     Variant("1, none: plain averages of what learners have", average(BASE, outer_lr=1.0, outer_momentum=0.0)),
-    Variant("merged by averages, 0.7, 0.7", average(BASE)),
-    Variant("merged by averages, 1, 0.5", average(BASE, outer_lr=1.0, outer_momentum=0.5)),
+    Variant("merged by averages, 0.5, 0.85", average(BASE)),
+    Variant("merged by averages, 1, 0.7", average(BASE, outer_lr=1.0, outer_momentum=0.7)),
     Variant("overwriting what was trained meanwhile", replace(BASE, adoption="overwrite")),
 ))  # fmt: skip
 INTERVAL = Group("interval", "H and the overlap", (
     Variant("H = 24, overlap 4 (default)", BASE),
     Variant("H = 12", run(BASE, inner_steps=12)),
-    Variant("H = 12, momentum 0.4", run(BASE, inner_steps=12, outer_momentum=0.4)),
+    Variant("H = 12, 0.7, 0.4", run(BASE, inner_steps=12, outer_lr=0.7, outer_momentum=0.4)),
     Variant("H = 48", run(BASE, inner_steps=48)),
     Variant("H = 96", run(BASE, inner_steps=96)),
     Variant("overlap 2", run(BASE, overlap_steps=2.0)),
     Variant("overlap 8", run(BASE, overlap_steps=8.0)),
 ))  # fmt: skip
 GROUPS = (COST, LEARNERS, SPEEDS, OUTER, INTERVAL)
+A, B = (0.5, 0.85), (0.7, 0.7)
 # The inner rate that is best falls with the number of steps, on both sides.
 BUDGETS = (
-    Budget("40k", 1000, (1e-2, 1.5e-2, 2e-2), ((6e-3, 0.7, 0.7), (9e-3, 0.7, 0.7))),
-    Budget("40k", 3000, (1e-2, 1.5e-2), ((4e-3, 0.7, 0.7), (6e-3, 0.7, 0.7))),
-    Budget("40k", 10000, (6e-3, 1e-2), ((3e-3, 0.7, 0.7), (4e-3, 0.7, 0.7))),
-    Budget("180k", 300, (1.5e-2, 2e-2), ((6e-3, 0.7, 0.7), (1e-2, 0.7, 0.7))),
-    Budget("180k", 1000, (1e-2, 1.5e-2, 2e-2), ((4e-3, 0.7, 0.7), (6e-3, 0.7, 0.7), (9e-3, 0.7, 0.7))),
-    Budget("180k", 3000, (4e-3, 6e-3, 1e-2, 1.5e-2), ((3e-3, 0.7, 0.7), (4e-3, 0.7, 0.7), (6e-3, 0.7, 0.7))),
-    Budget("180k", 10000, (4e-3, 6e-3), ((2e-3, 0.7, 0.7), (3e-3, 0.7, 0.7), (4e-3, 0.7, 0.7))),
-    Budget("490k", 1000, (6e-3, 1e-2), ((4e-3, 0.7, 0.7), (6e-3, 0.7, 0.7))),
-    Budget("490k", 3000, (4e-3, 6e-3), ((3e-3, 0.7, 0.7), (4e-3, 0.7, 0.7))),
+    Budget("40k", 1000, (1e-2, 1.5e-2, 2e-2), ((6e-3, *A), (9e-3, *A))),
+    Budget("40k", 3000, (1e-2, 1.5e-2), ((4e-3, *A), (6e-3, *A))),
+    Budget("40k", 10000, (6e-3, 1e-2), ((3e-3, *A), (4e-3, *A))),
+    Budget("180k", 300, (1.5e-2, 2e-2), ((6e-3, *B), (1e-2, *A), (1e-2, *B))),
+    Budget("180k", 1000, (1e-2, 1.5e-2, 2e-2), ((4e-3, *B), (6e-3, *A), (6e-3, *B), (9e-3, *A))),
+    Budget("180k", 3000, (4e-3, 6e-3, 1e-2, 1.5e-2), ((3e-3, *A), (3e-3, *B), (4e-3, *A), (4e-3, *B), (6e-3, *B))),
+    Budget("180k", 10000, (2.5e-3, 4e-3, 6e-3), ((2e-3, *A), (2e-3, *B), (3e-3, *A), (3e-3, *B))),
+    Budget("490k", 1000, (6e-3, 1e-2), ((4e-3, *A), (6e-3, *A))),
+    Budget("490k", 3000, (4e-3, 6e-3), ((3e-3, *A), (4e-3, *A))),
 )

@@ -13,8 +13,9 @@ from atoll_server.rounds import Closing
 
 
 def put_on(fleet: Fleet, policy: str) -> None:
-    """By its name."""
-    POLICIES[policy](fleet)
+    """By its name, or several by theirs with a + between them."""
+    for name in policy.split("+"):
+        POLICIES[name](fleet)
 
 
 def weights_of_those_here(fleet: Fleet) -> None:
@@ -23,10 +24,13 @@ def weights_of_those_here(fleet: Fleet) -> None:
     close = syncer._close
 
     def closed(fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
-        return [
-            replace(effect, shares=_normalised(effect.shares)) if isinstance(effect, ev.Merge) else effect
-            for effect in close(fragment, closing, present)
-        ]
+        effects = close(fragment, closing, present)
+        merge = next((effect for effect in effects if isinstance(effect, ev.Merge)), None)
+        if merge is None:
+            return effects
+        rounds = syncer.fragments[fragment]
+        rounds.ages[merge.version] = age = rounds.age(rounds.version) + 1
+        return [replace(merge, shares=_normalised(merge.shares), age=age)]
 
     syncer._close = closed  # type: ignore[method-assign]
 
@@ -36,4 +40,12 @@ def _normalised(shares: Sequence[ev.Share]) -> tuple[ev.Share, ...]:
     return tuple(replace(share, weight=share.weight / whole) for share in shares)
 
 
-POLICIES: dict[str, Callable[[Fleet], None]] = {"weights-of-those-here": weights_of_those_here}
+def late_waits(fleet: Fleet) -> None:
+    """What comes late waits for the next round, also without a grace window: the paper's."""
+    fleet.syncer._merges_late = lambda *_: False  # type: ignore[method-assign]
+
+
+POLICIES: dict[str, Callable[[Fleet], None]] = {
+    "late-waits": late_waits,
+    "weights-of-those-here": weights_of_those_here,
+}

@@ -52,8 +52,8 @@ class RunSettings(BaseModel):
     grace_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.8
     staleness_exponent: Annotated[float, Field(ge=0, le=10)] = 0.5
     max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 4
-    outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.7
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.7
+    outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.5
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.85
     # outer steps of a fragment until the momentum is full: early pseudo-gradients point elsewhere
     outer_warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = 25
     outer_cool_down: Annotated[float, Field(ge=0, le=1)] = 0.1  # last part of total_tokens, see `heat`
