@@ -151,7 +151,7 @@ def snapshot_covers_other_versions(directory: Path) -> None:
 
 @bad("a row of meta does not match its checksum")
 def run_has_another_learning_rate(directory: Path) -> None:
-    sql(directory, "UPDATE meta SET value=replace(value, '0.7', '0.8') WHERE key='settings'")
+    sql(directory, "UPDATE meta SET value=replace(value, '0.85', '0.8') WHERE key='settings'")
 
 
 @bad("a row of tallies does not match its checksum")
