@@ -64,8 +64,9 @@ follow the fastest.
 product grew, not to be compared with the tables but among themselves. Until 2026-11-22 learners of H = 6 and 12 and
 outer rates of 0.9 and 0.5 answered one round a step. Their policies are gone, or became Atoll's: "discounted" is how
 merges are weighted now, "landing" and "ending:PART:1:1" are today's end of a run (plain means when nobody is left,
-and a cool-down over that part of the tokens); "exact" is the loss of the core's own parameters beside the published
-ones.
+and a cool-down over that part of the tokens); "late-at-once" and "late-together" merge what is late when it comes, or
+when all of a round has, "parts" lets momentum fade by work instead of merges, "beyond-one" discounts only what is more
+than an outer step late; "exact" is the loss of the core's own parameters beside the published ones.
 """
 
 BUDGETS_HEAD = """### What is left to data-parallel, by budget
