@@ -58,12 +58,23 @@ def test_a_run_learns_and_is_the_same_again(base, corpus):
         {"speeds": (0.5, 1.5)},
         {"failures": 10.0, "repair": 2.0},
         {"run": (("outer_warm_up", 0),)},
-        {"policy": "weights-of-those-here", "speeds": (0.5, 1.5), "run": (("quorum", "1"), ("grace_ratio", 0.0))},
     ],
     ids=str,
 )
 def test_each_setting_changes_what_comes_out(base, corpus, change):
     assert loss(replace(SMALL, **change), corpus) != base["loss"]
+
+
+def test_without_a_grace_window_the_late_are_merged_at_once_and_by_policy_as_in_the_paper(corpus):
+    eager = replace(SMALL, speeds=(0.5, 1.5), run=(("grace_ratio", 0.0), ("quorum", "1")))
+    at_once, waiting, papers = (
+        train(replace(eager, policy=policy), corpus)
+        for policy in ("", "late-waits", "late-waits+weights-of-those-here")
+    )
+    assert at_once["causes"]["late"] > 0
+    assert at_once["merges"] > waiting["merges"] == papers["merges"]
+    assert "late" not in waiting["causes"].keys() | papers["causes"].keys()
+    assert len({at_once["loss"], waiting["loss"], papers["loss"]}) == 3
 
 
 def test_processes_over_grpc_give_what_virtual_time_gives():
