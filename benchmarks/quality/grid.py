@@ -61,7 +61,8 @@ class Budget:
 def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
     """A recipe with other settings of the run than it had; those that are the defaults are not named."""
     usual = RunSettings().model_dump()
-    given = {name: value for name, value in (dict(base.run) | settings).items() if value != usual[name]}
+    usual.pop("total_tokens")  # a recipe has its own
+    given = {n: value for n, value in (dict(base.run) | settings).items() if n not in usual or value != usual[n]}
     return replace(base, run=tuple(sorted(given.items())))
 
 

@@ -114,7 +114,7 @@ class Cause(StrEnum):
     DEADLINE = "deadline"
     NOBODY = "nobody"  # was heard of for so long that anybody is waited for
     LEFT = "left"  # is everybody
-    LATE = "late"  # came what is merged, and there is no grace window to wait for its kind
+    LATE = "late"  # no round: what came after its own is merged, where no grace window waits
 
 
 @dataclass(frozen=True, slots=True)

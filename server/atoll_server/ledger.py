@@ -212,11 +212,16 @@ def last_merges(db: sqlite3.Connection, generation: int, fragments: int) -> list
     return [db.execute(query, (generation, fragment)).fetchone() or (0, None) for fragment in range(fragments)]
 
 
-def ages(db: sqlite3.Connection, generation: int, fragment: int, most: int) -> dict[int, float]:
-    """Of a fragment's newest versions, oldest first: see FragmentRounds.age."""
-    query = "SELECT version, rule FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT ?"
-    newest = db.execute(query, (generation, fragment, most)).fetchall()
-    return {version: float(json.loads(rule)["age"]) for version, rule in reversed(newest)} or {0: 0.0}
+def ages(db: sqlite3.Connection, generation: int, fragment: int, steps: float) -> dict[int, float]:
+    """Of a fragment's versions in its last so many outer steps, oldest first: see FragmentRounds.age."""
+    query = "SELECT * FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC"
+    found: dict[int, float] = {}
+    for row in _verified(db.execute(query, (generation, fragment)), "merges", 11):
+        version, age = row[2], float(json.loads(row[5])["age"])
+        if found and next(iter(found.values())) - age > steps:
+            return dict(reversed(found.items()))
+        found[version] = age
+    return {0: 0.0} | dict(reversed(found.items()))
 
 
 def snapshots(db: sqlite3.Connection, generation: int) -> list[SnapshotRow]:

@@ -85,7 +85,8 @@ class Metrics(Collector):
         )  # fmt: skip
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged, lapsed", ["outcome"], registry=r)
         self.closed = Counter(
-            "atoll_rounds_closed_total", "Rounds by what closed them: everybody, grace, deadline, nobody, left",
+            "atoll_rounds_closed_total",
+            "Rounds by what closed them: everybody, grace, deadline, nobody, left; late: merged by itself",
             ["cause"], registry=r,
         )  # fmt: skip
         self.quorum_wait = _seconds("atoll_quorum_wait_seconds", "From a round's opening to its quorum", r)
@@ -105,7 +106,7 @@ class Metrics(Collector):
         for counter, labels in (
             (self.contributions, ("accepted", "merged", "refused", "turned_away")),
             (self.rounds, ("merged", "lapsed")),
-            (self.closed, ("everybody", "grace", "deadline", "nobody")),
+            (self.closed, ("everybody", "grace", "deadline", "nobody", "late")),
         ):
             for label in labels:
                 counter.labels(label)  # 0 from the start: a rate needs something to begin at

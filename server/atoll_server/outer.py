@@ -46,8 +46,8 @@ class OuterRule:
     def decay_and_push(self, part: float) -> tuple[float, float]:
         """What momentum is multiplied with before this part of an outer step, and how far it pushes in it.
 
-        Work moves the parameters by lr / (1 - mu) in the long run, and momentum fades with the work that is merged,
-        whether that comes in one merge of everybody's or in many of few.
+        Momentum fades with the work that is merged. Whether that comes in merges of everybody's or in many of few (in
+        equal parts), a unit of it moves the parameters by lr / (1 - mu) in the long run.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

@@ -21,7 +21,7 @@ from atoll_server.members import Member
 from atoll_server.publications import Publication
 from atoll_server.restore import Restored
 from atoll_server.roster import Entry
-from atoll_server.rounds import AGES, Pending
+from atoll_server.rounds import Pending
 from atoll_server.rows import ContributionRow, FateRow, TallyRow
 
 log = structlog.get_logger()
@@ -62,7 +62,8 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
     synced_at = [now - max(0.0, wall - (at or 0.0)) for _, at in last]
     members = {entry.name: _member(entry, now) for entry in entries}
     engine.published_at = [None if at is None else now - max(0.0, wall - at) for _, at in last]
-    ages = [ledger.ages(db, engine.generation, index, AGES) for index in range(len(engine.layout.fragments))]
+    kept = engine.run.max_staleness + 1.0
+    ages = [ledger.ages(db, engine.generation, index, kept) for index in range(len(engine.layout.fragments))]
     engine.syncer.restore(engine.versions(), cycles, waiting, members, synced_at, ages)
     log.info("state taken up", outer_steps=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
 

@@ -12,7 +12,7 @@ from atoll_server.outer import part_of
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
-AGES = 256  # versions of a fragment whose age is kept: beyond them each counts as a whole merge
+AGES = 4096  # versions of a fragment whose age is kept, at most: each older one counts as a whole outer step
 
 
 class Phase(Enum):
@@ -48,7 +48,11 @@ class FragmentRounds:
     pending: dict[Key, Pending] = field(default_factory=dict)
     usual: dict[str, float] = field(default_factory=dict)  # by learner: what it gave last would have weighed on time
     # by version: the outer steps up to it, each counted as the part of one that it was
-    ages: dict[int, float] = field(default_factory=lambda: {0: 0.0})
+    ages: dict[int, float] = field(default_factory=dict)
+    asked: int = 0  # the newest cycle that learners were asked for
+
+    def __post_init__(self) -> None:
+        self.ages = self.ages or {self.version: float(self.version)}
 
     def age(self, version: int) -> float:
         """Outer steps up to a version, each counted as the part of one that it was."""
@@ -57,7 +61,7 @@ class FragmentRounds:
 
     def staleness(self, base_version: int) -> float:
         """Outer steps since a version."""
-        return self.age(self.version) - self.age(base_version)
+        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters are one
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
         """A learner has nothing for the round that is open, if it means that one."""
@@ -101,7 +105,8 @@ class FragmentRounds:
         shares = tuple(Share(key, weight / whole, staleness) for key, weight, staleness in taken)
         if shares:
             self.ages[self.version + 1] = self.age(self.version) + part_of(share.weight for share in shares)
-            if len(self.ages) > AGES:
+            oldest = self.ages[self.version + 1] - settings.max_staleness - 1
+            while len(self.ages) > AGES or next(iter(self.ages.values())) < oldest:
                 del self.ages[next(iter(self.ages))]
         return shares, tuple(refusals)
 

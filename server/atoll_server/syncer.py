@@ -62,7 +62,7 @@ class Syncer:
         """
         self.members.update(members)
         for rounds, version, cycle, at, aged in zip(self.fragments, versions, cycles, synced_at, ages, strict=True):
-            rounds.version, rounds.cycle, rounds.opened_at, rounds.ages = version, cycle, at, aged
+            rounds.version, rounds.cycle, rounds.asked, rounds.opened_at, rounds.ages = version, cycle, cycle, at, aged
         self.due_at = max(synced_at)
         for key, waiting in pending:
             self.fragments[key.fragment].pending[key] = waiting
@@ -126,7 +126,7 @@ class Syncer:
         rounds, member = self.fragments[event.key.fragment], self.members[event.key.learner]
         rounds.pending[event.key] = Pending(event.cycle, event.base_version, event.tokens, event.steps)
         member.uploading.pop(event.key.fragment, None)
-        if rounds.cycle == event.cycle and rounds.opened_at:
+        if rounds.asked == event.cycle and rounds.opened_at:
             member.answer_s = smoothed(member.answer_s, now - rounds.opened_at)
         return self._refuse_all(event.key.learner, member.unwanted)  # evicted while this became durable
 
@@ -171,8 +171,10 @@ class Syncer:
         return effects
 
     def _merges_late(self, rounds: FragmentRounds, present: Present) -> bool:
-        """Whether what came between two rounds is merged by itself."""
-        return self.settings.grace_ratio == 0 and len(rounds.answered()) >= self.quorum(present)
+        """Whether what came between two rounds is merged by itself. What answers no round (a good-bye) waits."""
+        late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
+        waits = self.settings.grace_ratio > 0 or self.paused or not present.live
+        return not waits and len(late) >= self.quorum(present)
 
     def decide(self, fragment: int, present: Present) -> Waiting | Closing:
         """Whether an open round closes now, and why; or what it waits for. Changes nothing."""
@@ -206,7 +208,8 @@ class Syncer:
 
     def _close(self, fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
-        shares, refusals = rounds.settle(present.counted, self.weigh, self.settings)
+        counted = present.live if closing.cause is Cause.LATE else present.counted  # who pauses was asked before it
+        shares, refusals = rounds.settle(counted, self.weigh, self.settings)
         rounds.declined.clear()
         quorum_at, rounds.quorum_at, rounds.closed_at = rounds.quorum_at, None, present.now
         if not shares:
@@ -242,6 +245,7 @@ class Syncer:
     def _open(self, fragment: int, now: float) -> ev.OpenRound:
         rounds = self.fragments[fragment]
         rounds.cycle, rounds.phase, rounds.opened_at, rounds.quorum_at = rounds.cycle + 1, Phase.OPEN, now, None
+        rounds.asked = rounds.cycle
         return ev.OpenRound(fragment, rounds.cycle)
 
     # ------------------------------------------------------------------------------ derived
@@ -260,7 +264,7 @@ class Syncer:
         return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
 
     def most_in_flight(self) -> int:
-        """Rounds that may be open or merging at a time."""
+        """Rounds that may be open or merging at a time, or no other is opened."""
         wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
         return max(1, min(wanted, len(self.fragments)))
 

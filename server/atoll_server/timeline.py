@@ -133,6 +133,9 @@ class Timeline:
         seen.version = effect.version
         for share in effect.shares:
             answer = seen.answer(share.key.learner)
+            if effect.cause is ev.Cause.LATE and effect.fragment in self._newest:  # it came as an answer to that one
+                came = self._newest[effect.fragment].answer(share.key.learner)
+                answer.began_at, answer.durable_at, answer.late = came.began_at, came.durable_at, True
             answer.weight += share.weight
             answer.staleness = max(answer.staleness, share.staleness)
             answer.late = answer.late or answer.durable_at is None  # it came while no round was open

@@ -155,6 +155,12 @@ def test_a_budget_compares_the_best_of_each_side(tmp_path):
     assert {recipe.tokens for recipe in (*plain, *fleets)} == {24 * 32 * 64}
 
 
+def test_no_two_rows_of_a_table_are_one_run():
+    for group in grid.GROUPS:
+        keys = [variant.recipe.key() for variant in group.variants]
+        assert len(set(keys)) == len(keys), group.name
+
+
 def test_recipes_have_names_of_their_own():
     recipes = [recipe for group in grid.GROUPS for variant in group.variants for recipe in variant.seeds()]
     assert len({recipe.key() for recipe in recipes}) == len(set(recipes))

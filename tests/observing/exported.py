@@ -20,7 +20,7 @@ FIXED: Labels = {
     "outcome": {"merged", "lapsed"},
     "kind": {"contribution", "update", "whole"},
 }
-CLOSED = {"everybody", "grace", "deadline", "nobody"}
+CLOSED = {"everybody", "grace", "deadline", "nobody", "late"}
 BY_PROMETHEUS: dict[str, Labels] = {
     "up": {},
     "ALERTS": {"alertname": set(), "alertstate": {"pending", "firing"}, "severity": set(), "learner": set()},

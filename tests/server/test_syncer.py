@@ -216,6 +216,74 @@ def test_what_came_late_while_the_round_was_merged_is_merged_after_it():
     assert [share.key.learner for share in late.shares] == ["b"]
 
 
+def late_world(*names: str, **run) -> tuple[World, int]:
+    """One has answered, and is merged; the others are late for that cycle."""
+    world = World(dict.fromkeys(names, 1), grace_ratio=0.0, **run)
+    world.open()
+    first = world.syncer.fragments[0].cycle
+    world.contribute(names[0])
+    world.finish()
+    return world, first
+
+
+def test_who_pauses_before_its_late_work_comes_is_a_part_of_the_step_as_the_others():
+    world, first = late_world("a", "b", "c", "d", quorum=Quorum(learners=1))
+    for name in "abcd":
+        world.tell(ev.Heard(name, world.steps[name], True))
+    parts = [sum(share.weight for share in merge.shares) for merge in merges(world.effects)]
+    for name in "bcd":
+        (late,) = merges(world.contribute(name, cycle=first, base=0))
+        parts.append(sum(share.weight for share in late.shares))
+        world.finish()
+    assert parts == pytest.approx([0.25] * 4)
+
+
+@pytest.mark.parametrize("cycle", ["of a round", "of a good-bye"])
+def test_while_the_run_is_paused_and_at_a_good_bye_nothing_late_is_merged_by_itself(cycle):
+    world, first = late_world("a", "b", quorum=Quorum(learners=1))
+    if cycle == "of a round":
+        world.tell(ev.Paused(True))
+        assert not merges(world.contribute("b", cycle=first, base=0))
+        world.tell(ev.Paused(False))
+    else:
+        assert not merges(world.contribute("b", cycle=0, base=0))
+        world.tell(ev.Gone("a"))
+        assert merges(world.effects)[-1].cause is not ev.Cause.LEFT
+        world.tell(ev.Gone("b"))
+    (*_, last) = merges(world.effects)
+    assert last.cause is (ev.Cause.LATE if cycle == "of a round" else ev.Cause.LEFT)
+
+
+def test_after_a_restart_what_was_late_waits_for_learners_to_come_back_without_a_grace_window_too():
+    syncer = Syncer(RunSettings(inner_steps=4, grace_ratio=0.0, quorum=Quorum(learners=3)), 1, merge.weight)
+    syncer.restore(
+        [7], [9], [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))], {"a": Member(1, 5.0, 5.0)}, [0.0], [{7: 7.0}]
+    )
+    assert not syncer.on(ev.Ticked(), 5.0)
+
+
+def test_who_is_late_for_a_round_is_known_to_take_so_long():
+    world, first = late_world("a", "b", "c", quorum=Quorum(learners=1))
+    took = world.now - world.syncer.fragments[0].opened_at
+    for name, seconds in (("b", 1.0), ("c", 2.0)):
+        world.now += seconds
+        world.contribute(name, cycle=first, base=0)
+        world.finish()
+    answers = [world.syncer.members[name].answer_s for name in "bc"]
+    assert answers == pytest.approx([took + 1.0, took + 3.0])
+
+
+def test_ages_are_kept_as_long_as_work_of_them_may_be_merged():
+    rounds = FragmentRounds(version=0, cycle=0)
+    run = RunSettings(staleness_exponent=0.0, max_staleness=4)
+    for _ in range(3000):
+        rounds.pending[Key("a", 0, 0, rounds.version)] = Pending(0, rounds.version, 10, 1)
+        rounds.settle({str(number) for number in range(299)} | {"a"}, merge.weight, run)
+        rounds.version += 1
+    assert rounds.staleness(rounds.version - 1200) == 4.0
+    assert len(rounds.ages) == pytest.approx(5 * 300, abs=3)
+
+
 def test_the_age_of_a_version_counts_outer_steps_and_not_merges():
     rounds = FragmentRounds(version=0, cycle=0)
     for _ in range(4):

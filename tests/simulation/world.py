@@ -47,7 +47,6 @@ class World:
         self.platter = Platter(self.rng)
         self.counts: Counter[str] = Counter()
         self.overlap_steps = self.rng.choice((2.0, 8.0))
-        self.waiting = self.rng.choice(({}, {}, {"quorum": {"learners": 1}, "grace_ratio": 0.0}))
         self.clip_norm = self.rng.choice((0.0, 0.0, 1.5))
         self.record = self.rng.random() < 0.3
         self.rotting = self.rng.random() < 0.15  # the disk damages what lies on it, whenever the power goes
@@ -58,6 +57,8 @@ class World:
         self.addresses = {name: self._addresses(gates) for name in self.names}
         self.gates, self.gateways = gates, dict[str, Gateway]()
         self.operators = random.Random(seed + 0.25)  # of its own, too
+        quorum, grace = random.Random(seed + 0.75).choice(((2, 0.8), (2, 0.8), (1, 0.0), (2, 0.0)))
+        self.waiting = {"quorum": {"learners": quorum}, "grace_ratio": grace} if grace == 0.0 else {}
         self.islands: dict[str, Island] = {}
         self.zombies: list[Island] = []
         self.lives: Counter[str] = Counter()

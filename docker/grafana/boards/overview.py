@@ -96,7 +96,7 @@ def _why() -> list[Panel]:
         lines("Where a round's time goes", "Mean seconds of each stage; the core learns of an adoption with the "
               "learner's next report.", "s", mean, stacked=True),
         lines("Why rounds close", "Rounds a minute: everybody answered, the grace window or the deadline passed, or "
-              "nobody was left.", "none", closed, stacked=True),
+              "nobody was left; late: merged outside of a round.", "none", closed, stacked=True),
     ]  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def _rounds() -> list[Panel]:
     }
     return [
         lines("Why rounds close", "Rounds a minute: everybody answered, the grace window or the deadline passed, or "
-              "nobody was left.", "none", closed, stacked=True),
+              "nobody was left; late: merged outside of a round.", "none", closed, stacked=True),
         lines("What rounds give", "Rounds a minute that were merged, and that lapsed with nothing to merge.", "none",
               outcome, stacked=True),
         lines("Versions", "Published versions of all fragments: they should stay close together.", "none", versions),
