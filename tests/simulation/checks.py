@@ -219,11 +219,12 @@ class Checks:
 
     def closing(self, syncer: Syncer, fragment: int, cause: Cause, now: float) -> None:
         """A round that closes without a live learner waited for the quorum and the grace of Eq. 3, or long enough."""
-        if cause is Cause.LATE:
-            if syncer.settings.grace_ratio > 0:
-                raise Violation(7, f"fragment {fragment} did not wait for its round")
-            return
         rounds, live = syncer.fragments[fragment], syncer.present(now).live
+        if cause is Cause.LATE:
+            late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
+            if syncer.settings.grace_ratio > 0 or syncer.paused or len(late) < syncer.settings.quorum.of(len(live)):
+                raise Violation(7, f"fragment {fragment} did not wait for its round, with {sorted(late)}")
+            return
         missing = live - set(rounds.declined) - {key.learner for key in rounds.pending}
         patience = max((syncer.members[name].patience_s() for name in missing), default=0.0)
         if not missing or now >= rounds.opened_at + patience:
