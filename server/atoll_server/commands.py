@@ -75,7 +75,7 @@ def core(
     quorum: Annotated[str | None, typer.Option(help="K: learners, or a share of the live ones [50%].", rich_help_panel=RUN)] = None,
     grace_ratio: Annotated[float | None, typer.Option(help="gamma: part of the slack that a round waits longer; 0: what is late is merged when it comes [0.8].", rich_help_panel=RUN)] = None,
     staleness_exponent: Annotated[float | None, typer.Option(help="a: the weight of what is late falls as staleness^-a [0.5].", rich_help_panel=RUN)] = None,
-    max_staleness: Annotated[int | None, typer.Option(help="Versions; beyond it a contribution is refused [4].", rich_help_panel=RUN)] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="Outer steps; beyond it a contribution is refused [4].", rich_help_panel=RUN)] = None,
     outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.5].", rich_help_panel=RUN)] = None,
     outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.85].", rich_help_panel=RUN)] = None,
     outer_warm_up: Annotated[int | None, typer.Option(help="Outer steps of a fragment in which the outer momentum grows to that [25].", rich_help_panel=RUN)] = None,

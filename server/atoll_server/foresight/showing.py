@@ -125,7 +125,7 @@ def _settings(job: Job, plan: Plan) -> Table:
         ("", f"{_cores(job, plan)} processors", "merging, and one to spare"),
         ("each learner", f"{_gib(plan.learner_bytes)} GiB of host memory", "beside model and optimizer"),
         ("staleness", f"{plan.staleness:.2f} outer steps", "mean, by the fleet in virtual time"),
-        ("merges", f"{plan.contributions:.0%} of the learners in each", "the others' work comes a version later"),
+        ("merges", f"{plan.contributions:.0%} of the learners in each", "the others' work comes a round later"),
     ]  # fmt: skip
     for row in rows:
         table.add_row(*row)
