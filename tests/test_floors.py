@@ -28,7 +28,7 @@ FLOORS = {
     "atoll_server": [
         ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget", "process", "diary", "showing"],
         ["settings", "tensorfile", "rows", "guard", "database", "calls", "identity", "acts"],
-        ["certificates", "tokens"],
+        ["certificates", "tokens", "outer"],
         ["members", "combining", "roster", "rounds"],  # pure, with the syncer
         ["merge"],
         ["reading", "syncer"],
@@ -97,6 +97,7 @@ PURE = {
     "atoll_server": [
         "events",
         "members",
+        "outer",
         "rounds",
         "syncer",
         "combining",

@@ -51,6 +51,7 @@ def test_a_front_that_is_killed_costs_its_learners_a_reconnect(tmp_path):
         before = trainee.learner.stats().merged
         eventually(lambda: trainee.learner.stats().merged > before + 2)
         trainee.done(), other.done()
+        eventually(lambda: it.status().contributions.pending == 0)
         status = it.status()
     assert trainee.longest_step_s < 1.0
     assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
