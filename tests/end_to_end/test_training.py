@@ -57,36 +57,33 @@ def test_towards_the_end_that_a_core_was_told_of_outer_steps_become_plain_means(
     assert all(rule["momentum"] < 0.85 for rule in cooling)
 
 
-def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):
-    """Everybody is waited for, yet rounds keep the pace of the fastest, whose steps are a fifth as long."""
-    with core(tmp_path, "--fragments", "8", "--inner-steps", "8", "--quorum", "100%") as running:
-        fast = Trainee(running.address, "fast", lambda t: len(t.losses) >= 150, pace_s=0.04)
+def fast_and_slow(directory, steps: int, *options: str):
+    """Trains one learner for so many steps, another that takes five times as long beside it; losses, and the end."""
+    with core(directory, "--inner-steps", "8", *options) as running:
+        fast = Trainee(running.address, "fast", lambda t: len(t.losses) >= steps, pace_s=0.04)
         slow = Trainee(running.address, "slow", lambda _: not fast.is_alive(), pace_s=0.2)
         for trainee in (fast, slow):
             trainee.start()
         for trainee in (fast, slow):
             trainee.done()
         eventually(lambda: running.status().contributions.pending == 0)
-        status = running.status()
-    assert status.outer_steps > 1.8 * len(slow.losses)  # one round a step would make it one
+        return fast.losses, slow.losses, running.status()
+
+
+def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):
+    """Everybody is waited for, yet rounds keep the pace of the fastest, whose steps are a fifth as long."""
+    _, slow, status = fast_and_slow(tmp_path, 150, "--fragments", "8", "--quorum", "100%")
+    assert status.outer_steps > 1.8 * len(slow)  # one round a step would make it one
     assert status.contributions.merged > 1.8 * status.outer_steps
 
 
 def test_without_a_grace_window_a_slow_learners_work_is_merged_when_it_comes(tmp_path):
     waits_for_nobody = ("--quorum", "1", "--grace-ratio", "0", "--max-staleness", "1")
-    with core(tmp_path, "--fragments", "4", "--inner-steps", "8", *waits_for_nobody) as running:
-        fast = Trainee(running.address, "fast", lambda t: len(t.losses) >= 120, pace_s=0.04)
-        slow = Trainee(running.address, "slow", lambda _: not fast.is_alive(), pace_s=0.2)
-        for trainee in (fast, slow):
-            trainee.start()
-        for trainee in (fast, slow):
-            trainee.done()
-        eventually(lambda: running.status().contributions.pending == 0)
-        status = running.status()
-    assert status.contributions.merged < 1.3 * status.outer_steps, "nearly every contribution is a merge of its own"
+    fast, _, status = fast_and_slow(tmp_path, 120, "--fragments", "4", *waits_for_nobody)
     counts = status.contributions
+    assert counts.merged < 1.3 * status.outer_steps, "nearly every contribution is a merge of its own"
     assert counts.refused == counts.turned_away == 0, "and those are parts of an outer step: nobody is stale"
-    assert counts.merged > len(fast.losses) / 8 * 4 * 1.3, "the slow one's are among them"
+    assert counts.merged > len(fast) / 8 * 4 * 1.3, "the slow one's are among them"
 
 
 def test_learners_of_one_process_disturb_nobody_with_each_others_events(tmp_path, caplog):
