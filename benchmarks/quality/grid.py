@@ -11,7 +11,7 @@ from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
 MIXED = (0.5, 0.8, 1.2, 1.5)
-DATA_PARALLEL = Recipe("data-parallel", learning_rate=1.5e-2)
+DATA_PARALLEL = Recipe("data-parallel", learning_rate=1e-2)
 BASE = Recipe("decoupled", learning_rate=6e-3)
 
 
@@ -83,6 +83,8 @@ COST = Group("cost", "What decoupling and coding cost", (
 LEARNERS = Group("learners", "Number of learners, equal tokens", (
     Variant("data-parallel", DATA_PARALLEL),
     *(Variant(f"M = {count}", replace(BASE, learners=count)) for count in (2, 4, 8)),
+    Variant("M = 2, inner rate 9e-3", replace(BASE, learners=2, learning_rate=9e-3)),
+    Variant("M = 8, inner rate 4e-3", replace(BASE, learners=8, learning_rate=4e-3)),
 ))  # fmt: skip
 SPEEDS = Group("speeds", "Speeds of 0.5, 0.8, 1.2, 1.5", (
     Variant("K = M", run(replace(BASE, speeds=MIXED), quorum="100%")),
