@@ -151,7 +151,7 @@ def figures(
         "longest_plain_s": float(max(each[:, 3].max() for each in times)),
         "longest_gap_s": float(gaps.max()),
         "gap_s_p50": float(np.median(gaps)), "gap_s_p999": float(np.quantile(gaps, 0.999)),
-        "goodput": status.goodput.ratio, "outer_steps": status.outer_steps,
+        "goodput": status.goodput.ratio, "merges": status.merges,
         "contributions": {"accepted": counts.accepted, "merged": counts.merged, "refused": counts.refused},
         "serving_s": serving, "validation_loss": loss_of_file(directory / "last.safetensors", "tiny", None),
     }  # fmt: skip

@@ -185,7 +185,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         with grpc.insecure_channel(address, options=MESSAGES) as channel:
             stub = rpc.OperatorStub(channel)
             for number in range(arguments.kills):
-                before = stub.Status(pb.StatusRequest(), wait_for_ready=True, timeout=30).outer_steps
+                before = stub.Status(pb.StatusRequest(), wait_for_ready=True, timeout=30).merges
                 time.sleep(min(4 * arguments.between, rng.expovariate(1 / arguments.between)))
                 status = stub.Status(pb.StatusRequest(), wait_for_ready=True, timeout=30)
                 core.kill()
@@ -194,10 +194,10 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 began = time.monotonic()
                 core, _ = group.start_core(directory / "run", address, options)
                 serving_s = time.monotonic() - began
-                found.append({"serving_s": serving_s, "outer_steps": status.outer_steps})
+                found.append({"serving_s": serving_s, "merges": status.merges})
                 console.print(
-                    f"start {number + 1}: {serving_s:.2f} s; {status.outer_steps - before} outer steps since the last, "
-                    f"{status.outer_steps} in all", highlight=False,
+                    f"start {number + 1}: {serving_s:.2f} s; {status.merges - before} merges since the last, "
+                    f"{status.merges} in all", highlight=False,
                 )  # fmt: skip
                 if not problems.empty():
                     raise RuntimeError(f"a synthetic learner failed: {problems.get()}")

@@ -159,7 +159,7 @@ async def model(request: Request, ticket: str) -> StreamingResponse:
     chunks = feed.core.export(request.app.state.tickets.use(ticket))
     first = await anext(chunks)  # what the core refuses is said before a file begins
     run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # a core's word, in a header
-    name = f"atoll-{run}-{feed.seen.status.outer_steps}.safetensors"
+    name = f"atoll-{run}-{feed.seen.status.merges}.safetensors"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return StreamingResponse(_from(first, chunks), media_type="application/octet-stream", headers=headers)
 

@@ -182,7 +182,7 @@ class Feed:
             total_tokens=status.settings.total_tokens,
             tokens_per_s=sum(self.moving.tokens.rate(each.learner) for each in status.learners),
             loss=sum(each.loss for each in trained) / len(trained) if trained else None,
-            outer_steps=status.outer_steps, contributions=telling.counts(status.contributions),
+            merges=status.merges, contributions=telling.counts(status.contributions),
             wire=telling.wire(status.wire, up, down), cost=self._cost(),
             learners=telling.states(status.learners), acts=not self.acts_problem(),
             acts_problem=self.acts_problem(), dashboard_s=now - self._began,

@@ -100,7 +100,7 @@ class Run(BaseModel):
     total_tokens: int  # that the run is to train; 0: not known
     tokens_per_s: float
     loss: float | None
-    outer_steps: int
+    merges: int
     contributions: Counts
     wire: Wire
     cost: Cost
@@ -237,7 +237,7 @@ class Checkpoint(BaseModel):
 
     id: int
     taken_at: float
-    outer_steps: int
+    merges: int
     size_bytes: int
 
 

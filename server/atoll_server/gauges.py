@@ -111,7 +111,7 @@ def _read_run(core: Core, reading: Reading, now: float) -> None:
         engine, merged = core.engine, merged_tokens(core)
         reading.set("atoll_tokens_merged", merged)
         reading.set("atoll_token_goodput_ratio", merged / trained if trained else 1.0)
-        reading.set("atoll_outer_steps", sum(engine.versions()))
+        reading.set("atoll_merges", sum(engine.versions()))
         reading.set("atoll_contributions_pending", len(engine.contributions.pending))
         reading.set("atoll_spool_bytes", engine.spool.used_bytes)
         for fragment, version in enumerate(engine.versions()):

@@ -86,7 +86,7 @@ class Keeper:
             self._one_is_missing = False
             self._took_s = time.monotonic() - self._taken_at
             engine.unsaved_s -= unsaved_s
-            log.info("snapshot taken", id=row.id, outer_steps=sum(row.versions), size_bytes=row.size_bytes)
+            log.info("snapshot taken", id=row.id, merges=sum(row.versions), size_bytes=row.size_bytes)
             await self._drop_old()
             while await engine.writer.commit(self._add_up):
                 pass

@@ -91,7 +91,7 @@ def list_checkpoints(remote: Remote) -> None:
     """Prints the snapshots that a core has."""
     with operator(remote) as stub:
         reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
-    table = Table("id", "taken", "outer steps", "size MB")
+    table = Table("id", "taken", "merges", "size MB")
     for each in reply.checkpoints:
         table.add_row(*_row(each))
     console().print(table)
@@ -101,8 +101,8 @@ def take_checkpoint(remote: Remote) -> None:
     """Takes a snapshot and prints it."""
     with operator(remote) as stub:
         taken = stub.TakeCheckpoint(pb.TakeCheckpointRequest())
-    number, when, steps, size = _row(taken)
-    print(f"checkpoint {number} taken {when}: {steps} outer steps, {size} MB")
+    number, when, merges, size = _row(taken)
+    print(f"checkpoint {number} taken {when}: {merges} merges, {size} MB")
 
 
 def _row(each: pb.Checkpoint) -> tuple[str, str, str, str]:

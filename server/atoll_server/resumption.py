@@ -65,7 +65,7 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
     kept = engine.run.max_staleness + 1.0
     ages = [ledger.ages(db, engine.generation, index, kept) for index in range(len(engine.layout.fragments))]
     engine.syncer.restore(engine.versions(), cycles, waiting, members, synced_at, ages)
-    log.info("state taken up", outer_steps=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
+    log.info("state taken up", merges=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
 
 
 def _note_newest(engine: Engine, db: sqlite3.Connection, lines: list[TallyRow]) -> None:

@@ -21,7 +21,7 @@ def console() -> Console:
 
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
     """All of it; most: so many learners and fragments at most, those in trouble first."""
-    size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.outer_steps:,} outer steps"
+    size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {size}"
     ]

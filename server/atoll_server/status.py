@@ -88,7 +88,7 @@ def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
     assert engine is not None, "only a run with parameters has fragments"
     reply.parameters = engine.layout.parameters
     reply.tokens_merged = merged_tokens(core)
-    reply.outer_steps = sum(engine.versions())
+    reply.merges = sum(engine.versions())
     for fragment, rounds in zip(engine.layout.fragments, engine.syncer.fragments, strict=True):
         reply.fragments.add(
             fragment=fragment.index, parameters=fragment.length, version=rounds.version, cycle=rounds.cycle,

@@ -132,7 +132,7 @@ def test_acts_need_an_operators_token_and_the_core_writes_down_who_acted(lived_i
     eventually(lambda: lived_in.look("learners/eu-2")["state"] == "live", 30)
     status, told = lived_in.act("checkpoint")
     assert status == 200, told
-    assert lived_in.look("checkpoints")[0]["outer_steps"] > 0
+    assert lived_in.look("checkpoints")[0]["merges"] > 0
     assert lived_in.act("pause", reason="night")[0] == 200
     eventually(lambda: lived_in.look("run")["paused"] == "by ann: night")
     assert lived_in.act("resume") == (200, {"said": "the run goes on"})

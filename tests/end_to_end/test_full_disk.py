@@ -31,7 +31,7 @@ def test_a_full_disk_makes_senders_wait_stops_nobodys_training_and_loses_nothing
         trainees = [Trainee(running.address, name, lambda _: bool(stop)) for name in ("a", "b")]
         for trainee in trainees:
             trainee.start()
-        eventually(lambda: running.status().outer_steps > 4 and all(len(t.losses) > 20 for t in trainees))
+        eventually(lambda: running.status().merges > 4 and all(len(t.losses) > 20 for t in trainees))
         filler = tmp_path / "run" / "filler"
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
@@ -50,8 +50,8 @@ def test_a_full_disk_makes_senders_wait_stops_nobodys_training_and_loses_nothing
         running.launch()
         filler.unlink()
         running.group.serving(running.child)
-        merged = running.status().outer_steps
-        eventually(lambda: running.status().outer_steps > merged + 4)
+        merged = running.status().merges
+        eventually(lambda: running.status().merges > merged + 4)
         running.kill()
         running.start()
         stop.append(True)

@@ -110,7 +110,7 @@ def test_what_waits_of_an_evicted_learners_work_is_refused(tmp_path):
         stop = []
         trainee = Trainee(running.address, "a", lambda _: bool(stop))
         trainee.start()
-        eventually(lambda: running.status().outer_steps > 2)
+        eventually(lambda: running.status().merges > 2)
         hand = Hand(stub)
         hand.push(_set(cycle=0))
         with running.operator() as operator:

@@ -40,14 +40,14 @@ def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tm
         eventually(lambda: states(running) == {"a": "paused", "b": "paused"})
         after = running.status()
         assert after.paused == before.paused
-        assert after.outer_steps == before.outer_steps
+        assert after.merges == before.merges
         assert [len(trainee.losses) for trainee in trainees] == steps, "a step was made in a paused run"
         latecomer = Trainee(running.address, "c", lambda trainee: bool(end) and len(trainee.losses) > 1)
         latecomer.start()
         eventually(lambda: states(running).get("c") in {"paused", "joining"} and len(latecomer.losses) == 1)
         stood_s = time.monotonic() - began
         assert atoll("resume", "--server", running.address).stdout == "the run goes on\n"
-        eventually(lambda: running.status().outer_steps > after.outer_steps + 2)
+        eventually(lambda: running.status().merges > after.merges + 2)
         end.append(True)
         for trainee in (*trainees, latecomer):
             trainee.done()

@@ -29,7 +29,7 @@ def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
     assert counts.accepted == counts.merged + counts.refused
     assert counts.refused == 0
     assert first.learner.stats().merged > 5
-    assert status.outer_steps == sum(f.version for f in status.fragments) > 10
+    assert status.merges == sum(f.version for f in status.fragments) > 10
     assert status.tokens_trained == 2 * 150 * 32
     assert 0.9 < status.tokens_merged / status.tokens_trained <= 1.0
     assert {learner.state for learner in status.learners} == {"left"}
@@ -73,15 +73,15 @@ def fast_and_slow(directory, steps: int, *options: str):
 def test_a_slow_learner_answers_all_rounds_of_its_step_at_once(tmp_path):
     """Everybody is waited for, yet rounds keep the pace of the fastest, whose steps are a fifth as long."""
     _, slow, status = fast_and_slow(tmp_path, 150, "--fragments", "8", "--quorum", "100%")
-    assert status.outer_steps > 1.8 * len(slow)  # one round a step would make it one
-    assert status.contributions.merged > 1.8 * status.outer_steps
+    assert status.merges > 1.8 * len(slow)  # one round a step would make it one
+    assert status.contributions.merged > 1.8 * status.merges
 
 
 def test_without_a_grace_window_a_slow_learners_work_is_merged_when_it_comes(tmp_path):
     waits_for_nobody = ("--quorum", "1", "--grace-ratio", "0", "--max-staleness", "1")
     fast, _, status = fast_and_slow(tmp_path, 120, "--fragments", "4", *waits_for_nobody)
     counts = status.contributions
-    assert counts.merged < 1.3 * status.outer_steps, "nearly every contribution is a merge of its own"
+    assert counts.merged < 1.3 * status.merges, "nearly every contribution is a merge of its own"
     assert counts.refused == counts.turned_away == 0, "and those are parts of an outer step: nobody is stale"
     assert counts.merged > len(fast) / 8 * 4 * 1.3, "the slow one's are among them"
 

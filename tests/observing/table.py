@@ -24,6 +24,7 @@ UNITS = {
     "ratio": "ratio",
     "versions": "versions",
     "weight": "ratio",
+    "merges": "merges",
     "epoch": "starts",
 }
 WORDS = {

@@ -112,7 +112,7 @@ function makeCore() {
         set(inner, "d", shore("lagoon", radius * 0.72, 0.05));
         drawn = radius;
       }
-      const words = !run.reachable ? "not reachable" : run.paused !== "" ? "paused" : `${count(run.outer_steps)} steps`;
+      const words = !run.reachable ? "not reachable" : run.paused !== "" ? "paused" : `${count(run.merges)} merges`;
       text(line, words);
       text(title, "core");
       node.classList.toggle("away", !run.reachable);

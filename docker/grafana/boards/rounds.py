@@ -28,8 +28,8 @@ def quantiles(name: str) -> dict[str, str]:
 def _numbers() -> list[Panel]:
     """Of now."""
     return [
-        value("Outer steps a minute", "Merges of the last five minutes.", "none",
-              "60 * sum(rate(atoll_outer_steps_total[5m]))", steps(RED, (0.001, GREEN)), decimals=1),
+        value("Merges a minute", "Over the last five minutes.", "none",
+              "60 * sum(rate(atoll_merges_total[5m]))", steps(RED, (0.001, GREEN)), decimals=1),
         value("Rounds at their deadline", "Share of the last half hour's rounds that closed at their deadline.",
               "percentunit", "max(run:atoll_rounds_at_deadline:ratio_30m) or vector(0)",
               steps(GREEN, (0.1, YELLOW), (0.25, RED)), decimals=1),
@@ -91,8 +91,8 @@ def _contributions() -> list[Panel]:
               quantiles("atoll_contribution_weight"), most=1),
         lines("Tokens a second", "Tokens that were trained, and those that were merged.", "none",
               {word: f"sum(rate(atoll_tokens_{word}_total[$__rate_interval]))" for word in ("trained", "merged")}),
-        lines("Outer steps a minute", "Merges of all fragments.", "none",
-              {"outer steps": "60 * sum(rate(atoll_outer_steps_total[$__rate_interval]))"}),
+        lines("Merges a minute", "Of all fragments.", "none",
+              {"merges": "60 * sum(rate(atoll_merges_total[$__rate_interval]))"}),
     ]  # fmt: skip
 
 

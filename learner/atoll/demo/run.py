@@ -212,7 +212,7 @@ def _summary(
     return {
         "learners": settings.learners,
         "parameters": status.parameters,
-        "outer_steps": status.outer_steps,
+        "merges": status.merges,
         "tokens_trained": status.tokens_trained,
         "tokens_merged": round(status.tokens_merged),
         "validation_loss": {

@@ -85,7 +85,7 @@ def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
     table.add_row("blocked in step(), worst learner", f"{100 * summary['learner_blocked_fraction']:.2f} %")
     merged = summary["tokens_merged"] / max(1, summary["tokens_trained"])
     table.add_row("tokens", f"{summary['tokens_trained']:,} trained, {100 * merged:.1f} % merged")
-    table.add_row("outer steps", f"{summary['outer_steps']:,}")
+    table.add_row("merges", f"{summary['merges']:,}")
     table.add_row("contributions", ", ".join(f"{count} {fate}" for fate, count in contributions.items()))
     bits, size = summary["wire_bits_per_parameter"], summary["wire_bytes"]
     table.add_row("wire, up", f"{bits['up']:.2f} bits a parameter, {size['up'] / 1e6:.1f} MB")

@@ -18,7 +18,7 @@ export function checkpointsView(section, acts) {
       figures("Checkpoint", (each) => each.id),
       words("Taken", (each) => clock(each.taken_at)),
       figures("Age", (each) => span(coreNow() - each.taken_at)),
-      figures("Outer steps", (each) => count(each.outer_steps)),
+      figures("Merges", (each) => count(each.merges)),
       figures("Size", (each) => bytes(each.size_bytes)),
     ],
   });

@@ -154,7 +154,7 @@ function facts(run) {
     ["Overlap (tau)", `${decimal(run.overlap_steps, 1)} steps`],
     ["Codec", run.codec],
     ["Bits a parameter", `${decimal(run.wire.up_bits, 2)} up, ${decimal(run.wire.down_bits, 2)} down`],
-    ["Outer steps", count(run.outer_steps)],
+    ["Merges", count(run.merges)],
     ["Tokens", `${short(run.tokens_trained)}${run.total_tokens ? ` of ${short(run.total_tokens)}` : ""} trained, `
       + `${percent(run.tokens_merged, run.tokens_trained)} merged`],
     ["Contributions", `${count(sums.accepted)} accepted: ${count(sums.merged)} merged, ${count(sums.pending)} pending, `
