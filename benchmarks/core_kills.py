@@ -28,7 +28,6 @@ from rich.table import Table
 
 NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
-STANDBY = [*OPTIONS, "--standby"]
 STEPS_BEFORE = 20  # of the slowest learner, before the first kill
 APART_S = 3.0
 IDLE = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -71,12 +70,14 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
     """One run of four learners to its end."""
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         directory = Path(place)
-        core, address = group.start_core(directory / "run", "127.0.0.1:0", OPTIONS)
-        standby = group.launch_core("standby 0", directory / "run", address, STANDBY) if with_standby else None
+        options = [*OPTIONS, "--total-tokens", str(tokens)]
+        core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
+        waiting = [*options, "--standby"]
+        standby = group.launch_core("standby 0", directory / "run", address, waiting) if with_standby else None
         learners = []
         for name in NAMES:
             times = str(directory / f"{name}.npy")
-            command = [sys.executable, "-m", "benchmarks.island", times, name, address, str(tokens), str(seed)]
+            command = [sys.executable, "-m", "benchmarks.island", times, name, address, str(seed)]
             learners.append(group.start(name, command))
         with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
             stub = rpc.OperatorStub(channel)
@@ -90,10 +91,10 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
                         core.kill()
                         started = time.monotonic()
                         if standby is None:
-                            core, _ = group.start_core(directory / "run", address, OPTIONS)
+                            core, _ = group.start_core(directory / "run", address, options)
                         else:  # whatever watches over processes starts the dead one again: it stands by then
                             core, before = standby, core
-                            standby = group.launch_core(f"standby {done}", directory / "run", address, STANDBY)
+                            standby = group.launch_core(f"standby {done}", directory / "run", address, waiting)
                             group.stop(before)
                             group.serving(core)
                         serving.append(time.monotonic() - started)

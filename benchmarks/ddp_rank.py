@@ -25,6 +25,7 @@ from benchmarks.ddp_accounts import Event, Joined, Prepared, Saved, Step, Up, en
 
 MEETING_S = 120.0  # at most; the parent ends everything long before
 CHECKPOINT = "checkpoint.pt"
+USUAL_TOKENS = 4_000_000
 STOP = "stop-before"  # rank 0 makes it: the number of the first step that nobody does
 
 
@@ -84,7 +85,7 @@ def main() -> None:
     context = SIZES[settings.size].context
     tokens = settings.batch * context
     # Without --tokens the learning rate falls as in a run of the usual length, and then stays where it is.
-    horizon = math.ceil((options.tokens or settings.total_tokens) / (tokens * options.ranks))
+    horizon = math.ceil((options.tokens or USUAL_TOKENS) / (tokens * options.ranks))
     # Each batch depends on its number alone, so a step that is done again sees the same text.
     batches = data.batches(corpus.training, settings.batch, context, settings.seed, f"rank-{options.rank}", first)
     done = first

@@ -1,4 +1,4 @@
-"""A reference learner whose every inner step is timed: python -m benchmarks.island TIMES.npy NAME ADDRESS TOKENS SEED.
+"""A reference learner whose every inner step is timed: python -m benchmarks.island TIMES.npy NAME ADDRESS SEED.
 
 Writes float64 (steps, 4): when `Learner.step()` was entered and left, in monotonic seconds; the processor time that it
 took; and, as a control, for how long plain computing of the same processor time went on right after it.
@@ -38,10 +38,10 @@ def compute(cpu_s: float) -> float:
 
 def main() -> None:
     """Trains, then writes the times."""
-    path, name, address, tokens, seed = sys.argv[1:]
+    path, name, address, seed = sys.argv[1:]
     configure("info", json=False)
     train.Learner = Timed  # type: ignore[attr-defined]
-    settings = train.TrainSettings(total_tokens=int(tokens), seed=int(seed), device="cpu")
+    settings = train.TrainSettings(seed=int(seed), device="cpu")
     train.train(settings, train.Joining((address,), name, name))
     np.save(path, np.array(times))
 

@@ -63,8 +63,8 @@ def over_loopback(seed: int, steps: int) -> Outcome:
     """The same learners without fronts and links."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place, began = Path(directory), time.monotonic()
-        core, address = group.start_core(place / "run", "127.0.0.1:0", ["--fragments", str(FRAGMENTS)])
-        learners = [group.start(name, _learner(name, region, address, seed, steps)) for region, name in _names()]
+        core, address = group.start_core(place / "run", "127.0.0.1:0", _settings(steps))
+        learners = [group.start(name, _learner(name, region, address, seed)) for region, name in _names()]
         status = _until(address, lambda _: all(each.process.poll() is not None for each in learners), learners)
         loss = _loss(address, place)
         group.stop(core)
@@ -77,7 +77,7 @@ def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
         path = Path(directory)
         with sites(group, path, REGIONS, MBIT, DELAY_MS) as place:
             began = time.monotonic()
-            options = ["--dir", str(path / "run"), "--fragments", str(FRAGMENTS), "--insecure-plaintext"]
+            options = ["--dir", str(path / "run"), *_settings(steps), "--insecure-plaintext"]
             command = [*ATOLL, "core", "--listen", f"0.0.0.0:{PORT}", "--listen", f"unix:{path}/core", *options]
             core = group.start("core", place.inside(place.home, command), piped=True)
             group.serving(core)
@@ -88,7 +88,7 @@ def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
                 group.serving(group.start(f"front {region}", place.inside(name, [*words, *more]), piped=True))
             learners = {}
             for region, name in _names():
-                words = _learner(name, region, f"127.0.0.1:{PORT}", seed, steps)
+                words = _learner(name, region, f"127.0.0.1:{PORT}", seed)
                 learners[name] = group.start(name, place.inside(place.names[region], words))
             outcome = Outcome(seed, 0.0, 0.0, 0, 0)
             tokens = steps * BATCH * CONTEXT
@@ -168,10 +168,14 @@ def _names() -> list[tuple[str, str]]:
     return [(region, f"{region}-{number + 1}") for region in REGIONS for number in range(EACH)]
 
 
-def _learner(name: str, region: str, address: str, seed: int, steps: int) -> list[str]:
+def _settings(steps: int) -> list[str]:
+    return ["--fragments", str(FRAGMENTS), "--total-tokens", str(steps * BATCH * CONTEXT)]
+
+
+def _learner(name: str, region: str, address: str, seed: int) -> list[str]:
     return [
         *ATOLL, "learner", "--server", address, "--name", name, "--region", region, "--size", "tiny",
-        "--batch", str(BATCH), "--total-tokens", str(steps * BATCH * CONTEXT), "--seed", str(seed), "--device", "cpu",
+        "--batch", str(BATCH), "--seed", str(seed), "--device", "cpu",
     ]  # fmt: skip
 
 

@@ -44,7 +44,6 @@ def learner(
     data: Annotated[Path | None, typer.Option(help="A text file or a folder of them; default: the Python standard library's sources.", rich_help_panel=MODEL)] = None,
     batch: Annotated[int, typer.Option(help="Windows in a step.", min=1, rich_help_panel=MODEL)] = 8,
     learning_rate: Annotated[float, typer.Option(help="Peak of AdamW's rate.", min=0.0, callback=_finite, rich_help_panel=MODEL)] = 3e-3,
-    total_tokens: Annotated[int, typer.Option(help="Of the whole run, all learners together; the schedule follows it.", min=1, rich_help_panel=MODEL)] = 4_000_000,
     max_steps: Annotated[int | None, typer.Option(help="Leave after so many steps of this learner.", min=1, rich_help_panel=MODEL)] = None,
     seed: Annotated[int, typer.Option(help="Of the first parameters and the text's order.", min=0, rich_help_panel=MODEL)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
@@ -68,7 +67,7 @@ def learner(
     configure(log_level, json=log_json)
     kept: Literal["rebase", "overwrite"] = "rebase" if adoption == "rebase" else "overwrite"
     train(
-        TrainSettings(size, data, batch, learning_rate, total_tokens, max_steps, seed, device, threads, slow_down),
+        TrainSettings(size, data, batch, learning_rate, max_steps, seed, device, threads, slow_down),
         Joining(
             tuple(server), name or own_name(region), region, kept, connect_timeout_s, drain_s, metrics_listen,
             metrics_plaintext, tls, insecure_plaintext,

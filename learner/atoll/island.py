@@ -23,12 +23,14 @@ class Agreed:
     """What all ranks know at this step.
 
     tokens: of this step, all ranks together. wish: GO_ON, STOP, or STAND (the run is paused: all ask again).
-    run_tokens: rank 0's, so that schedules and loops that follow them are the same everywhere. adopt: fragments.
+    run_tokens, total_tokens: rank 0's, so that schedules and loops that follow them are the same everywhere: trained
+    before this step by everybody, and to be trained. adopt: fragments.
     """
 
     tokens: int
     wish: int
     run_tokens: int
+    total_tokens: int
     adopt: tuple[int, ...] = ()
 
 
@@ -37,7 +39,7 @@ class Island(Protocol):
 
     talks: bool
 
-    def agree(self, tokens: int, wish: int, run_tokens: int, adopt: Sequence[int] = ()) -> Agreed:
+    def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
         """Called by every rank at every step; all but `tokens` count on the rank that talks. adopt: AT_ONCE at most."""
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -52,9 +54,9 @@ class Alone:
 
     talks = True
 
-    def agree(self, tokens: int, wish: int, run_tokens: int, adopt: Sequence[int] = ()) -> Agreed:
+    def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
         """What it knows itself."""
-        return Agreed(tokens, wish, run_tokens, tuple(adopt))
+        return Agreed(tokens, wish, run_tokens, total_tokens, tuple(adopt))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """There is nobody else."""
@@ -71,17 +73,17 @@ class Ranks:
         # Decisions travel on the host, whatever backend the gradients use.
         self._group = dist.new_group(backend="gloo")
 
-    def agree(self, tokens: int, wish: int, run_tokens: int, adopt: Sequence[int] = ()) -> Agreed:
+    def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
         """One all-reduce of a few numbers: only rank 0 adds what it decided and knows to the sums."""
-        message = torch.zeros(3 + AT_ONCE, dtype=torch.int64)
+        message = torch.zeros(4 + AT_ONCE, dtype=torch.int64)
         message[0] = tokens
         if self.talks:
-            message[1], message[2] = wish, run_tokens
-            for place, fragment in enumerate(adopt, start=3):
+            message[1], message[2], message[3] = wish, run_tokens, total_tokens
+            for place, fragment in enumerate(adopt, start=4):
                 message[place] = fragment + 1
         dist.all_reduce(message, group=self._group)
-        tokens, wish, run_tokens, *fragments = message.tolist()
-        return Agreed(tokens, wish, run_tokens, tuple(fragment - 1 for fragment in fragments if fragment))
+        tokens, wish, run_tokens, total_tokens, *fragments = message.tolist()
+        return Agreed(tokens, wish, run_tokens, total_tokens, tuple(f - 1 for f in fragments if f))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """A broadcast over the default group: the one that moves these devices' tensors."""

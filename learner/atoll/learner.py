@@ -81,9 +81,7 @@ class Learner:
         self._parameters: Parameters | None = None
         self._layout: Layout | None = None
         self._local: Local | None = None
-        self._run_tokens, self._left_step_at, self._paused_since_step = 0, 0.0, 0.0
-
-    # ------------------------------------------------------------------------------ joining and leaving
+        self._agreed, self._left_step_at, self._paused_since_step = Agreed(0, GO_ON, 0, 0), 0.0, 0.0
 
     def __enter__(self) -> Learner:
         """Joins; raises LearnerError when that cannot be."""
@@ -104,11 +102,11 @@ class Learner:
         problem = self._join(parameters) if ranks.talks else None
         # Ranks that wait for rank 0 learn here whether it could join, and how many fragments there are.
         fragments = [len(self._layout.fragments)] if self._layout and problem is None else []
-        agreed = ranks.agree(0, GO_ON, self._counters.run_tokens, fragments)
-        if not agreed.adopt:
+        known = self._counters
+        self._agreed = ranks.agree(0, GO_ON, known.run_tokens, known.total_tokens, fragments)
+        if not self._agreed.adopt:
             raise problem or LearnerError("rank 0 could not join the run: see its message")
-        self._layout = self._layout or plan(parameters.tensors, agreed.adopt[0])
-        self._run_tokens = agreed.run_tokens
+        self._layout = self._layout or plan(parameters.tensors, self._agreed.adopt[0])
         ranks.spread(parameters.values)
 
     def _join(self, parameters: Parameters) -> LearnerError | None:
@@ -166,8 +164,6 @@ class Learner:
             for one in due:
                 self._decline(one, "it leaves")
 
-    # ------------------------------------------------------------------------------ training
-
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Says that the optimizer made a step over so many tokens (of this rank); takes over what has come.
 
@@ -175,23 +171,23 @@ class Learner:
         Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run.
         """
         began, counters = time.perf_counter(), self._counters
-        prepared, due, agreed = self._decide(tokens)
-        counters.stepped(began - self._left_step_at, self._paused_since_step, agreed.tokens, loss)
+        prepared, due = self._decide(tokens)
+        counters.stepped(began - self._left_step_at, self._paused_since_step, self._agreed.tokens, loss)
         self._paused_since_step = 0.0
-        while agreed.wish == STAND:
+        while self._agreed.wish == STAND:
             began += self._stand()
-            prepared, due, agreed = self._decide(0)
+            prepared, due = self._decide(0)
         counters.paused = False
-        if agreed.wish == STOP:
+        if self._agreed.wish == STOP:
             raise self._failure() or LearnerError("rank 0 stopped: see its message")
-        self._adopt(agreed.adopt, prepared)
+        self._adopt(self._agreed.adopt, prepared)
         for one in due:
             self._answer(one)
         self._left_step_at = time.perf_counter()
         counters.blocked_s += self._left_step_at - began
 
-    def _decide(self, tokens: int) -> tuple[list[Prepared], list[Due], Agreed]:
-        """What there is for this step boundary, and what all ranks agree on."""
+    def _decide(self, tokens: int) -> tuple[list[Prepared], list[Due]]:
+        """What there is for this step boundary; all ranks agree on it."""
         prepared, due, wish = list[Prepared](), list[Due](), GO_ON
         if self._failure() is not None:
             wish = STOP
@@ -200,10 +196,9 @@ class Learner:
         elif self._handover.something:
             released, prepared, due = self._handover.next()
             self._release(released)
-        adopt, known = [newer.fragment for newer in prepared], self._counters.known_tokens()
-        agreed = self._ranks().agree(tokens, wish, max(self._run_tokens, known), adopt)
-        self._run_tokens = agreed.run_tokens + agreed.tokens
-        return prepared, due, agreed
+        known, adopt = max(self.run_tokens, self._counters.known_tokens()), [newer.fragment for newer in prepared]
+        self._agreed = self._ranks().agree(tokens, wish, known, self._counters.total_tokens, adopt)
+        return prepared, due
 
     def _stand(self) -> float:
         """Waits while the run is paused, in pieces: other ranks wait in an all-reduce. Returns the seconds."""
@@ -282,7 +277,12 @@ class Learner:
     @property
     def run_tokens(self) -> int:
         """Tokens trained by everybody so far, as known at the last step; the same on all ranks: for schedules."""
-        return self._run_tokens
+        return self._agreed.run_tokens + self._agreed.tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """That the run is to train, as its core was told with --total-tokens: for schedules. 0: it was not."""
+        return self._agreed.total_tokens
 
     def stats(self) -> Stats:
         """Counters of this moment."""

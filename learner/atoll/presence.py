@@ -139,6 +139,7 @@ class Presence:
         standing.connected.set()
         self._counters.connected = True
         self._counters.told(reply.run_tokens)
+        self._counters.total_tokens = reply.settings.total_tokens
         if self._said_away:
             log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
             self._said_away = False

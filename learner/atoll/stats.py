@@ -74,6 +74,7 @@ class Counters:
     stands: str = ""
     run_tokens: int = 0
     run_tokens_at: int = 0  # own tokens that are in run_tokens
+    total_tokens: int = 0  # that the run is to train; 0: the core was not told
 
     def told(self, run_tokens: int) -> None:
         """The core says how many tokens everybody has trained so far."""

@@ -124,7 +124,7 @@ def test_rounds_and_events_tell_what_happened(tmp_path):
 def test_a_learner_that_is_to_leave_leaves_a_paused_run(tmp_path):
     """The reference learner at SIGTERM: with its work, and a good-bye."""
     with core(tmp_path) as running:
-        where = ["--server", running.address, "--name", "a", "--batch", "1", "--total-tokens", str(10**12)]
+        where = ["--server", running.address, "--name", "a", "--batch", "1"]
         learner = running.group.start("learner", [*ATOLL, "learner", *where])
         eventually(lambda: running.status().contributions.merged > 1, 60)
         pause(running, "night")

@@ -43,7 +43,7 @@ class FakeCore(rpc.OuterServicer):
         self.headers: dict[Key, pb.PushHeader] = {}
         self.receipts: dict[Key, pb.Receipt] = {}
         self.rounds: dict[int, int] = {}  # open ones: fragment and cycle
-        self.run_tokens, self.epoch, self.cycle = 0, 1, 0
+        self.run_tokens, self.total_tokens, self.epoch, self.cycle = 0, 0, 1, 0
         self.sessions: set[bytes] = set()
         self.log: list[pb.Happening] = []
         self.joins: list[pb.JoinRequest] = []
@@ -138,7 +138,10 @@ class FakeCore(rpc.OuterServicer):
                 state=pb.JoinReply.STATE_READY if self.theta else pb.JoinReply.STATE_INITIALISE, run=RUN, generation=1,
                 epoch=self.epoch, incarnation=self.names[request.learner][1], token=token, retry_s=0.05,
                 fingerprint=self.layout.fingerprint, versions=self.versions, run_tokens=self.run_tokens,
-                settings=pb.RunSettings(fragments=len(self.layout.fragments), codec=int(CODEC), inner_steps=4),
+                settings=pb.RunSettings(
+                    fragments=len(self.layout.fragments), codec=int(CODEC), inner_steps=4,
+                    total_tokens=self.total_tokens,
+                ),
             )  # fmt: skip
 
     def Initialise(self, requests, context):

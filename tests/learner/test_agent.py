@@ -295,6 +295,16 @@ def test_run_tokens_never_fall(core):
         assert seen == sorted(seen)
 
 
+def test_what_the_run_is_to_train_is_what_the_core_says_now(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        assert learner.total_tokens == 0, "this core was not told"
+        core.stop()
+        core.total_tokens = 12_345
+        core.start()
+        loop.until(lambda: learner.total_tokens == 12_345)
+
+
 def test_a_fenced_learner_stops_with_one_line(core):
     loop = Loop(core.address)
     core.fail("Push", grpc.StatusCode.FAILED_PRECONDITION, "this learner was started again elsewhere")

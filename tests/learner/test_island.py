@@ -23,7 +23,7 @@ model = torch.nn.parallel.DistributedDataParallel(inner.to(memory_format=torch.c
 optimizer = torch.optim.SGD(model.parameters(), 0.05)
 seen = []
 with atoll.Learner(model, optimizer, sys.argv[1], "island", connect_timeout_s=30, drain_s=5) as learner:
-    seen.append(learner.run_tokens)
+    seen.append([learner.run_tokens, learner.total_tokens])
     for step in range(60):
         model(torch.randn(4, 8, 3, 3)).square().mean().backward()
         optimizer.step()
@@ -44,7 +44,7 @@ def ranks(tmp_path_factory):
     (directory / "rank.py").write_text(RANK)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with fake_core() as core:
-        core.run_tokens = 5_000
+        core.run_tokens, core.total_tokens = 5_000, 70_000
         done = []
         command = [*launch, str(directory / "rank.py"), core.address, str(directory)]
         running = threading.Thread(
@@ -71,6 +71,6 @@ def test_ranks_hold_the_same_parameters_after_every_step(ranks):
 def test_ranks_know_the_same_tokens_of_the_run_at_every_step(ranks):
     """Else schedules that follow them part, and a loop that ends by them never ends on some ranks."""
     _, first, second = ranks
-    assert first[0] == second[0] == 5_000
+    assert first[0] == second[0] == [5_000, 70_000]
     assert [tokens for tokens, _ in first[1:]] == [tokens for tokens, _ in second[1:]]
     assert first[-1][0] >= 9_000

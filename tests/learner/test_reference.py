@@ -7,10 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from atoll.reference import data
 from atoll.reference.model import SIZES, build
-from atoll.reference.train import DeviceError, TrainSettings, learning_rate, train_alone, usable_device, validation_loss
+from atoll.reference.train import (
+    DeviceError,
+    Joining,
+    TrainSettings,
+    learning_rate,
+    train,
+    train_alone,
+    usable_device,
+    validation_loss,
+)  # fmt: skip
+
+from tests.learner.fake_core import fake_core
 
 
 def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before():
@@ -154,6 +166,27 @@ def test_a_restarted_process_warms_its_optimizer_up_again():
     rates = [learning_rate(1.0, 0.5, steps) for steps in range(40)]
     assert rates[0] < 0.05 * rates[-1]
     assert rates == sorted(rates)
+
+
+def test_the_core_says_where_training_ends(tmp_path):
+    """No matter what: a learner that ended elsewhere would leave outer steps hot, or cold long before its end."""
+    (tmp_path / "text").write_bytes(b"to be or not to be, that is the question. " * 300)
+    settings = TrainSettings(data=tmp_path / "text", batch=1, device="cpu")
+    with fake_core() as core:
+        core.total_tokens = 5 * 128
+        train(settings, Joining((core.address,), "a", drain_s=0.0))
+        assert core.left == ["a"]
+        assert core.progress[-1].tokens == 5 * 128
+
+
+def test_where_the_core_knows_no_end_training_goes_on_at_the_peak(tmp_path):
+    (tmp_path / "text").write_bytes(b"to be or not to be, that is the question. " * 300)
+    settings = TrainSettings(data=tmp_path / "text", batch=1, device="cpu", max_steps=3)
+    with fake_core() as core, structlog.testing.capture_logs() as told:
+        core.run_tokens = 10**9
+        train(settings, Joining((core.address,), "a", drain_s=0.0))
+        assert core.progress[-1].steps == 3
+    assert any("was not told --total-tokens" in each["event"] for each in told)
 
 
 def test_training_alone_lowers_the_loss(tmp_path):

@@ -32,13 +32,13 @@ def reference(
 ) -> Deployment:
     """A core and learners of equal speed that train the reference model."""
     address = f"127.0.0.1:{free_port()}"
-    tokens = ["--total-tokens", str(total_tokens)]
-    commands = {CORE: [*ATOLL, "core", "--dir", str(directory / "run"), "--listen", address, *tokens, *core_options]}
+    core = ["core", "--dir", str(directory / "run"), "--listen", address, "--total-tokens", str(total_tokens)]
+    commands = {CORE: [*ATOLL, *core, *core_options]}
     for number in range(learners):
         name = NAMES[number] if number < len(NAMES) else f"island-{number + 1}"
         commands[name] = [
             *ATOLL, "learner", "--server", address, "--name", name, "--region", name, "--size", size, "--batch",
-            str(batch), *tokens, "--seed", str(seed), "--device", "cpu",
+            str(batch), "--seed", str(seed), "--device", "cpu",
         ]  # fmt: skip
     return Deployment(address, commands)
 

@@ -164,7 +164,7 @@ def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:
     return [
         *ATOLL, "learner", "--server", address, "--name", settings.name(number), "--region", settings.region(number),
         "--size", "tiny",
-        "--batch", str(BATCH), "--total-tokens", str(settings.total_tokens), "--seed", str(settings.seed),
+        "--batch", str(BATCH), "--seed", str(settings.seed),
         "--slow-down", str(SLOW_DOWN[number % len(SLOW_DOWN)]), "--device", "cpu", *data,
     ]  # fmt: skip
 

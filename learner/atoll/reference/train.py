@@ -37,13 +37,12 @@ class DeviceError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """One reference learner. total_tokens: of the whole run, all learners together; slow_down: see `train`."""
+    """One reference learner. slow_down: see `train`."""
 
     size: str = "tiny"
     data: Path | None = None
     batch: int = 8
     learning_rate: float = 3e-3
-    total_tokens: int = 4_000_000
     max_steps: int | None = None
     seed: int = 0
     device: str = "auto"
@@ -78,7 +77,8 @@ def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW
 def learning_rate(peak: float, done: float, own_steps: int) -> float:
     """Linear warm-up, then a cosine down to a tenth; and a short warm-up of each process of its own.
 
-    done: the part of the run's tokens that is trained, 0 to 1. own_steps: of this process so far.
+    done: the part of the run's tokens that is trained, 0 to 1; WARM_UP, the peak, where nobody knows. own_steps: of
+    this process so far.
     """
     peak *= min(1.0, (own_steps + 1) / OWN_WARM_UP)
     if done < WARM_UP:
@@ -90,6 +90,8 @@ def learning_rate(peak: float, done: float, own_steps: int) -> float:
 def train(settings: TrainSettings, joining: Joining) -> None:
     """Trains as one learner until the run has its tokens, max_steps are done, or SIGTERM or SIGINT asks to leave.
 
+    How many tokens those are, and the schedule that follows them, is the core's to say. Where it was not told, training
+    goes on at the peak of the rate.
     slow_down above 1 makes the learner pause after each step, so that it runs at 1/slow_down of its speed.
     """
     model, corpus, device = _prepare(settings)
@@ -110,9 +112,10 @@ def train(settings: TrainSettings, joining: Joining) -> None:
         log.info("joined", learner=joining.name, run_tokens=learner.run_tokens, first_batch=first)
         batches = _batches(settings, corpus, joining.name, first)
         steps = 0
-        while learner.run_tokens < settings.total_tokens and steps != settings.max_steps and not leaving.asked:
+        if not learner.total_tokens:
+            log.warning("the core was not told --total-tokens: training until stopped, and the learning rate stays")
+        while (done := _done(learner)) < 1.0 and steps != settings.max_steps and not leaving.asked:
             began = time.perf_counter()
-            done = learner.run_tokens / settings.total_tokens
             rate = learning_rate(settings.learning_rate, done, steps)
             loss = inner_step(model, optimizer, next(batches), rate, device)
             learner.step(tokens=tokens, loss=loss)
@@ -127,6 +130,10 @@ def train(settings: TrainSettings, joining: Joining) -> None:
     log.info(
         "done", learner=joining.name, steps=stats.steps, tokens=stats.tokens, merged=stats.merged, refused=stats.refused
     )
+
+
+def _done(learner: Learner) -> float:
+    return learner.run_tokens / learner.total_tokens if learner.total_tokens else WARM_UP
 
 
 def _say(name: str, stats: Stats, loss: float) -> None:
