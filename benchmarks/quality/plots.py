@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,14 +16,17 @@ COLOURS = ("#2a9d8f", "#e76f51", "#264653", "#e9c46a")
 
 
 def gaps(found: Sequence[Gap], path: Path) -> None:
-    """A curve for each size: percent above data-parallel over tokens."""
+    """A curve for each size through the means, a point for each seed: percent above data-parallel over tokens."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     for size, colour in zip(dict.fromkeys(gap.budget.size for gap in found), COLOURS, strict=False):
         of_size = [gap for gap in found if gap.budget.size == size]
-        tokens = [gap.fleet[0].tokens for gap in of_size]
-        axes.plot(tokens, [gap.behind for gap in of_size], "o-", color=colour, label=f"{size} parameters")
+        tokens = [gap.fleet.tokens for gap in of_size]
+        means = [statistics.mean(gap.behind) for gap in of_size]
+        axes.plot(tokens, means, "-", color=colour, label=f"{size} parameters")
+        for at, gap in zip(tokens, of_size, strict=True):
+            axes.plot([at] * len(gap.behind), gap.behind, "o", color=colour, alpha=0.6)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("tokens of the whole run")

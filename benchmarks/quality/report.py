@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.grid import Budget, Group, Variant
+from benchmarks.quality.grid import SEEDS, Budget, Group, Variant
 from benchmarks.quality.recipe import Recipe
 from benchmarks.quality.records import RECORDS, read
 
@@ -31,23 +31,24 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One budget, each side at its best. behind: percent that Decoupled is above data-parallel."""
+    """One budget, each side at its best of the first seed. losses: of both, for each seed that both have."""
 
     budget: Budget
-    data_parallel: tuple[Recipe, float]
-    fleet: tuple[Recipe, float]
+    data_parallel: Recipe
+    fleet: Recipe
+    losses: list[tuple[float, float]]
     tried: tuple[int, int]
 
     @property
-    def behind(self) -> float:
-        """Percent above data-parallel."""
-        return 100 * (self.fleet[1] / self.data_parallel[1] - 1)
+    def behind(self) -> list[float]:
+        """Percent that Decoupled is above data-parallel, seed by seed."""
+        return [100 * (other / one - 1) for one, other in self.losses]
 
 
-def best(recipes: Sequence[Recipe], records: Path = RECORDS) -> tuple[Recipe, float] | None:
+def best(recipes: Sequence[Recipe], records: Path = RECORDS) -> Recipe | None:
     """Of those that have a record, the one with the least loss."""
     found = [(recipe, record["loss"]) for recipe in recipes if (record := read(recipe, records)) is not None]
-    return min(found, key=lambda each: each[1], default=None)
+    return min(found, key=lambda each: each[1], default=(None, 0.0))[0]
 
 
 def gaps(budgets: Sequence[Budget], records: Path = RECORDS) -> list[Gap]:
@@ -58,24 +59,26 @@ def gaps(budgets: Sequence[Budget], records: Path = RECORDS) -> list[Gap]:
         one, other = best(plain, records), best(fleets, records)
         if one is not None and other is not None:
             there = [sum(read(r, records) is not None for r in side) for side in (plain, fleets)]
-            found.append(Gap(budget, one, other, (there[0], there[1])))
+            pairs = [[read(replace(recipe, seed=seed), records) for recipe in (one, other)] for seed in SEEDS]
+            losses = [(a["loss"], b["loss"]) for a, b in pairs if a is not None and b is not None]
+            found.append(Gap(budget, one, other, losses, (there[0], there[1])))
     return found
 
 
 def budget_table(found: Sequence[Gap]) -> str:
     """As Markdown."""
     rows = [
-        "| parameters | tokens | outer steps | data-parallel (rate) | Decoupled (rate; outer) | beside | tried |",
-        "|---|---|---|---|---|---|---|",
+        "| size | tokens | outer steps | data-parallel (rate) | Decoupled (rate; outer) | beside | seeds | tried |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for gap in found:
-        (plain, one), (fleet, other) = gap.data_parallel, gap.fleet
-        settings = fleet.settings
+        plain, fleet, settings = gap.data_parallel, gap.fleet, gap.fleet.settings
+        one, other = ([pair[side] for pair in gap.losses] for side in (0, 1))
         cells = [
             gap.budget.size, f"{fleet.tokens / 1e6:.1f}M", f"{fleet.steps / settings.inner_steps:.0f}",
-            f"{one:.4f} ({plain.learning_rate:g})",
-            f"{other:.4f} ({fleet.learning_rate:g}; {settings.outer_lr:g}, {settings.outer_momentum:g})",
-            f"{gap.behind:+.2f} %", f"{gap.tried[0]}, {gap.tried[1]}",
+            f"{spread(one, '.4f')} ({plain.learning_rate:g})",
+            f"{spread(other, '.4f')} ({fleet.learning_rate:g}; {settings.outer_lr:g}, {settings.outer_momentum:g})",
+            f"{spread(gap.behind, '+.2f')} %", str(len(gap.losses)), f"{gap.tried[0]}, {gap.tried[1]}",
         ]  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*rows, ""])

@@ -149,9 +149,14 @@ def test_a_budget_compares_the_best_of_each_side(tmp_path):
     for recipe, loss in zip([*plain, *fleets], (2.0, 2.1, 2.6, 2.2), strict=True):
         records.path_of(recipe, tmp_path).write_text(json.dumps({"loss": loss}))
     (gap,) = report.gaps([budget], tmp_path)
-    assert gap.behind == pytest.approx(10.0)
-    assert gap.fleet[0].settings.outer_momentum == 0.8
-    assert "| 2.2000 (0.006; 0.7, 0.8) | +10.00 % | 2, 2 |" in report.budget_table([gap])
+    assert gap.behind == pytest.approx([10.0])
+    assert gap.fleet.settings.outer_momentum == 0.8
+    assert "| 2.2000 (0.006; 0.7, 0.8) | +10.00 % | 1 | 2, 2 |" in report.budget_table([gap])
+    for recipe, loss in ((gap.data_parallel, 2.0), (gap.fleet, 2.4)):
+        records.path_of(replace(recipe, seed=2), tmp_path).write_text(json.dumps({"loss": loss}))
+    (gap,) = report.gaps([budget], tmp_path)
+    assert gap.behind == pytest.approx([10.0, 20.0]), "rates are those of the first seed"
+    assert "| +15.00 ± 5.00 % | 2 | 2, 2 |" in report.budget_table([gap])
     assert {recipe.tokens for recipe in (*plain, *fleets)} == {24 * 32 * 64}
 
 
