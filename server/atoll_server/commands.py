@@ -267,12 +267,14 @@ def replay_command(
         done = replay(directory, changes, lambda count, total: progress.update(task, completed=count, total=total))
     if changes:
         print(
-            f"{done.merges:,} merges made again with {', '.join(changes)}: {100 * done.apart:.2g} % away from the recorded result, of how far the run moved"
+            f"{done.merges:,} merges made again with {', '.join(changes)}: {100 * done.apart:.3g} % away from the recorded result, of how far the run moved"
         )
     else:
         print(
             f"{done.merges:,} merges made again, each with the ledger's checksums; the last parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
         )
+        if not done.snapshot:
+            print("no snapshot could be read: nothing but the ledger's own checksums was there to compare with")
     if out is not None:
         write_model(out, done.layout, done.initial, done.states)
     if not changes and not done.identical:

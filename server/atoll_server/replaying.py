@@ -6,7 +6,6 @@ import itertools
 import math
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,8 +33,9 @@ Tell = Callable[[int, int], None]  # merges so far, and in all
 class Replayed:
     """What came out, and how it compares with what a core would start with.
 
-    identical: every bit of parameters and momentum. apart: the norm of the difference of what is published, relative to
-    how far the recorded run moved from its first parameters.
+    identical: every bit of parameters and momentum. snapshot: one could be read, so that what a core would start with
+    is not this same ledger's merges alone. apart: the norm of the difference of what is published, relative to how far
+    the recorded run moved from its first parameters.
     """
 
     layout: Layout
@@ -43,6 +43,7 @@ class Replayed:
     states: list[FragmentState]
     merges: int
     identical: bool
+    snapshot: bool
     apart: float
 
 
@@ -57,7 +58,7 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
     layout, initial = recorded.layout, recorded.initial
     total, done = sum(state.version for state in recorded.states), itertools.count(1)
     identical, apart, moved, states = True, 0.0, 0.0, list[FragmentState]()
-    with closing(open_ledger(directory)) as db:
+    with open_ledger(directory) as db:
         meta = ledger.get_meta(db)
         what_if = _WhatIf(RunSettings.model_validate(meta["settings"]), changes)
         spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)
@@ -74,7 +75,8 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
             apart += _squared(state.theta_pub, theirs.theta_pub)
             moved += _squared(theirs.theta_pub, first)
             states.append(state)
-    return Replayed(layout, initial, states, total, identical, math.sqrt(apart / moved) if moved else 0.0)
+    distance = math.sqrt(apart / moved) if moved else 0.0
+    return Replayed(layout, initial, states, total, identical, bool(recorded.snapshots), distance)
 
 
 def _again(
@@ -97,6 +99,8 @@ class _WhatIf:
             name = name.strip().replace("-", "_")
             if not equals or name not in WHAT_IF:
                 raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
+            if name in given:
+                raise SettingsError(f"--set {name} is given twice: give each once")
             given[name] = value.strip()
         self._names, self._settings = given.keys(), recorded.changed(**given)
 

@@ -77,7 +77,11 @@ class RunSettings(BaseModel):
     @field_validator("codec", mode="before")
     @classmethod
     def _codec_by_name(cls, value: object) -> object:
-        return Codec[value.upper()] if isinstance(value, str) and value.upper() in Codec.__members__ else value
+        if not isinstance(value, str):
+            return value
+        if value.upper() not in Codec.__members__:
+            raise ValueError("give int4, int8 or float32")
+        return Codec[value.upper()]
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
         """These settings with the given ones (None: not given) in place; SettingsError names what cannot be."""
@@ -159,4 +163,5 @@ class CoreSettings(BaseModel):
 def _named(error: ValidationError) -> SettingsError:
     first = error.errors()[0]
     name = "--" + str(first["loc"][0]).replace("_", "-")
-    return SettingsError(f"{name} {first['input']}: {first['msg'].lower()}; see atoll core --help")
+    wrong = first["msg"].lower().removeprefix("value error, ")
+    return SettingsError(f"{name} {first['input']}: {wrong}; see atoll core --help")

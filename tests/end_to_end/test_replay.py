@@ -75,12 +75,49 @@ def test_what_is_not_asked_for_stays_as_each_merge_had_it(tmp_path):
     assert " 0 % away" not in atoll("replay", directory, "--set", "outer_momentum=0.6")[1]
 
 
-@pytest.mark.parametrize("change", ["outer_lr", "outer_lr=high", "outer_lr=99", "quorum=1", "inner_steps=3", "=1"])
+@pytest.mark.parametrize(
+    "change", ["outer_lr", "outer_lr=high", "outer_lr=99", "quorum=1", "inner_steps=3", "=1", "codec=int2"]
+)
 def test_what_cannot_be_changed_is_named(recorded, change):
     code, said, error = atoll("replay", recorded, "--set", change)
     assert (code, said) == (1, "")
     assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
+
+
+def test_what_is_set_twice_is_named(recorded):
+    code, _, error = atoll("replay", recorded, "--set", "outer_lr=0.5", "--set", "outer_lr=0.7")
+    assert (code, error) == (1, "error: --set outer_lr is given twice: give each once\n")
+
+
+@pytest.mark.parametrize("command", [("replay",), ("checkpoint", "export", "out.safetensors", "--dir")])
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise"])
+def test_a_damaged_ledger_is_named(recorded, tmp_path, command, damage):
+    copy = tmp_path / "run"
+    shutil.copytree(recorded, copy)
+    for beside in copy.glob("ledger.sqlite-*"):
+        beside.unlink()
+    path = copy / "ledger.sqlite"
+    data = bytearray(path.read_bytes())
+    for place in range(4096, len(data), 97):
+        data[place] ^= 0x5A
+    path.write_bytes({"cut": data[: len(data) // 2 - 100], "empty": b"", "noise": data}[damage])
+    code, _, error = atoll(*command, copy)
+    assert code == 1
+    assert error.startswith("error: ")
+    assert "ledger.sqlite" in error or "row" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_without_a_snapshot_equality_is_said_to_be_the_ledgers_own(tmp_path):
+    directory = train(tmp_path, "--record", "--snapshot-every-s", "0.1")
+    said = atoll("replay", directory)[1]
+    assert "the same, byte for byte" in said
+    assert "no snapshot" not in said
+    shutil.rmtree(directory / "snapshots")
+    code, said, _ = atoll("replay", directory)
+    assert code == 0
+    assert "no snapshot could be read" in said
 
 
 def test_a_changed_payload_is_named(recorded, tmp_path):

@@ -62,6 +62,44 @@ def test_a_hopeless_link_is_named():
     assert any("does not work" in warning for warning in made.warnings)
 
 
+def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
+    values, compose, out = tmp_path / "values.yaml", tmp_path / "compose.yaml", tmp_path / "plan.json"
+    code, said, error = atoll(
+        "plan", "--parameters", "12e9", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40",
+        "--values", values, "--compose", compose, "--json", out,
+    )  # fmt: skip
+    assert code == 1
+    assert "slow: 252% of its link" in said
+    assert "goodput" not in said, "of what does not work nothing is promised"
+    assert error == "error: this plan does not work: what is to be changed is said above\n"
+    assert not values.exists()
+    assert not compose.exists()
+    assert json.loads(out.read_text())["works"] is False
+
+
+def test_step_boundaries_of_a_large_model_get_more_inner_steps():
+    regions = (Region("a", 1, 2e9, 0.08), Region("b", 1, 2e9, 0.08))
+    made = plan(Job(12e9, 3.0, regions))
+    assert made.settings.inner_steps == 104  # 1.3 ns x 12e9 / 3 s / 5 %
+    assert 0.95 < made.atoll.utilisation < 0.955
+    assert made.atoll.utilisation > made.others[1].utilisation, "DiLoCo stands while it sends"
+    assert not any("step boundaries" in warning for warning in made.warnings)
+    assert any("step boundaries" in warning for warning in plan(Job(12e9, 0.1, regions)).warnings)
+
+
+def test_more_contributions_than_a_core_was_seen_to_take_are_worth_a_warning():
+    made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
+    assert any("10000 contributions a second" in warning for warning in made.warnings)
+    assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # k8s/atoll/values.yaml's sum
+    assert not made.losses, "nobody is left when the only region is gone"
+
+
+def test_long_steps_are_planned_as_quickly_as_short_ones():
+    short, long = (plan(Job(1e8 * s, 1.0 * s, (Region("a", 2, 1e8, 0.03 * s),))) for s in (1.0, 5000.0))
+    assert short.settings == long.settings
+    assert short.contributions == long.contributions == 1
+
+
 def test_what_comes_when_everybody_leaves_is_no_part_of_a_plan():
     """README's example: links are hardly used, and no warning is due."""
     regions = (Region("eu", 2, 1e9, 0.03), Region("us", 4, 5e8, 0.09), Region("ap", 1, 2e8, 0.16))
@@ -74,7 +112,7 @@ def test_failures_cost_a_learner_and_stop_the_others_ways():
     made = plan(
         Job(1e9, 1.0, tuple(Region(f"r{i}", 1, 1e9, 0.03) for i in range(4)), between_failures_s=4 * 3600, repair_s=600)
     )
-    alone = 4 * 3600 / (4 * 3600 + 600 + (12 + 4) * 1.0)
+    alone = 4 * 3600 / (4 * 3600 + 600 + (13 + 4) * 1.0)
     assert made.atoll.goodput == pytest.approx(made.atoll.utilisation * alone)
     for other in made.others:
         assert other.goodput == pytest.approx(other.utilisation * 3600 / (3600 + 600))
@@ -100,6 +138,8 @@ def test_the_chart_and_compose_take_what_is_written(tmp_path):
 
     within(values, known)
     assert values["core"]["settings"]["innerSteps"] == made.settings.inner_steps
+    memory = int(values["front"]["resources"]["limits"]["memory"].removesuffix("Gi")) * 1024
+    assert values["front"]["cacheMib"] + 1700 < memory, "a front whose cache fills is not killed for it"
     override = yaml.safe_load(compose_override(made))
     theirs = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["core"]["command"]
     ours = override["services"]["core"]["command"]
@@ -121,10 +161,10 @@ def test_the_command_prints_and_writes(tmp_path):
         "--json", out, "--values", values, "--compose", compose,
     )  # fmt: skip
     assert (code, error) == (0, "")
-    assert "H = 24" in said
+    assert "H = 26" in said
     found = json.loads(out.read_text())
-    assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 24, rel=1e-3)
-    assert [method["name"] for method in found["methods"]] == ["Atoll", "data-parallel", "DiLoCo"]
+    assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 26, rel=1e-3)
+    assert [method["name"] for method in found["methods"]] == ["Atoll", "data-parallel", "DiLoCo, H = 500"]
     assert yaml.safe_load(values.read_text())
     assert yaml.safe_load(compose.read_text())
 

@@ -130,6 +130,8 @@ def plan_command(
     for warning in made.warnings:
         console().print(f"[yellow]{warning}[/]")
     _write(json_path, plan_json(job, made))
+    if not made.works:
+        raise UserError("this plan does not work: what is to be changed is said above")
     for path, text in ((values, helm_values(job, made)), (compose, compose_override(made))):
         if path is not None:
             _save(path, text)

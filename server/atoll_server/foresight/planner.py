@@ -22,16 +22,23 @@ from atoll_server.settings import RunSettings
 MONTH_S = 30 * 86_400.0
 LINK_SHARE = 0.7  # of a link's rate that a plan may use: it carries other things too, and is not always at its best
 LEAST_INNER_STEPS, MOST_INNER_STEPS = 24, 500  # below 24, rounds cost loss on the paper's scale; 500 is DiLoCo's
+MOST_BLOCKED = 0.05  # of the learners' time, by step boundaries: H grows until they take less
 BLOCKED_S = 1.3e-9  # of a step boundary, for each parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
 MERGE_S = 3.2e-9  # of a core, for each parameter, and MERGE_EACH_S for each contribution to it
 MERGE_EACH_S = 0.7e-9
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # beside payloads: calls, heads, acknowledgements (records/wan)
 CORE_BYTES, CORE_BASE = 12.4, 600 << 20  # of memory, for each parameter
-DISK_BYTES, LEARNER_BYTES = 48.0, 7.4  # for each parameter
+DISK_BYTES, LEARNER_BYTES = (
+    52.0,
+    7.4,
+)  # for each parameter: snapshots and the first parameters' file; in the host's memory
+WAITING_BYTES = 0.5  # on disk, for each parameter, learner and outer step that a contribution may be late
 SIMULATED = 12  # learners at most in the trial: more of a region behave like few
 TRIAL_SYNCS = 8  # of every fragment
 REPORT_S = 1.0  # between a learner's reports at most
+LONGEST_STEP_S = 10.0  # of the trial: reports come once a second, whatever a step takes
 MOST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
+MOST_CONTRIBUTIONS_S = 100.0  # to one core: more was never measured
 LARGEST_CORE = 1 << 40
 
 
@@ -107,9 +114,13 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start, and what will come of it. staleness: mean, in outer steps. merged: share of all contributions."""
+    """What to start, and what will come of it. staleness: mean, in outer steps.
+
+    why: these inner steps. contributions: in a merge, of all learners. works: if not, figures say nothing.
+    """
 
     settings: RunSettings
+    why: str
     carried: tuple[Carried, ...]
     atoll: Method
     others: tuple[Method, ...]
@@ -120,33 +131,39 @@ class Plan:
     learner_bytes: float
     losses: tuple[Loss, ...]
     warnings: tuple[str, ...]
+    works: bool
 
 
 def plan(job: Job, fragments: int = 0) -> Plan:
-    """The smallest H that the links carry, the smallest tau that hides them. fragments: 0: the default."""
+    """The smallest H that links and step boundaries allow, the smallest tau that hides links. fragments: 0: 24."""
     count = fragments or DEFAULT_FRAGMENTS
-    inner_steps = _inner_steps(job, count)
+    inner_steps, why = _inner_steps(job, count)
     overlap = _overlap(job, count, inner_steps)
     settings = RunSettings(inner_steps=inner_steps, fragments=count, overlap_steps=overlap)
     carried = tuple(_carried(job, region, count, inner_steps) for region in job.regions)
     silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
-    blocked = BLOCKED_S * job.parameters / inner_steps / job.step_s
+    utilisation = 1 / (1 + _blocked(job) / inner_steps)
     trial = _trial(job, settings)
     return Plan(
-        settings, carried, _atoll(job, carried, inner_steps, overlap, 1 / (1 + blocked)),
+        settings, why, carried, _atoll(job, carried, inner_steps, overlap, utilisation),
         (_data_parallel(job), _diloco(job)), trial.staleness, trial.contributions,
-        CORE_BYTES * job.parameters + CORE_BASE, DISK_BYTES * job.parameters, LEARNER_BYTES * job.parameters,
-        tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions),
-        tuple(_warnings(job, carried, trial, settings)),
+        CORE_BYTES * job.parameters + CORE_BASE,
+        (DISK_BYTES + WAITING_BYTES * job.learners * settings.max_staleness) * job.parameters,
+        LEARNER_BYTES * job.parameters,
+        tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
+        tuple(_warnings(job, carried, trial, settings, utilisation)),
+        all(each.share <= 1 for each in carried) and trial.rounds >= MOST_MERGED,
     )  # fmt: skip
 
 
-def _warnings(job: Job, carried: Sequence[Carried], trial: _Trial, settings: RunSettings) -> Iterator[str]:
+def _warnings(
+    job: Job, carried: Sequence[Carried], trial: _Trial, settings: RunSettings, utilisation: float
+) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
             yield (
-                f"{each.region.name}: its link carries no whole model in {MOST_INNER_STEPS} steps: have fewer learners "
-                "there, longer steps, or a quicker link"
+                f"{each.region.name}: {each.share:.0%} of its link with {MOST_INNER_STEPS} inner steps: leave it "
+                "out, or have fewer learners there, longer steps, or a quicker link"
             )
     if trial.rounds < MOST_MERGED:
         yield f"only {trial.rounds:.0%} of the rounds come to a merge in time: this plan does not work"
@@ -154,6 +171,11 @@ def _warnings(job: Job, carried: Sequence[Carried], trial: _Trial, settings: Run
         yield f"only {trial.contributions:.0%} of the learners are in each merge: a link is too slow for these steps"
     if settings.fragments > AT_ONCE * settings.inner_steps:
         yield f"more than {AT_ONCE} fragments a step: learners cannot answer all rounds in time; have fewer --fragments"
+    if utilisation < 1 - 2 * MOST_BLOCKED:
+        yield f"step boundaries take {1 - utilisation:.0%} of the learners' time: have longer steps, or smaller models"
+    each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
+    if each_s > MOST_CONTRIBUTIONS_S:
+        yield f"{each_s:.0f} contributions a second: no core was measured with so many; have fewer --fragments"
     if CORE_BYTES * job.parameters > LARGEST_CORE:
         yield f"the core needs {CORE_BYTES * job.parameters / 2**40:.1f} TiB of memory: a run has one core for now"
 
@@ -165,9 +187,19 @@ def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Ca
     return Carried(region, region.learners * up, down)
 
 
-def _inner_steps(job: Job, fragments: int) -> int:
-    needed = max(_carried(job, region, fragments, 1).share for region in job.regions) / LINK_SHARE  # for a whole model
-    return min(MOST_INNER_STEPS, max(LEAST_INNER_STEPS, math.ceil(needed)))
+def _blocked(job: Job) -> float:
+    """Step boundaries, for a whole model, in steps."""
+    return BLOCKED_S * job.parameters / job.step_s
+
+
+def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
+    links = max(_carried(job, region, fragments, 1).share for region in job.regions) / LINK_SHARE  # for a whole model
+    needed, why = max(
+        (LEAST_INNER_STEPS, "as many as the paper has"),
+        (math.ceil(links), "the fewest that the links carry"),
+        (math.ceil(_blocked(job) / MOST_BLOCKED), f"the fewest with which step boundaries take {MOST_BLOCKED:.0%}"),
+    )
+    return min(MOST_INNER_STEPS, needed), why if needed <= MOST_INNER_STEPS else "as many as DiLoCo has; see below"
 
 
 def trip_steps(job: Job, region: Region, fragments: int) -> float:
@@ -206,12 +238,12 @@ def _data_parallel(job: Job) -> Method:
 
 
 def _diloco(job: Job) -> Method:
-    """As published first: every 500 steps everybody waits while the whole model is exchanged in float32."""
+    """As published first: every 500 inner steps everybody waits while the whole model is exchanged in float32."""
     inner_steps = MOST_INNER_STEPS
     slowest = min(region.bits_s for region in job.regions)
     payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * 32
     cycle_s = inner_steps * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
-    return _together("DiLoCo", job, inner_steps * job.step_s / cycle_s, 2 * payload / cycle_s)
+    return _together(f"DiLoCo, H = {inner_steps}", job, inner_steps * job.step_s / cycle_s, 2 * payload / cycle_s)
 
 
 def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
@@ -236,23 +268,24 @@ class _Trial:
 
 def _trial(job: Job, settings: RunSettings) -> _Trial:
     """By the fleet, without failures."""
-    shrink = max(1.0, job.learners / SIMULATED)
+    shrink, quick = max(1.0, job.learners / SIMULATED), max(1.0, job.step_s / LONGEST_STEP_S)
+    step_s = job.step_s / quick  # and all else with it
     islands = []
     for region in job.regions:
         count = max(1, round(region.learners / shrink))
         islands += [
             Island(
-                f"{region.name}-{number:03}", job.step_s, jitter=0.05, up_bits_s=region.bits_s / region.learners,
-                down_bits_s=region.bits_s, delay_s=region.round_trip_s / 2,
+                f"{region.name}-{number:03}", step_s, jitter=0.05, up_bits_s=quick * region.bits_s / region.learners,
+                down_bits_s=quick * region.bits_s, delay_s=region.round_trip_s / 2 / quick,
             )
             for number in range(count)
         ]  # fmt: skip
     fragments = settings.fragments
     sizes = [job.bits / 8 * job.parameters / fragments] * fragments
     work = Schedule(sizes, {island.name: 1 for island in islands})
-    merge_s = job.parameters / fragments * (MERGE_S + MERGE_EACH_S * job.learners)
+    merge_s = job.parameters / fragments * (MERGE_S + MERGE_EACH_S * job.learners) / quick
     fleet = Fleet(settings, fragments, islands, work, merge_s=merge_s)
-    until_s = TRIAL_SYNCS * settings.inner_steps * job.step_s
+    until_s = TRIAL_SYNCS * settings.inner_steps * step_s
     in_time = 0
 
     def until(fleet: Fleet) -> bool:

@@ -12,6 +12,7 @@ from atoll_server.foresight import paper
 from atoll_server.foresight.claims import Claim
 from atoll_server.foresight.planner import Job, Method, Plan
 
+FRONT_BYTES = 1792 << 20  # of a front, beside its cache: the process, and 64 uploads that pass
 NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"}
 
 
@@ -45,8 +46,14 @@ def claims_json(claims: Sequence[Claim]) -> list[dict[str, Any]]:
 
 
 def plan_tables(job: Job, plan: Plan) -> list[Table]:
-    """What to start, what links carry, what comes of it beside other ways, and what when a region is lost."""
-    return [_settings(job, plan), _links(plan), _methods([plan.atoll, *plan.others]), _losses(plan)]
+    """What to start, what links carry, what comes of it beside other ways, and what when a region is lost.
+
+    Of a plan that does not work, what links had to carry.
+    """
+    if not plan.works:
+        return [_links(plan)]
+    tables = [_settings(job, plan), _links(plan), _methods([plan.atoll, *plan.others])]
+    return [*tables, _losses(plan)] if plan.losses else tables
 
 
 def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
@@ -68,15 +75,16 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
             for m in (plan.atoll, *plan.others)
         ],
         "staleness": plan.staleness, "contributions": plan.contributions, "processors": _cores(job, plan),
-        "warnings": list(plan.warnings),
+        "warnings": list(plan.warnings), "works": plan.works,
         "losses": [{"region": lost.region, "pace": lost.pace, "silent_s": lost.silent_s} for lost in plan.losses],
     }  # fmt: skip
 
 
 def helm_values(job: Job, plan: Plan) -> str:
-    """For the core's region: `helm install atoll k8s/atoll -f k8s/atoll/values-home.yaml -f FILE`."""
+    """For every region: `helm install atoll k8s/atoll -f k8s/atoll/values-home.yaml -f FILE`, and elsewhere -remote."""
     memory, disk = _gib(1.15 * plan.core_bytes), _gib(1.25 * plan.disk_bytes)
     cache = max(48, round((0.4 + 4 / plan.settings.fragments) * job.parameters / 2**20))
+    front = _gib((cache << 20) + FRONT_BYTES)
     return "\n".join([
         f"# {job.parameters:.3g} parameters, {job.learners} learners, steps of {job.step_s:g} s: by `atoll plan`",
         "core:",
@@ -91,6 +99,9 @@ def helm_values(job: Job, plan: Plan) -> str:
         f"    limits: {{memory: {memory}Gi}}",
         "front:",
         f"  cacheMib: {cache}",
+        "  resources:",
+        f'    requests: {{cpu: "1", memory: {front}Gi}}',
+        f"    limits: {{memory: {front}Gi}}",
         "",
     ])  # fmt: skip
 
@@ -117,7 +128,7 @@ def _cores(job: Job, plan: Plan) -> int:
 def _settings(job: Job, plan: Plan) -> Table:
     table = Table(title="What to start", show_header=False)
     rows = [
-        ("inner steps between syncs", f"H = {plan.settings.inner_steps}", "the fewest that the links carry"),
+        ("inner steps between syncs", f"H = {plan.settings.inner_steps}", plan.why),
         ("fragments", f"P = {plan.settings.fragments}", "if the tensors allow it"),
         ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round's way there and back may take"),
         ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits a parameter, each way"),
