@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from atoll_server.foresight import bandwidth, goodput, hardware, paper
-from atoll_server.foresight.claims import bandwidth_claims, hardware_claims, scavenging_claims
+from atoll_server.foresight.claims import bandwidth_claims, goodput_claims, hardware_claims, scavenging_claims
 from atoll_server.settings import RunSettings
 
 
@@ -15,6 +19,22 @@ def test_table_1_from_one_set_of_parameters():
     at_most_3 = {"dp": 27, "elastic": 58, "8": 88}  # 1.2 million chips
     for name, theirs in at_most_3.items():
         assert ours[name][3] == pytest.approx(theirs, abs=3)
+
+
+@pytest.mark.parametrize("name", ["goodput", "bandwidth", "scavenging", "hardware"])
+def test_records_are_what_the_commands_say(name):
+    """Else docs/reproduction.md, which was written from them, says what nobody sees."""
+    if name == "goodput":
+        recorded, said = _record(name)["goodput"], goodput_claims(goodput.Failures(), hours=30.0)
+        assert {n: pytest.approx(row, rel=1e-6) for n, row in recorded.items()} == said
+        return
+    (recorded,) = _record(name).values()
+    claims = {"bandwidth": bandwidth_claims, "scavenging": scavenging_claims, "hardware": hardware_claims}[name]()
+    assert [(c["name"], pytest.approx(c["ours"], rel=1e-6)) for c in recorded] == [(c.name, c.ours) for c in claims]
+
+
+def _record(name: str) -> dict[str, Any]:
+    return json.loads((Path(__file__).parents[2] / f"records/foresight/{name}.json").read_text())
 
 
 def test_failures_by_hand():

@@ -223,3 +223,7 @@ def test_a_fleet_of_ones_own(tmp_path):
     code, _, error = atoll("simulate", "goodput", "--chips", "10", "--learners", "4")
     assert code == 1
     assert "give more --chips" in error
+    for words in (("--learners", "4"), ("--chips", "10000", "--plot", "out.svg")):
+        code, _, error = atoll("simulate", "goodput", *words)
+        assert code == 1
+        assert error.startswith("error: --")

@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 def goodput_command(
     chips: Annotated[int | None, typer.Option(min=1, max=100_000_000, help="One fleet of so many chips [Table 1: 150,000 to 2,400,000].")] = None,
-    learners: Annotated[int, typer.Option(min=1, max=4096, help="With --chips: M, equal parts of them.")] = 8,
+    learners: Annotated[int | None, typer.Option(min=1, max=4096, help="With --chips: M, equal parts of them [8].")] = None,
     failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Of a chip.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
     downscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause of a learner that goes on with fewer slices.")] = 18.0,
@@ -58,17 +58,22 @@ def goodput_command(
     events = (chips or 20 * max(paper.CHIPS)) * failures_per_year * hours / 4383
     if events > MOST_EVENTS:
         raise UserError(f"some {events:.2g} failures are too many to go through: give fewer --hours")
+    if chips is None and learners is not None:
+        raise UserError("--learners is of one fleet: give its --chips, too")
     if chips is not None:
-        if learners * slice_chips > chips:
-            raise UserError(f"{chips} chips are no {learners} learners of {slice_chips} at least: give more --chips")
-        found = goodput.simulate(chips, learners, failures, hours=hours)
+        parts = learners or 8
+        if parts * slice_chips > chips:
+            raise UserError(f"{chips} chips are no {parts} learners of {slice_chips} at least: give more --chips")
+        if plot is not None:
+            raise UserError("--plot is of Table 1: leave it out, or --chips")
+        found = goodput.simulate(chips, parts, failures, hours=hours)
         console().print(f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time")
         _write(json_path, {"goodput": found.goodput, "uptime": found.uptime})
         return
     with console().status("30 fleets ..."):
         ours = goodput_claims(failures, hours)
     difference = goodput.rmse(ours, paper.GOODPUT)
-    console().print(goodput_table(ours, difference))
+    console().print(goodput_table(ours, failures_per_year, difference))
     _write(json_path, {"goodput": ours, "paper": paper.GOODPUT, "rmse": difference})
     if plot is not None:
         _draw(plot, lambda plots: plots.goodput(ours, plot))

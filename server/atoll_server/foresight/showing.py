@@ -16,9 +16,11 @@ FRONT_BYTES = 1792 << 20  # of a front, beside its cache: the process, and 64 up
 NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"}
 
 
-def goodput_table(ours: dict[str, list[float]], difference: float) -> Table:
+def goodput_table(ours: dict[str, list[float]], failures_per_year: float, difference: float) -> Table:
     """Ours beside the paper's, cell by cell, in %."""
-    title = f"Goodput in %, one failure per chip and year: ours (paper's); RMSE {difference:.2f} points"
+    title = (
+        f"Goodput in %, {failures_per_year:g} failures per chip and year: ours (paper's); RMSE {difference:.2f} points"
+    )
     table = Table(title=title)
     table.add_column("")
     for chips in paper.CHIPS:
