@@ -31,7 +31,6 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
 from benchmarks.sites import Sites, sites
-from benchmarks.twentyfold import plots
 from benchmarks.twentyfold.pace import PAPER_STEP_S, SEED, SIZE, tokens_of_step
 
 NAMES = ("eu", "us", "ap", "sa")
@@ -214,13 +213,13 @@ def _look(ranks: Sequence[Child]) -> None:
             raise SystemExit(f"{child.name} ended: {child.tail()}")
 
 
-def _best(mbit: float, step_s: float) -> tuple[str, float]:
-    """The quickest hook and buckets on this link."""
-    found = {}
+def _trials(gbit: float, mbit: float, step_s: float) -> list[Run]:
+    """Every hook with every size of buckets on this link, some steps of each."""
+    found = []
     for hook, bucket in OPTIONS:
-        found[hook, bucket] = data_parallel(0.0, mbit, step_s, TRIED, hook, bucket, save=False).step_s
-        print(f"  {hook}, {bucket:g} MB: {found[hook, bucket]:.2f} s a step", flush=True)
-    return min(found, key=lambda option: found[option])
+        found.append(data_parallel(gbit, mbit, step_s, TRIED, hook, bucket, save=False))
+        print(f"  {hook}, {bucket:g} MB: {found[-1].step_s:.2f} s a step", flush=True)
+    return found
 
 
 def main() -> None:
@@ -236,16 +235,22 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     parameters = sum(p.numel() for p in build(SIZE, SEED).parameters())
-    runs: list[Run] = []
+    runs, trials = list[Run](), list[Run]()
 
     def keep(run: Run) -> None:
         runs.append(run)
         print(f"{run.method}, {run.gbit:g} Gbit/s ({run.mbit:.2f} Mbit/s here): {run.tokens_s:.0f} tokens/s, "
               f"utilisation {run.utilisation:.3f}, {run.up_bits_s / 1e6:.2f} Mbit/s up, {run.down_bits_s / 1e6:.2f} "
               f"down {run.options}", flush=True)  # fmt: skip
-        options.json_path.write_text(json.dumps([asdict(each) for each in runs], indent=1) + "\n")
+        made = {"runs": [asdict(each) for each in runs], "trials": [asdict(each) for each in trials]}
+        options.json_path.write_text(json.dumps(made, indent=1) + "\n")
 
-    best = cache(lambda gbit: _best(link_mbit(gbit, parameters, options.step_s), options.step_s))
+    @cache
+    def best(gbit: float) -> tuple[str, float]:
+        found = _trials(gbit, link_mbit(gbit, parameters, options.step_s), options.step_s)
+        trials.extend(found)
+        return min(zip(OPTIONS, found, strict=True), key=lambda each: each[1].step_s)[0]
+
     for gbit in options.alone:
         mbit = link_mbit(gbit, parameters, options.step_s)
         keep(atoll(gbit, mbit, options.step_s, options.atoll_steps, parameters, exports=False))
@@ -259,7 +264,9 @@ def main() -> None:
             steps = max(steps, round(60 * options.minutes / tried))
         keep(data_parallel(gbit, mbit, options.step_s, steps, hook, bucket, save=not number))
     if options.plot is not None:
-        plots.curve(json.loads(options.json_path.read_text()), options.plot)
+        from benchmarks.twentyfold import plots  # noqa: PLC0415 - --help needs no matplotlib
+
+        plots.curve([asdict(each) for each in runs], options.plot)
 
 
 if __name__ == "__main__":
