@@ -65,6 +65,9 @@ seeds and its standard error; "beside" compares seed by seed: the same first par
 failures are the same, the same text in the same order. Mixed speeds have more outer steps for their tokens: rounds
 follow the fastest.
 
+A record's `curve` is over 256 windows of held-out text, its `loss` over 2,048. [over-grpc.json](over-grpc.json) has a
+core and learners in processes of their own beside virtual time (`python -m benchmarks.quality.over_grpc`).
+
 [explored.json](explored.json) has the runs from which settings were chosen: one seed each, made while harness and
 product grew, not to be compared with the tables but among themselves. Until 2026-11-22 learners of H = 6 and 12 and
 outer rates of 0.9 and 0.5 answered one round a step. Their policies are gone, or became Atoll's: "discounted" is how

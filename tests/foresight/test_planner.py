@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from atoll_server.foresight.planner import LINK_SHARE, Job, Region, plan, trip_steps
+from atoll_server.foresight.job import Job, Region
+from atoll_server.foresight.planner import LINK_SHARE, plan, trip_steps
 from atoll_server.foresight.showing import compose_override, helm_values
 
 ROOT = Path(__file__).parents[2]

@@ -117,7 +117,8 @@ def plan_command(
     if math.isnan(parameters + step_s + between_failures_h + repair_min):
         raise UserError("nan is no figure to plan with: give a number")
 
-    from atoll_server.foresight import planner
+    from atoll_server.foresight.job import Job
+    from atoll_server.foresight.planner import plan
     from atoll_server.foresight.showing import compose_override, helm_values, plan_json, plan_tables
     from atoll_server.showing import console
 
@@ -127,9 +128,9 @@ def plan_command(
         raise UserError(f"--region: a run has {MOST_LEARNERS} learners at most")
     if len({each.name for each in regions}) < len(regions):
         raise UserError("--region: two have the same name: give each its own")
-    job = planner.Job(parameters, step_s, regions, between_failures_s, 60 * repair_min)
+    job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min)
     with console().status("a trial in virtual time ..."):
-        made = planner.plan(job, fragments)
+        made = plan(job, fragments)
     for table in plan_tables(job, made):
         console().print(table)
     for warning in made.warnings:
@@ -142,8 +143,8 @@ def plan_command(
             _save(path, text)
 
 
-def _region(text: str) -> Any:  # noqa: ANN401 - a planner.Region, which is loaded late
-    from atoll_server.foresight.planner import Region
+def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is loaded late
+    from atoll_server.foresight.job import Region
 
     name, *rest = text.split(":")
     try:

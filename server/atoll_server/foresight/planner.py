@@ -13,64 +13,26 @@ from dataclasses import dataclass
 from atoll_wire.layout import DEFAULT_FRAGMENTS
 
 from atoll_server.foresight import bandwidth
-from atoll_server.foresight.fleet import AT_ONCE, Fleet
-from atoll_server.foresight.islands import Island
-from atoll_server.foresight.schedule import Schedule
+from atoll_server.foresight.fleet import AT_ONCE
+from atoll_server.foresight.job import MONTH_S, Job, Method, Region
+from atoll_server.foresight.others import data_parallel, diloco
+from atoll_server.foresight.trial import Trial, tried
 from atoll_server.members import LIVE_REPORTS, LIVE_STEPS
 from atoll_server.settings import RunSettings
 
-MONTH_S = 30 * 86_400.0
 LINK_SHARE = 0.7  # of a link's rate that a plan may use: it carries other things too, and is not always at its best
 LEAST_INNER_STEPS, MOST_INNER_STEPS = 24, 500  # below 24, rounds cost loss on the paper's scale; 500 is DiLoCo's
 MOST_BLOCKED = 0.05  # of the learners' time, by step boundaries: H grows until they take less
 BLOCKED_S = 1.3e-9  # of a step boundary, for each parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
-MERGE_S = 3.2e-9  # of a core, for each parameter, and MERGE_EACH_S for each contribution to it
-MERGE_EACH_S = 0.7e-9
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # beside payloads: calls, heads, acknowledgements (records/wan)
 CORE_BYTES, CORE_BASE = 12.4, 600 << 20  # of memory, for each parameter
-DISK_BYTES, LEARNER_BYTES = (
-    52.0,
-    7.4,
-)  # for each parameter: snapshots and the first parameters' file; in the host's memory
+DISK_BYTES = 52.0  # for each parameter: snapshots and the first parameters' file
+LEARNER_BYTES = 7.4  # of the host's memory, for each parameter
 WAITING_BYTES = 0.5  # on disk, for each parameter, learner and outer step that a contribution may be late
-SIMULATED = 12  # learners at most in the trial: more of a region behave like few
-TRIAL_SYNCS = 8  # of every fragment
 REPORT_S = 1.0  # between a learner's reports at most
-LONGEST_STEP_S = 10.0  # of the trial: reports come once a second, whatever a step takes
 MOST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
 MOST_CONTRIBUTIONS_S = 100.0  # to one core: more was never measured
 LARGEST_CORE = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """One place with learners behind one link to the core. bits_s: each way. price_gb: of a gigabyte, either way."""
-
-    name: str
-    learners: int
-    bits_s: float
-    round_trip_s: float
-    price_gb: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be trained. step_s: an inner step of a learner. between_failures_s: of one learner, mean.
-
-    repair_s: from its failure to its next step. bits: on the wire for each parameter, headers included.
-    """
-
-    parameters: float
-    step_s: float
-    regions: tuple[Region, ...]
-    between_failures_s: float = math.inf
-    repair_s: float = 600.0
-    bits: float = bandwidth.CODED_BITS
-
-    @property
-    def learners(self) -> int:
-        """In all regions."""
-        return sum(region.learners for region in self.regions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +52,6 @@ class Carried:
     def month_gb(self) -> float:
         """Both ways."""
         return (self.up_bits_s + self.down_bits_s) / 8e9 * MONTH_S
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A way to train this job. utilisation: of the learners' time, while nothing fails. goodput: with failures."""
-
-    name: str
-    utilisation: float
-    goodput: float
-    month_gb: float
-    month_price: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +94,10 @@ def plan(job: Job, fragments: int = 0) -> Plan:
     carried = tuple(_carried(job, region, count, inner_steps) for region in job.regions)
     silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
     utilisation = 1 / (1 + _blocked(job) / inner_steps)
-    trial = _trial(job, settings)
+    trial = tried(job, settings)
     return Plan(
         settings, why, carried, _atoll(job, carried, inner_steps, overlap, utilisation),
-        (_data_parallel(job), _diloco(job)), trial.staleness, trial.contributions,
+        (data_parallel(job), diloco(job)), trial.staleness, trial.contributions,
         CORE_BYTES * job.parameters + CORE_BASE,
         (DISK_BYTES + WAITING_BYTES * job.learners * settings.max_staleness) * job.parameters,
         LEARNER_BYTES * job.parameters,
@@ -157,7 +108,7 @@ def plan(job: Job, fragments: int = 0) -> Plan:
 
 
 def _warnings(
-    job: Job, carried: Sequence[Carried], trial: _Trial, settings: RunSettings, utilisation: float
+    job: Job, carried: Sequence[Carried], trial: Trial, settings: RunSettings, utilisation: float
 ) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
@@ -206,8 +157,7 @@ def trip_steps(job: Job, region: Region, fragments: int) -> float:
     """From a round's opening to its adoption, in steps: half a step until a boundary, twice, and the way both ways."""
     size_bits = job.bits * job.parameters / fragments
     carried_s = size_bits * (region.learners + 1) / region.bits_s
-    merge_s = job.parameters / fragments * (MERGE_S + MERGE_EACH_S * job.learners)
-    return 1.0 + (carried_s + 2 * region.round_trip_s + merge_s) / job.step_s
+    return 1.0 + (carried_s + 2 * region.round_trip_s + job.merge_s(fragments)) / job.step_s
 
 
 def _overlap(job: Job, fragments: int, inner_steps: int) -> float:
@@ -223,78 +173,3 @@ def _atoll(job: Job, carried: Sequence[Carried], inner_steps: int, overlap: floa
     month_gb = sum(each.month_gb for each in carried)
     price = sum(each.month_gb * each.region.price_gb for each in carried)
     return Method("Atoll", utilisation, utilisation * lives, month_gb, price)
-
-
-def _data_parallel(job: Job) -> Method:
-    """Gradients in bfloat16, reduced within a region first; all wait for the slowest link, and for whoever fails."""
-    slowest = min(job.regions, key=lambda region: region.bits_s)
-    trip_s = max(region.round_trip_s for region in job.regions)
-    model = bandwidth.Model(job.parameters, job.step_s)
-    step_s = job.step_s if len(job.regions) == 1 else bandwidth.data_parallel_step_s(
-        model, slowest.bits_s, len(job.regions), round_trip_s=trip_s
-    )  # fmt: skip
-    payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * bandwidth.BF16_BITS
-    return _together("data-parallel", job, job.step_s / step_s, 2 * payload / step_s)
-
-
-def _diloco(job: Job) -> Method:
-    """As published first: every 500 inner steps everybody waits while the whole model is exchanged in float32."""
-    inner_steps = MOST_INNER_STEPS
-    slowest = min(region.bits_s for region in job.regions)
-    payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * 32
-    cycle_s = inner_steps * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
-    return _together(f"DiLoCo, H = {inner_steps}", job, inner_steps * job.step_s / cycle_s, 2 * payload / cycle_s)
-
-
-def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
-    """A job that stands as one when any learner fails; failures while it stands cost nothing more."""
-    lives = 1.0
-    if not math.isinf(job.between_failures_s):
-        each_s = job.between_failures_s / job.learners
-        lives = each_s / (each_s + job.repair_s)
-    region_gb = bits_s / 8e9 * MONTH_S
-    price = sum(region_gb * region.price_gb for region in job.regions)
-    return Method(name, utilisation, utilisation * lives, region_gb * len(job.regions), price)
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """contributions: of a merge, as a share of all learners. rounds: merged, as a share of those that were due."""
-
-    staleness: float
-    contributions: float
-    rounds: float
-
-
-def _trial(job: Job, settings: RunSettings) -> _Trial:
-    """By the fleet, without failures."""
-    shrink, quick = max(1.0, job.learners / SIMULATED), max(1.0, job.step_s / LONGEST_STEP_S)
-    step_s = job.step_s / quick  # and all else with it
-    islands = []
-    for region in job.regions:
-        count = max(1, round(region.learners / shrink))
-        islands += [
-            Island(
-                f"{region.name}-{number:03}", step_s, jitter=0.05, up_bits_s=quick * region.bits_s / region.learners,
-                down_bits_s=quick * region.bits_s, delay_s=region.round_trip_s / 2 / quick,
-            )
-            for number in range(count)
-        ]  # fmt: skip
-    fragments = settings.fragments
-    sizes = [job.bits / 8 * job.parameters / fragments] * fragments
-    work = Schedule(sizes, {island.name: 1 for island in islands})
-    merge_s = job.parameters / fragments * (MERGE_S + MERGE_EACH_S * job.learners) / quick
-    fleet = Fleet(settings, fragments, islands, work, merge_s=merge_s)
-    until_s = TRIAL_SYNCS * settings.inner_steps * step_s
-    in_time = 0
-
-    def until(fleet: Fleet) -> bool:
-        nonlocal in_time
-        if fleet.now < until_s:
-            in_time = len(fleet.merges)
-        return fleet.now >= until_s
-
-    fleet.run(until)
-    shares = [share for merge in fleet.merges[:in_time] for share in merge.shares]  # what comes when all leave is less
-    staleness = sum(share.staleness for share in shares) / max(1, len(shares))
-    return _Trial(staleness, len(shares) / max(1, in_time) / len(islands), in_time / (TRIAL_SYNCS * fragments))

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from atoll_server.foresight import paper
 from atoll_server.foresight.claims import Claim
-from atoll_server.foresight.planner import Job, Method, Plan
+from atoll_server.foresight.job import Job, Method
+from atoll_server.foresight.planner import Plan
 
 FRONT_BYTES = 1792 << 20  # of a front, beside its cache: the process, and 64 uploads that pass
 NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"}
