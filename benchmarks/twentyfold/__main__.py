@@ -235,6 +235,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, dest="json_path", required=True)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    if options.plot is not None:
+        from benchmarks.twentyfold import plots  # noqa: PLC0415 - --help needs no matplotlib, an hour of work does
     parameters = sum(p.numel() for p in build(SIZE, SEED).parameters())
     runs, trials = list[Run](), list[Run]()
 
@@ -265,8 +267,6 @@ def main() -> None:
             steps = max(steps, round(60 * options.minutes / tried))
         keep(data_parallel(gbit, mbit, options.step_s, steps, hook, bucket, save=not number))
     if options.plot is not None:
-        from benchmarks.twentyfold import plots  # noqa: PLC0415 - --help needs no matplotlib
-
         plots.curve([asdict(each) for each in runs], options.plot)
 
 

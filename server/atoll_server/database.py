@@ -6,6 +6,7 @@ WAL with synchronous=FULL: a commit is on the disk when it returns.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,13 +64,9 @@ def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
-        found = db.execute("PRAGMA user_version").fetchone()[0]
-        if found == 0:
+        if not _schema(db):
             db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        elif found != SCHEMA_VERSION:
-            raise LedgerError(
-                f"{path} has schema {found}, this atoll reads {SCHEMA_VERSION}: use the version that made it"
-            )
+        _check_schema(db, path)
         # After an fsync that failed, the log may be in the cache and not on the disk: written again, it is.
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         if not large(db):
@@ -78,9 +75,41 @@ def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
         db.close()
         if not isinstance(error, sqlite3.DatabaseError) or no_room(error):
             raise
-        cure = "look at the disk" if isinstance(error, sqlite3.OperationalError) else "restore it from a backup"
-        raise LedgerError(f"{path} cannot be used as a ledger ({error}): {cure}") from error
+        raise _unusable(path, error) from error
     return db
+
+
+@contextlib.contextmanager
+def read_ledger(path: Path) -> Iterator[sqlite3.Connection]:
+    """One that a core made, for a block that only reads; a core may run on it. Raises LedgerError.
+
+    Also from a disk that nothing can be written to, where a core ended cleanly or the copy is whole.
+    """
+    still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    try:
+        address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if still else ''}"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
+            if not _schema(db):
+                raise LedgerError(f"{path} cannot be used as a ledger (nothing is in it): restore it from a backup")
+            _check_schema(db, path)
+            yield db
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+
+
+def _schema(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    if (found := _schema(db)) != SCHEMA_VERSION:
+        raise LedgerError(f"{path} has schema {found}, this atoll reads {SCHEMA_VERSION}: use the version that made it")
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> LedgerError:
+    outside = isinstance(error, sqlite3.OperationalError)
+    cure = "look at the disk, and at who may read it" if outside else "restore it from a backup"
+    return LedgerError(f"{path} cannot be used as a ledger ({error}): {cure}")
 
 
 def no_room(error: sqlite3.Error) -> bool:

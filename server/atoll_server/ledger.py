@@ -74,7 +74,7 @@ def put_tally(db: sqlite3.Connection, generation: int, row: TallyRow) -> None:
 
 
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
-    """Logs an outer step with the fates that it decided."""
+    """Logs a merge with the fates that it decided."""
     values = (generation, row.fragment, row.version, row.cycle, json.dumps(row.shares), json.dumps(row.rule),
               row.theta, row.theta_pub, row.momentum, row.update_bytes, row.merged_at)  # fmt: skip
     db.execute("INSERT INTO merges VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
@@ -194,7 +194,7 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -> list[MergeRow]:
-    """Outer steps of a fragment beyond version `after`, in order and without a gap."""
+    """Merges of a fragment beyond version `after`, in order and without a gap."""
     query = "SELECT * FROM merges WHERE generation=? AND fragment=? AND version>? ORDER BY version"
     rows = [
         MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:11])

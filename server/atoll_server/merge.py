@@ -123,7 +123,7 @@ def merge(
     rule: OuterRule,
     published: F32,
 ) -> Merged:
-    """One outer step.
+    """One merge.
 
     weights: of each contribution, one at most together; all contributions have one codec. published: float32
     (fragment.length,): becomes the new theta_pub; it may be the old one itself. theta and momentum are changed in

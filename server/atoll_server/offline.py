@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from atoll_wire.layout import Layout
 
 from atoll_server import ledger
 from atoll_server.checkpoint import write_checkpoint
-from atoll_server.database import LedgerError
+from atoll_server.database import read_ledger
 from atoll_server.disk import DISK
 from atoll_server.merge import FragmentState
 from atoll_server.process import SettingsError
@@ -24,7 +24,7 @@ def read_run(directory: Path, *, from_start: bool = False, check: bool = False) 
 
     check: reads all of the first parameters, too, for what of them never changes.
     """
-    with open_ledger(directory) as db:
+    with run_ledger(directory) as db:
         meta = ledger.get_meta(db)
         run = restore(db, directory, from_start=from_start)
         if check:
@@ -33,18 +33,15 @@ def read_run(directory: Path, *, from_start: bool = False, check: bool = False) 
 
 
 @contextmanager
-def open_ledger(directory: Path) -> Iterator[sqlite3.Connection]:
+def run_ledger(directory: Path) -> Iterator[sqlite3.Connection]:
     """The ledger of a run that has parameters, for a block that reads it. Raises SettingsError, LedgerError."""
     path = directory / LEDGER
     if not path.is_file():
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
-    try:
-        with closing(sqlite3.connect(path)) as db:
-            if "fingerprint" not in ledger.get_meta(db):
-                raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
-            yield db
-    except sqlite3.Error as error:
-        raise LedgerError(f"{path} cannot be read ({error}): restore it from a backup") from error
+    with read_ledger(path) as db:
+        if "fingerprint" not in ledger.get_meta(db):
+            raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
+        yield db
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
 from atoll_server import ledger
+from atoll_server.database import read_ledger
 from atoll_server.operators import FATES, logged_receipt
 from atoll_server.remote import TIMEOUT_S, OperatorError, Remote, operator
 from atoll_server.restore import LEDGER
@@ -43,11 +42,8 @@ def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[
     if not path.is_file():
         raise OperatorError(f"{directory} holds no run: give the --dir of a core")
     _fate(fate)
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            return [logged_receipt(*row) for row in ledger.receipts(db, learner, fate, 0, last)]
-    except sqlite3.Error as error:
-        raise OperatorError(f"{path} cannot be read ({error}): restore it from a backup") from error
+    with read_ledger(path) as db:
+        return [logged_receipt(*row) for row in ledger.receipts(db, learner, fate, 0, last)]
 
 
 def _fate(name: str) -> pb.Fate:

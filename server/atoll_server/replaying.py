@@ -16,7 +16,7 @@ from atoll_wire.layout import Fragment, Layout
 from atoll_server import ledger
 from atoll_server.disk import DISK
 from atoll_server.merge import FragmentState, Merged
-from atoll_server.offline import open_ledger, read_run
+from atoll_server.offline import read_run, run_ledger
 from atoll_server.process import SettingsError
 from atoll_server.restore import check_merge, initial_state, merge_again
 from atoll_server.rows import MergeRow
@@ -58,7 +58,7 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
     layout, initial = recorded.layout, recorded.initial
     total, done = sum(state.version for state in recorded.states), itertools.count(1)
     identical, apart, moved, states = True, 0.0, 0.0, list[FragmentState]()
-    with open_ledger(directory) as db:
+    with run_ledger(directory) as db:
         meta = ledger.get_meta(db)
         what_if = _WhatIf(RunSettings.model_validate(meta["settings"]), changes)
         spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)

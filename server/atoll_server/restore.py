@@ -134,7 +134,7 @@ def _newest_sound(
             return load_snapshot(snapshot_path(directory, snapshots[-1].id), layout, snapshots[-1], disk)
         except SnapshotError as error:
             # An older one and a longer replay give the same state; say so, since the disk should be looked at.
-            structlog.get_logger().error("snapshot cannot be used: the ledger makes up for it", error=str(error))
+            structlog.get_logger().error("snapshot cannot be used: trying without it", error=str(error))
             snapshots.pop()
     return None
 

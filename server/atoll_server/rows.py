@@ -69,7 +69,7 @@ class TallyRow:
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """One outer step. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C."""
+    """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C."""
 
     fragment: int
     version: int

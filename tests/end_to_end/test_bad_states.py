@@ -230,22 +230,22 @@ def snapshots(directory: Path) -> list[Path]:
     return sorted((directory / "snapshots").glob("*.safetensors"))
 
 
-@bad("snapshot cannot be used: the ledger makes up for it", recovers=True)
+@bad("snapshot cannot be used: trying without it", recovers=True)
 def newest_snapshot_is_gone(directory: Path) -> None:
     snapshots(directory)[-1].unlink()
 
 
-@bad("snapshot cannot be used: the ledger makes up for it", recovers=True)
+@bad("snapshot cannot be used: trying without it", recovers=True)
 def newest_snapshot_is_cut(directory: Path) -> None:
     cut(snapshots(directory)[-1], 0.6)
 
 
-@bad("snapshot cannot be used: the ledger makes up for it", recovers=True)
+@bad("snapshot cannot be used: trying without it", recovers=True)
 def newest_snapshot_has_a_flipped_bit(directory: Path) -> None:
     flip(snapshots(directory)[-1], 0.8)
 
 
-@bad("snapshot cannot be used: the ledger makes up for it", recovers=True)
+@bad("snapshot cannot be used: trying without it", recovers=True)
 def newest_snapshot_declares_a_giant_header(directory: Path) -> None:
     path = snapshots(directory)[-1]
     path.write_bytes((1 << 62).to_bytes(8, "little") + path.read_bytes()[8:])

@@ -44,6 +44,7 @@ def test_rates_and_money_by_hand():
 @pytest.mark.parametrize("mbit", [20, 60, 400])
 def test_a_narrow_link_gets_more_inner_steps_and_carries_them(mbit):
     made = plan(Job(124e6, 1.0, (Region("far", 2, mbit * 1e6, 0.1),)))
+    assert made.works
     assert made.carried[0].share <= LINK_SHARE
     smaller = made.settings.inner_steps - 1
     if smaller >= 24:
@@ -53,8 +54,21 @@ def test_a_narrow_link_gets_more_inner_steps_and_carries_them(mbit):
 
 def test_a_long_round_trip_gets_more_overlap():
     near, far = (plan(Job(25e6, 0.1, (Region("r", 1, 1e9, trip),))) for trip in (0.01, 0.4))
+    assert near.works
+    assert far.works
     assert far.settings.overlap_steps > near.settings.overlap_steps
     assert far.settings.overlap_steps > trip_steps(Job(25e6, 0.1, ()), Region("r", 1, 1e9, 0.4), 24)
+
+
+@pytest.mark.parametrize("trip_s", [0.16, 0.25, 0.3, 1.0])
+def test_a_round_trip_of_many_steps_gets_more_inner_steps(trip_s):
+    """Else rounds would have to overlap themselves, and learners would answer every second one."""
+    regions = (Region("near", 1, 1e9, 0.01), Region("far", 1, 1e9, trip_s))
+    made = plan(Job(1.05e6, 0.012, regions))
+    assert made.works
+    assert made.settings.inner_steps >= made.settings.overlap_steps > trip_s / 0.012
+    assert made.contributions > 0.95
+    assert not made.warnings or "contributions a second" in made.warnings[0]
 
 
 def test_a_hopeless_link_is_named():
@@ -105,6 +119,7 @@ def test_what_comes_when_everybody_leaves_is_no_part_of_a_plan():
     """README's example: links are hardly used, and no warning is due."""
     regions = (Region("eu", 2, 1e9, 0.03), Region("us", 4, 5e8, 0.09), Region("ap", 1, 2e8, 0.16))
     made = plan(Job(1e9, 2.0, regions))
+    assert made.works
     assert made.contributions > 0.95
     assert not made.warnings
 

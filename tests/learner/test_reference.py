@@ -12,6 +12,7 @@ import torch
 from atoll.reference import data
 from atoll.reference.model import SIZES, build
 from atoll.reference.train import (
+    WARM_UP,
     DeviceError,
     Joining,
     TrainSettings,
@@ -179,13 +180,17 @@ def test_the_core_says_where_training_ends(tmp_path):
         assert core.progress[-1].tokens == 5 * 128
 
 
-def test_where_the_core_knows_no_end_training_goes_on_at_the_peak(tmp_path):
+def test_where_the_core_knows_no_end_training_goes_on_at_the_peak(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("atoll.reference.train.learning_rate", lambda peak, done, _: seen.append(done) or peak)
     (tmp_path / "text").write_bytes(b"to be or not to be, that is the question. " * 300)
     settings = TrainSettings(data=tmp_path / "text", batch=1, device="cpu", max_steps=3)
     with fake_core() as core, structlog.testing.capture_logs() as told:
         core.run_tokens = 10**9
         train(settings, Joining((core.address,), "a", drain_s=0.0))
         assert core.progress[-1].steps == 3
+    assert seen == [WARM_UP] * 3
+    assert learning_rate(1.0, WARM_UP, 100) == 1.0
     assert any("was not told --total-tokens" in each["event"] for each in told)
 
 

@@ -96,10 +96,9 @@ def train(settings: TrainSettings, joining: Joining) -> None:
     """
     model, corpus, device = _prepare(settings)
     optimizer = optimizer_for(model, settings.learning_rate)
-    leaving = Leaving()
     tokens = settings.batch * SIZES[settings.size].context
     said = time.monotonic()
-    with Learner(
+    with Leaving() as leaving, Learner(
         model, optimizer, server=joining.servers, name=joining.name, region=joining.region, adoption=joining.adoption,
         connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_listen=joining.metrics_listen,
         metrics_plaintext=joining.metrics_plaintext,
@@ -220,13 +219,21 @@ def inner_step(
 class Leaving:
     """SIGTERM and SIGINT end the wait for a core at once; later the loop ends after its step, and leaves cleanly.
 
-    learner: once it has joined.
+    For a block; behind it they do what they did before. learner: once it has joined.
     """
 
     def __init__(self) -> None:
         self.asked, self.learner = False, cast("Learner | None", None)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._hear)
+
+    def __enter__(self) -> Leaving:
+        """Hears them from now on."""
+        self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hears them no more."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True

@@ -62,7 +62,7 @@ class Work(Protocol):
         """What was trained of a fragment since its anchor; None: nothing."""
 
     def merge(self, effect: ev.Merge) -> Published:
-        """The outer step."""
+        """The merge."""
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
         """A newer anchor. merged: what is in flight is in it; drop: what is outstanding is given up."""

@@ -86,7 +86,7 @@ class Plan:
 
 
 def plan(job: Job, fragments: int = 0) -> Plan:
-    """The smallest H that links and step boundaries allow, the smallest tau that hides links. fragments: 0: 24."""
+    """The smallest H that links and step boundaries allow, the smallest tau that hides a trip. fragments: 0: 24."""
     count = fragments or DEFAULT_FRAGMENTS
     inner_steps, why = _inner_steps(job, count)
     overlap = _overlap(job, count, inner_steps)
@@ -94,7 +94,7 @@ def plan(job: Job, fragments: int = 0) -> Plan:
     carried = tuple(_carried(job, region, count, inner_steps) for region in job.regions)
     silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
     utilisation = 1 / (1 + _blocked(job) / inner_steps)
-    trial = tried(job, settings)
+    trial = tried(job, settings, _longest_trip(job, count))
     return Plan(
         settings, why, carried, _atoll(job, carried, inner_steps, overlap, utilisation),
         (data_parallel(job), diloco(job)), trial.staleness, trial.contributions,
@@ -117,13 +117,16 @@ def _warnings(
                 "out, or have fewer learners there, longer steps, or a quicker link"
             )
     if trial.rounds < MOST_MERGED:
-        yield f"only {trial.rounds:.0%} of the rounds come to a merge in time: this plan does not work"
+        yield (
+            f"only {trial.rounds:.0%} of the rounds come to a merge in time: this plan does not work; have "
+            "longer steps, or links that are quicker or shorter"
+        )
     elif trial.contributions < MOST_MERGED:
-        yield f"only {trial.contributions:.0%} of the learners are in each merge: a link is too slow for these steps"
+        yield f"only {trial.contributions:.0%} of the learners are in each merge: have quicker or shorter links"
     if settings.fragments > AT_ONCE * settings.inner_steps:
         yield f"more than {AT_ONCE} fragments a step: learners cannot answer all rounds in time; have fewer --fragments"
-    if utilisation < 1 - 2 * MOST_BLOCKED:
-        yield f"step boundaries take {1 - utilisation:.0%} of the learners' time: have longer steps, or smaller models"
+    if _blocked(job) / MOST_BLOCKED > MOST_INNER_STEPS:
+        yield f"step boundaries take {1 - utilisation:.1%} of the learners' time: have longer steps, or smaller models"
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MOST_CONTRIBUTIONS_S:
         yield f"{each_s:.0f} contributions a second: no core was measured with so many; have fewer --fragments"
@@ -148,9 +151,12 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
     needed, why = max(
         (LEAST_INNER_STEPS, "as many as the paper has"),
         (math.ceil(links), "the fewest that the links carry"),
+        (math.ceil(1.25 * _longest_trip(job, fragments)), "the fewest that a round's way there and back takes"),
         (math.ceil(_blocked(job) / MOST_BLOCKED), f"the fewest with which step boundaries take {MOST_BLOCKED:.0%}"),
     )
-    return min(MOST_INNER_STEPS, needed), why if needed <= MOST_INNER_STEPS else "as many as DiLoCo has; see below"
+    if needed > MOST_INNER_STEPS:
+        return MOST_INNER_STEPS, "as many as DiLoCo has: too few, see the warnings"
+    return needed, why
 
 
 def trip_steps(job: Job, region: Region, fragments: int) -> float:
@@ -161,9 +167,12 @@ def trip_steps(job: Job, region: Region, fragments: int) -> float:
 
 
 def _overlap(job: Job, fragments: int, inner_steps: int) -> float:
-    needed = max(trip_steps(job, region, fragments) for region in job.regions)
     least: float = RunSettings().overlap_steps
-    return float(min(max(least, math.ceil(1.25 * needed)), inner_steps))
+    return float(min(max(least, math.ceil(1.25 * _longest_trip(job, fragments))), inner_steps))
+
+
+def _longest_trip(job: Job, fragments: int) -> float:
+    return max(trip_steps(job, region, fragments) for region in job.regions)
 
 
 def _atoll(job: Job, carried: Sequence[Carried], inner_steps: int, overlap: float, utilisation: float) -> Method:

@@ -96,6 +96,7 @@ def helm_values(job: Job, plan: Plan) -> str:
         f"    fragments: {plan.settings.fragments}",
         f"    overlap: {plan.settings.overlap_steps:g}",
         f"    codec: {plan.settings.codec.name.lower()}",
+        "    # totalTokens: of the whole run; outer steps cool down towards its end",
         f"  storage: {{size: {disk}Gi}}",
         "  resources:",
         f'    requests: {{cpu: "{_cores(job, plan)}", memory: {memory}Gi}}',

@@ -24,8 +24,8 @@ class Trial:
     rounds: float
 
 
-def tried(job: Job, settings: RunSettings) -> Trial:
-    """By the fleet, without failures."""
+def tried(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
+    """By the fleet, without failures. trip_steps: from a round's opening to its end; younger ones are not due yet."""
     shrink, quick = max(1.0, job.learners / LEARNERS), max(1.0, job.step_s / LONGEST_STEP_S)
     step_s = job.step_s / quick  # and all else with it
     islands = []
@@ -53,5 +53,6 @@ def tried(job: Job, settings: RunSettings) -> Trial:
 
     fleet.run(until)
     shares = [share for merge in fleet.merges[:in_time] for share in merge.shares]  # what comes when all leave is less
+    due = fragments * max(1.0, SYNCS - trip_steps / settings.inner_steps)
     staleness = sum(share.staleness for share in shares) / max(1, len(shares))
-    return Trial(staleness, len(shares) / max(1, in_time) / len(islands), in_time / (SYNCS * fragments))
+    return Trial(staleness, len(shares) / max(1, in_time) / len(islands), in_time / due)
