@@ -1,0 +1,60 @@
+"""Ledgers that are only read: beside a core, after one, and where nothing can be written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+
+import pytest
+from atoll_server.database import SCHEMA_VERSION, LedgerError, open_ledger, read_ledger, transaction
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a ledger?#%.sqlite"  # a name that an address has to quote
+    with closing(open_ledger(path)) as db, transaction(db):
+        db.execute("INSERT INTO meta VALUES ('run', '\"r\"', 0)")
+    return path
+
+
+def _runs(path) -> list[str]:
+    with read_ledger(path) as db:
+        return [value for (value,) in db.execute("SELECT value FROM meta")]
+
+
+def test_it_is_read_while_another_writes(path):
+    with closing(open_ledger(path)) as db:
+        assert _runs(path) == ['"r"']
+        with transaction(db):
+            db.execute("INSERT INTO meta VALUES ('more', '1', 0)")
+            assert _runs(path) == ['"r"']
+        assert len(_runs(path)) == 2
+
+
+def test_nothing_can_be_written_through_it(path):
+    with pytest.raises(LedgerError, match="readonly"), read_ledger(path) as db:
+        db.execute("DELETE FROM meta")
+
+
+def test_from_a_disk_that_nobody_can_write_to_it_needs_no_files_beside_it(path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert sorted(each.name for each in path.parent.iterdir()) == [path.name]
+    with read_ledger(path) as db:
+        assert db.execute("SELECT count(*) FROM meta").fetchone() == (1,)
+        assert sorted(each.name for each in path.parent.iterdir()) == [path.name]
+
+
+def test_what_cannot_be_read_says_why(path, tmp_path):
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version={SCHEMA_VERSION - 1}")
+    with pytest.raises(LedgerError, match="use the version that made it"):
+        _runs(path)
+    path.write_bytes(b"")
+    with pytest.raises(LedgerError, match="nothing is in it"):
+        _runs(path)
+    path.write_bytes(b"no ledger at all" * 1000)
+    with pytest.raises(LedgerError, match="restore it from a backup"):
+        _runs(path)
+    with pytest.raises(LedgerError, match="who may read it"):
+        _runs(tmp_path / "gone.sqlite")
