@@ -53,7 +53,11 @@ def write(path: Path) -> None:
     compared = gaps(BUDGETS)
     if compared:
         plots.gaps(compared, path.with_name("budgets.svg"))
-        parts += [BUDGETS_HEAD, budget_table(compared), "![The gap over tokens](budgets.svg)\n"]
+        parts += [
+            BUDGETS_HEAD,
+            budget_table(compared),
+            "![The gap over tokens, and over tokens a parameter](budgets.svg)\n",
+        ]
     path.write_text("\n".join(parts))
 
 

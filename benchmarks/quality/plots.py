@@ -12,27 +12,33 @@ from matplotlib.figure import Figure
 from benchmarks.quality.grid import Group
 from benchmarks.quality.report import Gap, Line
 
+THOUSANDS = 1000
 COLOURS = ("#2a9d8f", "#e76f51", "#264653", "#e9c46a")
 
 
 def gaps(found: Sequence[Gap], path: Path) -> None:
-    """A curve for each size through the means, a point for each seed: percent above data-parallel over tokens."""
+    """A curve for each size through the means, a point for each seed: percent above data-parallel, over tokens.
+
+    And over tokens a parameter: what larger models need to be trained as far.
+    """
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
     for size, colour in zip(dict.fromkeys(gap.budget.size for gap in found), COLOURS, strict=False):
         of_size = [gap for gap in found if gap.budget.size == size]
-        tokens = [gap.fleet.tokens for gap in of_size]
         means = [statistics.mean(gap.behind) for gap in of_size]
-        axes.plot(tokens, means, "-", color=colour, label=f"{size} parameters")
-        for at, gap in zip(tokens, of_size, strict=True):
-            axes.plot([at] * len(gap.behind), gap.behind, "o", color=colour, alpha=0.6)
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel("tokens of the whole run")
-    axes.set_ylabel("loss, % above data-parallel")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+        for axes, parameters in zip(panels, (1, THOUSANDS * int(size.removesuffix("k"))), strict=True):
+            tokens = [gap.fleet.tokens / parameters for gap in of_size]
+            axes.plot(tokens, means, "-", color=colour, label=f"{size} parameters")
+            for at, gap in zip(tokens, of_size, strict=True):
+                axes.plot([at] * len(gap.behind), gap.behind, "o", color=colour, alpha=0.6)
+    for axes, label in zip(panels, ("tokens of the whole run", "tokens of the whole run, a parameter"), strict=True):
+        axes.axhline(0, color="grey", linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_xlabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("loss, % above data-parallel")
+    panels[0].legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
 
 
