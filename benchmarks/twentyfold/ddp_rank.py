@@ -5,6 +5,7 @@ communication can hide behind is all there, and what the processor computes is a
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -82,7 +83,9 @@ def main() -> None:
         pace.end(step, began, loss.item())
     if options.save is not None:
         torch.save(pace.model.state_dict(), options.save)
-    dist.destroy_process_group()
+    dist.barrier()
+    # Destroying the group can hang: it holds the GIL and joins a thread that wants it, to free a hook's future.
+    os._exit(0)
 
 
 if __name__ == "__main__":
