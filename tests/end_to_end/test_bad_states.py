@@ -90,6 +90,8 @@ def cut(path: Path, keep: float) -> None:
 
 @bad("cannot be used as a ledger (file is not a database): restore it from a backup")
 def ledger_is_another_file(directory: Path) -> None:
+    for log in directory.glob("ledger.sqlite-*"):  # it could stand in for some of the pages
+        log.unlink()
     (directory / "ledger.sqlite").write_bytes(b"not a database at all, but of some length" * 100)
 
 

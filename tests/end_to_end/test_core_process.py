@@ -110,7 +110,7 @@ CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
         ([*CORE, "--init", "/nothing"], 1, "error: --init /nothing cannot be read"),
         ([*CORE, "--quorum", "most"], 1, 'error: quorum "most" is neither'),
         ([*CORE, "--outer-lr", "-1"], 1, "error: --outer-lr -1.0: input should be greater than 0"),
-        ([*CORE, "--codec", "int5"], 1, "error: --codec int5: input should be"),
+        ([*CORE, "--codec", "int5"], 1, "error: --codec int5: give int4, int8 or float32"),
         ([*CORE, "--keep-snapshots", "1"], 1, "error: --keep-snapshots 1: input should be"),
         ([*CORE, "--log-level", "loud"], 1, "error: --log-level loud: use one of"),
         (["core"], 2, "Missing option '--dir'"),
