@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from benchmarks.quality.grid import Group
 from benchmarks.quality.report import Gap, Line
 
-THOUSANDS = 1000
 COLOURS = ("#2a9d8f", "#e76f51", "#264653", "#e9c46a")
 
 
@@ -27,7 +26,7 @@ def gaps(found: Sequence[Gap], path: Path) -> None:
     for size, colour in zip(dict.fromkeys(gap.budget.size for gap in found), COLOURS, strict=False):
         of_size = [gap for gap in found if gap.budget.size == size]
         means = [statistics.mean(gap.behind) for gap in of_size]
-        for axes, parameters in zip(panels, (1, THOUSANDS * int(size.removesuffix("k"))), strict=True):
+        for axes, parameters in zip(panels, (1, 1000 * int(size.removesuffix("k"))), strict=True):
             tokens = [gap.fleet.tokens / parameters for gap in of_size]
             axes.plot(tokens, means, "-", color=colour, label=f"{size} parameters")
             for at, gap in zip(tokens, of_size, strict=True):

@@ -23,6 +23,10 @@ def atoll(*arguments: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def files(directory: Path) -> list[Path]:
+    return [directory / name for name in ("values.yaml", "compose.yaml", "plan.json")]
+
+
 def test_a_wide_link_leaves_the_defaults():
     made = plan(Job(25e6, 1.0, (WIDE, Region("us", 1, 1e9, 0.1))))
     assert (made.settings.inner_steps, made.settings.fragments, made.settings.overlap_steps) == (24, 24, 4.0)
@@ -78,11 +82,9 @@ def test_a_hopeless_link_is_named():
 
 
 def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
-    values, compose, out = tmp_path / "values.yaml", tmp_path / "compose.yaml", tmp_path / "plan.json"
-    code, said, error = atoll(
-        "plan", "--parameters", "12e9", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40",
-        "--values", values, "--compose", compose, "--json", out,
-    )  # fmt: skip
+    values, compose, out = files(tmp_path)
+    words = ["--parameters", "12e9", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40"]
+    code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
     assert code == 1
     assert "slow: 252% of its link" in said
     assert "goodput" not in said, "of what does not work nothing is promised"
@@ -171,11 +173,9 @@ def test_the_core_takes_what_compose_is_told():
 
 
 def test_the_command_prints_and_writes(tmp_path):
-    out, values, compose = tmp_path / "plan.json", tmp_path / "values.yaml", tmp_path / "compose.yaml"
-    code, said, error = atoll(
-        "plan", "--parameters", "1e9", "--step-s", "1", "--region", "eu:2:500:30:0.09", "--between-failures-h", "24",
-        "--json", out, "--values", values, "--compose", compose,
-    )  # fmt: skip
+    values, compose, out = files(tmp_path)
+    words = ["--parameters", "1e9", "--step-s", "1", "--region", "eu:2:500:30:0.09", "--between-failures-h", "24"]
+    code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
     assert (code, error) == (0, "")
     assert "H = 26" in said
     found = json.loads(out.read_text())

@@ -24,11 +24,10 @@ def data_parallel(job: Job) -> Method:
 
 def diloco(job: Job) -> Method:
     """As published first: every 500 inner steps everybody waits while the whole model is exchanged in float32."""
-    inner_steps = INNER_STEPS
     slowest = min(region.bits_s for region in job.regions)
     payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * 32
-    cycle_s = inner_steps * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
-    return _together(f"DiLoCo, H = {inner_steps}", job, inner_steps * job.step_s / cycle_s, 2 * payload / cycle_s)
+    cycle_s = INNER_STEPS * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
+    return _together(f"DiLoCo, H = {INNER_STEPS}", job, INNER_STEPS * job.step_s / cycle_s, 2 * payload / cycle_s)
 
 
 def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:

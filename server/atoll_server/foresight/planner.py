@@ -30,7 +30,7 @@ DISK_BYTES = 52.0  # for each parameter: snapshots and the first parameters' fil
 LEARNER_BYTES = 7.4  # of the host's memory, for each parameter
 WAITING_BYTES = 0.5  # on disk, for each parameter, learner and outer step that a contribution may be late
 REPORT_S = 1.0  # between a learner's reports at most
-MOST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
+LEAST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
 MOST_CONTRIBUTIONS_S = 100.0  # to one core: more was never measured
 LARGEST_CORE = 1 << 40
 
@@ -103,7 +103,7 @@ def plan(job: Job, fragments: int = 0) -> Plan:
         LEARNER_BYTES * job.parameters,
         tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
         tuple(_warnings(job, carried, trial, settings, utilisation)),
-        all(each.share <= 1 for each in carried) and trial.rounds >= MOST_MERGED,
+        all(each.share <= 1 for each in carried) and trial.rounds >= LEAST_MERGED,
     )  # fmt: skip
 
 
@@ -116,12 +116,12 @@ def _warnings(
                 f"{each.region.name}: {each.share:.0%} of its link with {MOST_INNER_STEPS} inner steps: leave it "
                 "out, or have fewer learners there, longer steps, or a quicker link"
             )
-    if trial.rounds < MOST_MERGED:
+    if trial.rounds < LEAST_MERGED:
         yield (
             f"only {trial.rounds:.0%} of the rounds come to a merge in time: this plan does not work; have "
             "longer steps, or links that are quicker or shorter"
         )
-    elif trial.contributions < MOST_MERGED:
+    elif trial.contributions < LEAST_MERGED:
         yield f"only {trial.contributions:.0%} of the learners are in each merge: have quicker or shorter links"
     if settings.fragments > AT_ONCE * settings.inner_steps:
         yield f"more than {AT_ONCE} fragments a step: learners cannot answer all rounds in time; have fewer --fragments"
@@ -153,9 +153,10 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
         (math.ceil(links), "the fewest that the links carry"),
         (math.ceil(1.25 * _longest_trip(job, fragments)), "the fewest that a round's way there and back takes"),
         (math.ceil(_blocked(job) / MOST_BLOCKED), f"the fewest with which step boundaries take {MOST_BLOCKED:.0%}"),
+        key=lambda candidate: candidate[0],
     )
     if needed > MOST_INNER_STEPS:
-        return MOST_INNER_STEPS, "as many as DiLoCo has: too few, see the warnings"
+        return MOST_INNER_STEPS, "as many as DiLoCo has; no more are advised"
     return needed, why
 
 
