@@ -113,13 +113,27 @@ OUTER = Group("outer", "Outer rate, momentum, merging and adoption", (
 INTERVAL = Group("interval", "H and the overlap", (
     Variant("H = 24, overlap 4 (default)", BASE),
     Variant("H = 12", run(BASE, inner_steps=12)),
+    Variant("H = 6", run(BASE, inner_steps=6)),
     Variant("H = 12, 0.7, 0.4", run(BASE, inner_steps=12, outer_lr=0.7, outer_momentum=0.4)),
     Variant("H = 48", run(BASE, inner_steps=48)),
     Variant("H = 96", run(BASE, inner_steps=96)),
     Variant("overlap 2", run(BASE, overlap_steps=2.0)),
     Variant("overlap 8", run(BASE, overlap_steps=8.0)),
 ))  # fmt: skip
-GROUPS = (COST, LEARNERS, SPEEDS, OUTER, INTERVAL)
+LONGER = replace(BASE, steps=3000, learning_rate=4e-3)
+LONGEST = replace(BASE, steps=10000, learning_rate=2e-3)
+GROUPS = (
+    COST, LEARNERS, SPEEDS, OUTER, INTERVAL,
+    Group("interval-3000", "H over 3,000 steps", (
+        Variant("H = 24 (default)", LONGER),
+        Variant("H = 12", run(LONGER, inner_steps=12)),
+        Variant("H = 6", run(LONGER, inner_steps=6)),
+    )),
+    Group("interval-10000", "H over 10,000 steps", (
+        Variant("H = 24 (default)", LONGEST),
+        Variant("H = 12", run(LONGEST, inner_steps=12)),
+    )),
+)  # fmt: skip
 A, B = (0.5, 0.85), (0.7, 0.7)
 # The inner rate that is best falls with the number of steps, on both sides.
 BUDGETS = (
