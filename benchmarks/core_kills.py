@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-from atoll.demo.processes import Child, Children, children
+from atoll.demo.processes import Child, Children, DemoError, children
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from rich.console import Console
@@ -30,6 +31,7 @@ NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
 STEPS_BEFORE = 20  # of the slowest learner, before the first kill
 APART_S = 3.0
+PATIENCE_S = 120.0  # until learners train, and until their last contributions have met their fates
 IDLE = [sys.executable, "-c", "import time; time.sleep(3600)"]
 LARGEST_STEP_S, LARGEST_RATIO, LARGEST_CHANGE = 0.050, 1.5, 0.005  # what is promised
 
@@ -81,8 +83,7 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
             learners.append(group.start(name, command))
         with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
             stub = rpc.OperatorStub(channel)
-            while min((each.steps for each in ask(stub).learners), default=0) < STEPS_BEFORE:
-                time.sleep(0.2)
+            until(lambda: min((each.steps for each in ask(stub).learners), default=0) >= STEPS_BEFORE, learners)
             began, serving, done = time.monotonic(), [], 0
             while any(child.process.poll() is None for child in learners):
                 if done < len(at) and time.monotonic() - began >= at[done]:
@@ -102,14 +103,26 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
                         instead(group)
                     console.print(f"seed {seed} {'kill' if kill else 'idle'} {done} of {len(at)}", highlight=False)
                 time.sleep(0.02)
-            while (status := ask(stub)).contributions.pending:
-                time.sleep(0.2)
+            until(lambda: not ask(stub).contributions.pending, learners)
+            status = ask(stub)
             with (directory / "last.safetensors").open("wb") as file:
                 for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest()):
                     file.write(reply.chunk)
         for child in filter(None, (standby, core)):
             group.stop(child)
         return figures(directory, status, learners, serving, done)
+
+
+def until(met: Callable[[], bool], learners: Sequence[Child]) -> None:
+    """Waits for what the core says. Raises DemoError when a learner failed, or nothing came of it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not met():
+        for child in learners:
+            if child.process.poll():
+                raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
+        if time.monotonic() > deadline:
+            raise DemoError(f"nothing came of it within {PATIENCE_S:.0f} s: {learners[0].tail()}")
+        time.sleep(0.2)
 
 
 def instead(group: Children) -> None:

@@ -14,7 +14,7 @@ ELSEWHERE_BYTES = 600 << 20  # the interpreter with its compiler, and what is on
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-def needed_bytes(parameters: int) -> int:
+def needed_bytes(parameters: float) -> int:
     """At a model's busiest."""
     return int(A_PARAMETER_BYTES * parameters) + ELSEWHERE_BYTES
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from atoll_server.budget import needed_bytes
 from atoll_server.foresight.job import Job, Region
-from atoll_server.foresight.planner import LINK_SHARE, plan, trip_steps
+from atoll_server.foresight.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, WAITING_BYTES, plan, trip_steps
 from atoll_server.foresight.showing import compose_override, helm_values
 
 ROOT = Path(__file__).parents[2]
@@ -243,3 +244,14 @@ def test_a_fleet_of_ones_own(tmp_path):
         code, _, error = atoll("simulate", "goodput", *words)
         assert code == 1
         assert error.startswith("error: --")
+
+
+def test_the_table_of_memory_and_disk_is_the_planners():
+    rows = {line.split(" | ")[0]: line for line in (ROOT / "docs" / "tune.md").read_text().splitlines()}
+    sizes = 124e6, 1e9, 7e9
+    assert rows["| core, memory"].endswith(" | ".join(f"{needed_bytes(n) / 2**30:.1f} GiB" for n in sizes) + " |")
+    assert f"| {DISK_BYTES:g} N bytes; what waits for its merge: at most {WAITING_BYTES:g} N " in rows["| core, disk"]
+    assert rows["| core, disk"].endswith(f"| {DISK_BYTES * 1:.0f} GB | {DISK_BYTES * 7:.0f} GB |")
+    learners = rows["| learner, beside model and optimizer"]
+    assert f"some {LEARNER_BYTES:g} N bytes" in learners
+    assert learners.endswith(f"| {LEARNER_BYTES:.1f} GB | {LEARNER_BYTES * 7:.0f} GB |")

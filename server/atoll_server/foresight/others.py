@@ -7,7 +7,7 @@ import math
 from atoll_server.foresight import bandwidth
 from atoll_server.foresight.job import MONTH_S, Job, Method
 
-INNER_STEPS = 500  # of DiLoCo (arXiv 2311.08105)
+DILOCO_INNER_STEPS = 500  # arXiv 2311.08105
 
 
 def data_parallel(job: Job) -> Method:
@@ -26,8 +26,10 @@ def diloco(job: Job) -> Method:
     """As published first: every 500 inner steps everybody waits while the whole model is exchanged in float32."""
     slowest = min(region.bits_s for region in job.regions)
     payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * 32
-    cycle_s = INNER_STEPS * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
-    return _together(f"DiLoCo, H = {INNER_STEPS}", job, INNER_STEPS * job.step_s / cycle_s, 2 * payload / cycle_s)
+    cycle_s = DILOCO_INNER_STEPS * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
+    return _together(
+        f"DiLoCo, H = {DILOCO_INNER_STEPS}", job, DILOCO_INNER_STEPS * job.step_s / cycle_s, 2 * payload / cycle_s
+    )
 
 
 def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:

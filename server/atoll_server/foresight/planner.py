@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 from atoll_wire.layout import DEFAULT_FRAGMENTS
 
+from atoll_server.budget import needed_bytes
 from atoll_server.foresight import bandwidth
 from atoll_server.foresight.fleet import AT_ONCE
 from atoll_server.foresight.job import MONTH_S, Job, Method, Region
-from atoll_server.foresight.others import data_parallel, diloco
+from atoll_server.foresight.others import DILOCO_INNER_STEPS, data_parallel, diloco
 from atoll_server.foresight.trial import Trial, tried
 from atoll_server.members import LIVE_REPORTS, LIVE_STEPS
 from atoll_server.settings import RunSettings
 
 LINK_SHARE = 0.7  # of a link's rate that a plan may use: it carries other things too, and is not always at its best
-LEAST_INNER_STEPS, MOST_INNER_STEPS = 24, 500  # below 24, rounds cost loss on the paper's scale; 500 is DiLoCo's
+LEAST_INNER_STEPS = 24  # below, rounds cost loss on the paper's scale
 MOST_BLOCKED = 0.05  # of the learners' time, by step boundaries: H grows until they take less
 BLOCKED_S = 1.3e-9  # of a step boundary, for each parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # beside payloads: calls, heads, acknowledgements (records/wan)
-CORE_BYTES, CORE_BASE = 12.4, 600 << 20  # of memory, for each parameter
-DISK_BYTES = 52.0  # for each parameter: snapshots and the first parameters' file
+DISK_BYTES = 4 * 12.0 + 4.0  # for each parameter: four snapshots, and the first parameters' file
 LEARNER_BYTES = 7.4  # of the host's memory, for each parameter
 WAITING_BYTES = 0.5  # on disk, for each parameter, learner and outer step that a contribution may be late
 REPORT_S = 1.0  # between a learner's reports at most
@@ -77,7 +77,7 @@ class Plan:
     others: tuple[Method, ...]
     staleness: float
     contributions: float
-    core_bytes: float
+    core_bytes: int
     disk_bytes: float
     learner_bytes: float
     losses: tuple[Loss, ...]
@@ -98,7 +98,7 @@ def plan(job: Job, fragments: int = 0) -> Plan:
     return Plan(
         settings, why, carried, _atoll(job, carried, inner_steps, overlap, utilisation),
         (data_parallel(job), diloco(job)), trial.staleness, trial.contributions,
-        CORE_BYTES * job.parameters + CORE_BASE,
+        needed_bytes(job.parameters),
         (DISK_BYTES + WAITING_BYTES * job.learners * settings.max_staleness) * job.parameters,
         LEARNER_BYTES * job.parameters,
         tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
@@ -113,7 +113,7 @@ def _warnings(
     for each in carried:
         if each.share > LINK_SHARE:
             yield (
-                f"{each.region.name}: {each.share:.0%} of its link with {MOST_INNER_STEPS} inner steps: leave it "
+                f"{each.region.name}: {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: leave it "
                 "out, or have fewer learners there, longer steps, or a quicker link"
             )
     if trial.rounds < LEAST_MERGED:
@@ -125,13 +125,13 @@ def _warnings(
         yield f"only {trial.contributions:.0%} of the learners are in each merge: have quicker or shorter links"
     if settings.fragments > AT_ONCE * settings.inner_steps:
         yield f"more than {AT_ONCE} fragments a step: learners cannot answer all rounds in time; have fewer --fragments"
-    if _blocked(job) / MOST_BLOCKED > MOST_INNER_STEPS:
+    if _blocked(job) / MOST_BLOCKED > DILOCO_INNER_STEPS:
         yield f"step boundaries take {1 - utilisation:.1%} of the learners' time: have longer steps, or smaller models"
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MOST_CONTRIBUTIONS_S:
         yield f"{each_s:.0f} contributions a second: no core was measured with so many; have fewer --fragments"
-    if CORE_BYTES * job.parameters > LARGEST_CORE:
-        yield f"the core needs {CORE_BYTES * job.parameters / 2**40:.1f} TiB of memory: a run has one core for now"
+    if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
+        yield f"the core needs {core / 2**40:.1f} TiB of memory: a run has one core for now"
 
 
 def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Carried:
@@ -155,8 +155,8 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
         (math.ceil(_blocked(job) / MOST_BLOCKED), f"the fewest with which step boundaries take {MOST_BLOCKED:.0%}"),
         key=lambda candidate: candidate[0],
     )
-    if needed > MOST_INNER_STEPS:
-        return MOST_INNER_STEPS, "as many as DiLoCo has; no more are advised"
+    if needed > DILOCO_INNER_STEPS:
+        return DILOCO_INNER_STEPS, "as many as DiLoCo has; no more are advised"
     return needed, why
 
 
