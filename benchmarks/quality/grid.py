@@ -114,6 +114,7 @@ INTERVAL = Group("interval", "H and the overlap", (
     Variant("H = 24, overlap 4 (default)", BASE),
     Variant("H = 12", run(BASE, inner_steps=12)),
     Variant("H = 6", run(BASE, inner_steps=6)),
+    Variant("H = 12, inner rate 9e-3", run(replace(BASE, learning_rate=9e-3), inner_steps=12)),
     Variant("H = 12, 0.7, 0.4", run(BASE, inner_steps=12, outer_lr=0.7, outer_momentum=0.4)),
     Variant("H = 48", run(BASE, inner_steps=48)),
     Variant("H = 96", run(BASE, inner_steps=96)),
@@ -123,10 +124,16 @@ INTERVAL = Group("interval", "H and the overlap", (
 LONGER = replace(BASE, steps=3000, learning_rate=4e-3)
 LONGEST = replace(BASE, steps=10000, learning_rate=2e-3)
 GROUPS = (
-    COST, LEARNERS, SPEEDS, OUTER, INTERVAL,
+    COST, LEARNERS,
+    Group("learners-3000", "Number of learners, equal tokens, 3,000 steps", (
+        Variant("data-parallel", replace(DATA_PARALLEL, steps=3000, learning_rate=6e-3)),
+        *(Variant(f"M = {count}", replace(LONGER, learners=count)) for count in (2, 4, 8)),
+    )),
+    SPEEDS, OUTER, INTERVAL,
     Group("interval-3000", "H over 3,000 steps", (
         Variant("H = 24 (default)", LONGER),
         Variant("H = 12", run(LONGER, inner_steps=12)),
+        Variant("H = 12, inner rate 6e-3", run(replace(LONGER, learning_rate=6e-3), inner_steps=12)),
         Variant("H = 6", run(LONGER, inner_steps=6)),
     )),
     Group("interval-10000", "H over 10,000 steps", (
