@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import structlog
@@ -20,7 +20,7 @@ from atoll_wire.layout import Layout
 
 from atoll import places
 from atoll.errors import LearnerError
-from atoll.handover import Handover, Taken
+from atoll.handover import PIECE_S, Handover, Taken
 from atoll.joining import FirstModel, Identity
 from atoll.presence import Presence
 from atoll.stats import Counters
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Agent:
-    """Started once, ended once. ready: the layout, once the first anchors are here; or why they never came."""
+    """Started once, ended once."""
 
     def __init__(self, identity: Identity, model: FirstModel, handover: Handover, counters: Counters) -> None:
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
@@ -39,7 +39,7 @@ class Agent:
         self._presence: Presence | None = None
         self._goodbye: asyncio.Task[None] | None = None
         self._leaving = False
-        self.ready: Future[Layout] = Future()
+        self._ready: Future[Layout] = Future()
         self.failure: LearnerError | None = None
         self._thread = threading.Thread(target=self._run, name=f"atoll {identity.name}", daemon=True)
 
@@ -49,6 +49,12 @@ class Agent:
         """Begins to dial."""
         logs.configure_unless()
         self._thread.start()
+
+    def wait_ready(self) -> Layout:
+        """Waits for the first anchors; raises LearnerError when they never come."""
+        while not self._ready.done():
+            wait((self._ready,), PIECE_S)
+        return self._ready.result()
 
     def anchors(self) -> list[tuple[int, F32]]:
         """Version and anchor of each fragment, once ready."""
@@ -99,7 +105,7 @@ class Agent:
         await asyncio.to_thread(codec.warm_up)
         await asyncio.to_thread(places.warm_up)
         self._presence = Presence(
-            self._identity, self._model, self._handover, self._counters, self.ready.set_result, self._stop
+            self._identity, self._model, self._handover, self._counters, self._ready.set_result, self._stop
         )
         try:
             await self._presence.live()
@@ -120,8 +126,8 @@ class Agent:
         self.failure = LearnerError(text)
         self._handover.end()
         self._counters.last_error = text
-        if not self.ready.done():
-            self.ready.set_exception(self.failure)
+        if not self._ready.done():
+            self._ready.set_exception(self.failure)
         log.error("learner stopped", learner=self._identity.name, error=text, exc_info=None if known else error)
 
     def _say_goodbye(self) -> None:

@@ -15,6 +15,8 @@ from atoll.adoption import Fate, Outstanding
 
 log = structlog.get_logger()
 
+# The training thread waits in pieces: the kernel may give a signal to another thread, which would not wake this one.
+PIECE_S = 0.5
 AT_ONCE = 8  # fragments that are adopted at one step boundary at most, and rounds that are answered
 
 
@@ -133,8 +135,12 @@ class Handover:
         fates: more is to be sent when a fate is known, so waits for something to adopt or released instead.
         """
         with self._lock:
-            done = (lambda: self.something) if fates else (lambda: self._unsettled == 0)
-            self._news.wait_for(lambda: self._ended or done(), timeout_s)
+            done, end = (
+                (lambda: self.something) if fates else (lambda: self._unsettled == 0),
+                time.monotonic() + timeout_s,
+            )
+            while not (self._ended or done()) and (left_s := end - time.monotonic()) > 0:
+                self._news.wait(min(left_s, PIECE_S))
             return done()
 
     @property

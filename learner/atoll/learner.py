@@ -125,7 +125,7 @@ class Learner:
         self._leaving.callback(self._agent.leave)
         self._agent.start()
         try:
-            self._layout = self._agent.ready.result()
+            self._layout = self._agent.wait_ready()
         except LearnerError as error:
             return error
         self._handover.clear()  # the first anchors are taken from the agent itself
