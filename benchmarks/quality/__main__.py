@@ -35,9 +35,9 @@ def main() -> None:
         wanted += [recipe for budget in budgets for side in budget.sides() for recipe in side]
         make(wanted, options.workers, console)
         best = [recipe for gap in gaps(budgets) for recipe in (gap.data_parallel, gap.fleet)]
-        make(
-            [replace(recipe, seed=seed) for seed in SEEDS[: options.seeds] for recipe in best], options.workers, console
-        )
+        if best:
+            further = [replace(recipe, seed=seed) for seed in SEEDS[: options.seeds] for recipe in best]
+            make(further, options.workers, console)
     write(REPORT)
     console.print(f"wrote {REPORT}")
 
