@@ -138,7 +138,7 @@ GROUPS = (
     )),
     Group("interval-10000", "H over 10,000 steps", (
         Variant("H = 24 (default)", LONGEST),
-        Variant("H = 12", run(LONGEST, inner_steps=12)),
+        *(Variant(f"H = {steps}", run(LONGEST, inner_steps=steps)) for steps in (12, 48, 96)),
     )),
 )  # fmt: skip
 A, B = (0.5, 0.85), (0.7, 0.7)

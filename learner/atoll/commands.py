@@ -115,7 +115,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the first parameters and the text's order.", min=0)] = 0,
     data: Annotated[Path | None, typer.Option(help="A text file or a folder of them; default: the Python standard library's sources.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary there.", envvar="ATOLL_DEMO_JSON")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep the run's directory and the processes' logs there.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the run there, recorded for atoll replay PATH/run, and the processes' logs.")] = None,
 ) -> None:  # fmt: skip
     """One core and some learners on this machine, with a SIGKILL of each kind on the way."""
     need("demo", "learner", *TRAINING)

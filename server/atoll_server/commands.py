@@ -269,6 +269,8 @@ def replay_command(
         print(
             f"{done.merges:,} merges made again with {', '.join(changes)}: {100 * done.apart:.3g} % away from the recorded result, of how far the run moved"
         )
+        if out is None:
+            print("whether that is better, an evaluation says: --out PATH writes the model")
     else:
         print(
             f"{done.merges:,} merges made again, each with the ledger's checksums; the last parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"

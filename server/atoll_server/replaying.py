@@ -85,8 +85,12 @@ def _again(
     try:
         return merge_again(db, spool, generation, fragment, state, row)
     except SpoolError as error:
-        text = f"{error}. A run can be replayed when its core was started with --record from its beginning"
-        raise SpoolError(text) from error
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise SpoolError(
+            f"the payloads of version {row.version} of fragment {fragment.index} are not there any more: a run can be "
+            "replayed when its core was started with --record from its beginning"
+        ) from error
 
 
 class _WhatIf:

@@ -39,7 +39,8 @@ def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
         assert 2.5 < summary["wire_bits_per_parameter"][direction] < 3.6
         assert summary["wire_bytes"][direction] > 0
     assert 0.3 < summary["goodput"] <= 1.0  # so short a run is mostly start and restart
-    assert (tmp_path / "kept" / "run" / "ledger.sqlite").exists()
+    again = subprocess.run([*DEMO[:-1], "replay", str(tmp_path / "kept" / "run")], capture_output=True, text=True)
+    assert "the same, byte for byte" in again.stdout, again.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -130,6 +130,7 @@ def test_a_changed_payload_is_named(recorded, tmp_path):
     code, _, error = atoll("replay", copy)
     assert code == 1
     assert payload.name in error
+    assert "--record" not in error, "it was recorded, and is damaged"
 
 
 def test_a_run_that_was_not_recorded_says_what_to_do(tmp_path):
@@ -137,6 +138,7 @@ def test_a_run_that_was_not_recorded_says_what_to_do(tmp_path):
     code, _, error = atoll("replay", directory)
     assert code == 1
     assert "--record" in error
+    assert "backup" not in error, "nothing is lost"
     assert len(error.splitlines()) == 1
 
 

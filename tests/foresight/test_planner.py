@@ -15,6 +15,7 @@ from atoll_server.foresight.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE
 from atoll_server.foresight.showing import compose_override, helm_values
 
 ROOT = Path(__file__).parents[2]
+KINDS, PLACES = ("front", "learner"), ("eu", "us", "ap")
 WIDE = Region("eu", 1, 1e9, 0.03, 0.1)
 
 
@@ -44,6 +45,34 @@ def test_rates_and_money_by_hand():
     assert carried.up_bits_s == pytest.approx(3 * carried.down_bits_s, rel=1e-3)
     assert carried.month_gb == pytest.approx(4 * carried.down_bits_s / 8e9 * 30 * 86_400, rel=1e-3)
     assert made.atoll.month_price == pytest.approx(0.1 * carried.month_gb)
+    steps = 30 * 86_400 / 2.0 * made.atoll.utilisation
+    assert made.atoll.thousand_steps == pytest.approx(1000 / steps)
+
+
+def test_a_price_that_nobody_said_is_not_nothing(tmp_path):
+    made = plan(Job(1e9, 2.0, (WIDE, Region("us", 1, 1e9, 0.1))))
+    assert [each.region.costs(1000.0) for each in made.carried] == [100.0, None]
+    assert made.atoll.month_price is None
+    assert "pricePerGb" not in helm_values(Job(1e9, 2.0, ()), made)
+    out = tmp_path / "plan.json"
+    atoll("plan", "--parameters", "1e9", "--step-s", "2", "--region", "us:1:1000:30", "--json", out)
+    found = json.loads(out.read_text())
+    assert found["links"][0]["month_price"] is None
+    assert found["methods"][0]["month_price"] is None
+
+
+def test_the_cores_own_link_carries_what_all_regions_do():
+    regions = tuple(Region(f"r{number}", 8, 1e10, 0.06) for number in range(10))
+    free = plan(Job(7e9, 2.0, regions))
+    assert free.core.up_bits_s == pytest.approx(10 * free.carried[0].up_bits_s)
+    assert free.core.down_bits_s == pytest.approx(10 * free.carried[0].down_bits_s)
+    held = plan(Job(7e9, 2.0, regions, core_bits_s=5e9))
+    assert held.works
+    assert held.settings.inner_steps > 2 * free.settings.inner_steps
+    assert held.core.share <= LINK_SHARE
+    slow = plan(Job(7e9, 2.0, regions, core_bits_s=1e8))
+    assert not slow.works
+    assert any("all, at the core: " in warning for warning in slow.warnings)
 
 
 @pytest.mark.parametrize("mbit", [20, 60, 400])
@@ -73,7 +102,33 @@ def test_a_round_trip_of_many_steps_gets_more_inner_steps(trip_s):
     assert made.works
     assert made.settings.inner_steps >= made.settings.overlap_steps > trip_s / 0.012
     assert made.contributions > 0.95
-    assert not made.warnings or "contributions a second" in made.warnings[0]
+    assert not any("merge" in warning for warning in made.warnings)
+
+
+@pytest.mark.parametrize("fragments", [200, 256])
+def test_many_fragments_get_as_many_inner_steps_as_learners_need_to_answer(fragments):
+    made = plan(Job(1e9, 2.0, (Region("a", 2, 1e9, 0.06), Region("b", 2, 1e9, 0.06))), fragments)
+    assert made.works
+    assert made.contributions > 0.95
+    assert "fragments" in made.why
+
+
+def test_more_inner_steps_than_losses_were_compared_with_are_worth_a_warning():
+    made = plan(Job(1e9, 2.0, (Region("a", 4, 5e7, 0.06),)))
+    assert any(f"H = {made.settings.inner_steps}: " in warning for warning in made.warnings)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (Job(1e9, 1.0, (WIDE,), between_failures_s=10.0), "goodput is"),
+        (Job(1e13, 1e5, (WIDE,)), "TiB of memory"),
+    ],
+)
+def test_what_cannot_be_is_no_plan(job, said):
+    made = plan(job)
+    assert not made.works
+    assert any(said in warning for warning in made.warnings)
 
 
 def test_a_hopeless_link_is_named():
@@ -125,6 +180,7 @@ def test_what_comes_when_everybody_leaves_is_no_part_of_a_plan():
     assert made.works
     assert made.contributions > 0.95
     assert not made.warnings
+    assert made.core.share == 0, "nobody said what the core's link carries"
 
 
 def test_failures_cost_a_learner_and_stop_the_others_ways():
@@ -159,18 +215,21 @@ def test_the_chart_and_compose_take_what_is_written(tmp_path):
     assert values["core"]["settings"]["innerSteps"] == made.settings.inner_steps
     memory = int(values["front"]["resources"]["limits"]["memory"].removesuffix("Gi")) * 1024
     assert values["front"]["cacheMib"] + 1700 < memory, "a front whose cache fills is not killed for it"
-    override = yaml.safe_load(compose_override(made))
-    theirs = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["core"]["command"]
-    ours = override["services"]["core"]["command"]
-    assert ours[: len(theirs)] == theirs
+    assert int(values["learner"]["resources"]["limits"]["memory"].removesuffix("Gi")) >= LEARNER_BYTES + 8
 
 
-def test_the_core_takes_what_compose_is_told():
+def test_what_compose_is_told_is_known_there():
     job = Job(1e9, 1.0, (WIDE,))
-    command = yaml.safe_load(compose_override(plan(job)))["services"]["core"]["command"]
-    options = [word for word in command if word.startswith("--")]
-    said = atoll("core", "--help")[1]
-    assert all(option in said for option in options)
+    ours = yaml.safe_load(compose_override(job, plan(job)))["services"]
+    theirs = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    assert set(ours) == {
+        name for name in theirs if name == "core" or name in {f"{k}-{r}" for k in KINDS for r in PLACES}
+    }
+    for name, service in ours.items():
+        said = atoll(name.partition("-")[0], "--help")[1]
+        assert set(service) <= {"environment", "mem_limit"}
+        assert all(variable in said for variable in service.get("environment", {}))
+        assert int(service["mem_limit"].removesuffix("m")) > 1024
 
 
 def test_the_command_prints_and_writes(tmp_path):

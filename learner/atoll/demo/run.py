@@ -107,6 +107,7 @@ def _train(
     settings: DemoSettings, directory: Path, group: Children, progress: Progress
 ) -> tuple[pb.StatusReply, Killed, dict[str, dict[str, Any]]]:
     options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30", "--total-tokens", str(settings.total_tokens)]
+    options += ["--record"] if settings.keep is not None else []
     core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
     progress.note(f"core serves {address}; {settings.learners} learners start")
     if find_spec("fastapi") is not None:  # not everybody who trains needs a page

@@ -103,18 +103,23 @@ def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
 def plan_command(
     parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Of the model that are trained: 12e9.")],
     step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Seconds of one learner's inner step.")],
-    region: Annotated[list[str], typer.Option(help="NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE of a GB]; the link to the core. May be given several times.", metavar="REGION")] = DEFAULT_REGIONS,
+    region: Annotated[list[str], typer.Option(help="See above. May be given several times.", metavar="REGION")] = DEFAULT_REGIONS,
     between_failures_h: Annotated[float, typer.Option(min=0, max=1e6, help="Hours between failures of one learner, mean; 0: none.")] = 0.0,
     repair_min: Annotated[float, typer.Option(min=0, max=1e6, help="Minutes from a failure to the learner's next step.")] = 10.0,
+    core_mbit: Annotated[float, typer.Option(min=0, max=1e9, help="The core's own link, each way; 0: it carries whatever comes.")] = 0.0,
     fragments: Annotated[int, typer.Option(min=0, max=256, help="P; 0: 24.")] = 0,
     values: Annotated[Path | None, typer.Option(help="Write values for the chart there.", metavar="PATH")] = None,
     compose: Annotated[Path | None, typer.Option(help="Write an override for docker/compose.yaml there.", metavar="PATH")] = None,
     json_path: Json = None,
 ) -> None:  # fmt: skip
-    """Settings for a run of yours, and what to expect: links, money, goodput, memory, a region lost."""
+    """Settings for a run of yours, and what to expect: links, money, goodput, memory, a region lost.
+
+    A region is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]: its learners, its link to the core, each way, and what a gigabyte
+    costs there.
+    """
     import math
 
-    if math.isnan(parameters + step_s + between_failures_h + repair_min):
+    if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit):
         raise UserError("nan is no figure to plan with: give a number")
 
     from atoll_server.foresight.job import Job
@@ -128,7 +133,7 @@ def plan_command(
         raise UserError(f"--region: a run has {MOST_LEARNERS} learners at most")
     if len({each.name for each in regions}) < len(regions):
         raise UserError("--region: two have the same name: give each its own")
-    job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min)
+    job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
     with console().status("a trial in virtual time ..."):
         made = plan(job, fragments)
     for table in plan_tables(job, made):
@@ -138,7 +143,7 @@ def plan_command(
     _write(json_path, plan_json(job, made))
     if not made.works:
         raise UserError("this plan does not work: what is to be changed is said above")
-    for path, text in ((values, helm_values(job, made)), (compose, compose_override(made))):
+    for path, text in ((values, helm_values(job, made)), (compose, compose_override(job, made))):
         if path is not None:
             _save(path, text)
 
@@ -158,7 +163,7 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is loaded late
         raise UserError(f'--region "{text}": its name may have letters, digits, - and _')
     if not (0 < made.learners <= MOST_LEARNERS and 1e3 <= made.bits_s <= 1e15):
         raise UserError(f'--region "{text}": give 1 to {MOST_LEARNERS} learners, and a rate above 0.001 Mbit/s')
-    if not (0 <= made.round_trip_s <= 3600 and 0 <= made.price_gb <= 1e6):
+    if not (0 <= made.round_trip_s <= 3600 and 0 <= (made.price_gb or 0.0) <= 1e6):
         raise UserError(f'--region "{text}": give a round trip of an hour at most, and a price of zero or more')
     return made
 

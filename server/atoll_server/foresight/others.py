@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from atoll_server.foresight import bandwidth
-from atoll_server.foresight.job import MONTH_S, Job, Method
+from atoll_server.foresight.job import MONTH_S, Job, Method, total
 
 DILOCO_INNER_STEPS = 500  # arXiv 2311.08105
 
@@ -39,5 +39,5 @@ def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
         each_s = job.between_failures_s / job.learners
         lives = each_s / (each_s + job.repair_s)
     region_gb = bits_s / 8e9 * MONTH_S
-    price = sum(region_gb * region.price_gb for region in job.regions)
-    return Method(name, utilisation, utilisation * lives, region_gb * len(job.regions), price)
+    price = total(region.costs(region_gb) for region in job.regions)
+    return Method(name, utilisation, utilisation * lives, region_gb * len(job.regions), price, job.step_s)

@@ -15,7 +15,7 @@ from atoll_wire.layout import DEFAULT_FRAGMENTS
 from atoll_server.budget import needed_bytes
 from atoll_server.foresight import bandwidth
 from atoll_server.foresight.fleet import AT_ONCE
-from atoll_server.foresight.job import MONTH_S, Job, Method, Region
+from atoll_server.foresight.job import MONTH_S, Job, Method, Region, total
 from atoll_server.foresight.others import DILOCO_INNER_STEPS, data_parallel, diloco
 from atoll_server.foresight.trial import Trial, tried
 from atoll_server.members import LIVE_REPORTS, LIVE_STEPS
@@ -30,14 +30,21 @@ DISK_BYTES = 4 * 12.0 + 4.0  # for each parameter: four snapshots, and the first
 LEARNER_BYTES = 7.4  # of the host's memory, for each parameter
 WAITING_BYTES = 0.5  # on disk, for each parameter, learner and outer step that a contribution may be late
 REPORT_S = 1.0  # between a learner's reports at most
+MARGIN = 1.25  # beyond what steps, trips and rounds take in the mean
 LEAST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
 MOST_CONTRIBUTIONS_S = 100.0  # to one core: more was never measured
-LARGEST_CORE = 1 << 40
+LARGEST_CORE = 24 << 40  # bytes of memory: no machine to be rented has more
+LEAST_GOODPUT = 0.1
+HOME = "all, at the core"
+KNOWN_INNER_STEPS = 48  # at most, with which the loss was compared after long runs
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """By one region's link, in bits a second: a contribution of each learner up, each update once down (by a front)."""
+    """By one region's link, in bits a second: a contribution of each learner up, each update once down (by a front).
+
+    share: of the link's rate, in its busier way. month_gb: both ways.
+    """
 
     region: Region
     up_bits_s: float
@@ -45,12 +52,10 @@ class Carried:
 
     @property
     def share(self) -> float:
-        """Of the link's rate, in its busier way."""
         return max(self.up_bits_s, self.down_bits_s) / self.region.bits_s
 
     @property
     def month_gb(self) -> float:
-        """Both ways."""
         return (self.up_bits_s + self.down_bits_s) / 8e9 * MONTH_S
 
 
@@ -67,12 +72,14 @@ class Loss:
 class Plan:
     """What to start, and what will come of it. staleness: mean, in outer steps.
 
-    why: these inner steps. contributions: in a merge, of all learners. works: if not, figures say nothing.
+    why: these inner steps. core: by its own link, of all regions together. contributions: in a merge, of all learners,
+    while none fails. works: if not, figures say nothing.
     """
 
     settings: RunSettings
     why: str
     carried: tuple[Carried, ...]
+    core: Carried
     atoll: Method
     others: tuple[Method, ...]
     staleness: float
@@ -92,23 +99,26 @@ def plan(job: Job, fragments: int = 0) -> Plan:
     overlap = _overlap(job, count, inner_steps)
     settings = RunSettings(inner_steps=inner_steps, fragments=count, overlap_steps=overlap)
     carried = tuple(_carried(job, region, count, inner_steps) for region in job.regions)
+    core = _together(job, carried)
     silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
     utilisation = 1 / (1 + _blocked(job) / inner_steps)
     trial = tried(job, settings, _longest_trip(job, count))
+    atoll = _atoll(job, carried, inner_steps, overlap, utilisation)
     return Plan(
-        settings, why, carried, _atoll(job, carried, inner_steps, overlap, utilisation),
+        settings, why, carried, core, atoll,
         (data_parallel(job), diloco(job)), trial.staleness, trial.contributions,
         needed_bytes(job.parameters),
         (DISK_BYTES + WAITING_BYTES * job.learners * settings.max_staleness) * job.parameters,
         LEARNER_BYTES * job.parameters,
         tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
-        tuple(_warnings(job, carried, trial, settings, utilisation)),
-        all(each.share <= 1 for each in carried) and trial.rounds >= LEAST_MERGED,
+        tuple(_warnings(job, (*carried, core), trial, settings, atoll)),
+        all(each.share <= 1 for each in (*carried, core)) and trial.rounds >= LEAST_MERGED
+        and needed_bytes(job.parameters) <= LARGEST_CORE and atoll.goodput >= LEAST_GOODPUT,
     )  # fmt: skip
 
 
 def _warnings(
-    job: Job, carried: Sequence[Carried], trial: Trial, settings: RunSettings, utilisation: float
+    job: Job, carried: Sequence[Carried], trial: Trial, settings: RunSettings, atoll: Method
 ) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
@@ -123,15 +133,23 @@ def _warnings(
         )
     elif trial.contributions < LEAST_MERGED:
         yield f"only {trial.contributions:.0%} of the learners are in each merge: have quicker or shorter links"
-    if settings.fragments > AT_ONCE * settings.inner_steps:
-        yield f"more than {AT_ONCE} fragments a step: learners cannot answer all rounds in time; have fewer --fragments"
     if _blocked(job) / MOST_BLOCKED > DILOCO_INNER_STEPS:
-        yield f"step boundaries take {1 - utilisation:.1%} of the learners' time: have longer steps, or smaller models"
+        yield (
+            f"step boundaries take {1 - atoll.utilisation:.1%} of the learners' time: have longer steps, or smaller "
+            "models"
+        )
+    if settings.inner_steps > KNOWN_INNER_STEPS:
+        yield (
+            f"H = {settings.inner_steps}: losses were compared with {KNOWN_INNER_STEPS} at most, and in short runs more"
+            " inner steps cost loss (docs/reproduction.md): try it first, or have quicker links"
+        )
+    if atoll.goodput < LEAST_GOODPUT:
+        yield f"goodput is {atoll.goodput:.1%}: learners fail more quickly than they are back"
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MOST_CONTRIBUTIONS_S:
         yield f"{each_s:.0f} contributions a second: no core was measured with so many; have fewer --fragments"
     if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
-        yield f"the core needs {core / 2**40:.1f} TiB of memory: a run has one core for now"
+        yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has one core for now: train fewer parameters"
 
 
 def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Carried:
@@ -141,17 +159,28 @@ def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Ca
     return Carried(region, region.learners * up, down)
 
 
+def _together(job: Job, carried: Sequence[Carried]) -> Carried:
+    """What the core's own link carries: up, it comes in."""
+    home = Region(HOME, job.learners, job.core_bits_s, 0.0)
+    return Carried(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
+
+
 def _blocked(job: Job) -> float:
     """Step boundaries, for a whole model, in steps."""
     return BLOCKED_S * job.parameters / job.step_s
 
 
 def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
-    links = max(_carried(job, region, fragments, 1).share for region in job.regions) / LINK_SHARE  # for a whole model
+    whole = [_carried(job, region, fragments, 1) for region in job.regions]  # the model with every step
+    links = max(each.share for each in (*whole, _together(job, whole))) / LINK_SHARE
     needed, why = max(
         (LEAST_INNER_STEPS, "as many as the paper has"),
         (math.ceil(links), "the fewest that the links carry"),
-        (math.ceil(1.25 * _longest_trip(job, fragments)), "the fewest that a round's way there and back takes"),
+        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the fewest that a round's way there and back takes"),
+        (
+            math.ceil(MARGIN * fragments / AT_ONCE),
+            f"the fewest with which learners answer {fragments} fragments in time",
+        ),
         (math.ceil(_blocked(job) / MOST_BLOCKED), f"the fewest with which step boundaries take {MOST_BLOCKED:.0%}"),
         key=lambda candidate: candidate[0],
     )
@@ -164,12 +193,13 @@ def trip_steps(job: Job, region: Region, fragments: int) -> float:
     """From a round's opening to its adoption, in steps: half a step until a boundary, twice, and the way both ways."""
     size_bits = job.bits * job.parameters / fragments
     carried_s = size_bits * (region.learners + 1) / region.bits_s
+    carried_s += size_bits * (job.learners + len(job.regions)) / job.core_bits_s
     return 1.0 + (carried_s + 2 * region.round_trip_s + job.merge_s(fragments)) / job.step_s
 
 
 def _overlap(job: Job, fragments: int, inner_steps: int) -> float:
     least: float = RunSettings().overlap_steps
-    return float(min(max(least, math.ceil(1.25 * _longest_trip(job, fragments))), inner_steps))
+    return float(min(max(least, math.ceil(MARGIN * _longest_trip(job, fragments))), inner_steps))
 
 
 def _longest_trip(job: Job, fragments: int) -> float:
@@ -181,5 +211,5 @@ def _atoll(job: Job, carried: Sequence[Carried], inner_steps: int, overlap: floa
     lost_s = job.repair_s + (inner_steps / 2 + overlap) * job.step_s
     lives = 1.0 if math.isinf(job.between_failures_s) else job.between_failures_s / (job.between_failures_s + lost_s)
     month_gb = sum(each.month_gb for each in carried)
-    price = sum(each.month_gb * each.region.price_gb for each in carried)
-    return Method("Atoll", utilisation, utilisation * lives, month_gb, price)
+    price = total(each.region.costs(each.month_gb) for each in carried)
+    return Method("Atoll", utilisation, utilisation * lives, month_gb, price, job.step_s)
