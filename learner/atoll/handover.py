@@ -135,10 +135,8 @@ class Handover:
         fates: more is to be sent when a fate is known, so waits for something to adopt or released instead.
         """
         with self._lock:
-            done, end = (
-                (lambda: self.something) if fates else (lambda: self._unsettled == 0),
-                time.monotonic() + timeout_s,
-            )
+            done = (lambda: self.something) if fates else (lambda: self._unsettled == 0)
+            end = time.monotonic() + timeout_s
             while not (self._ended or done()) and (left_s := end - time.monotonic()) > 0:
                 self._news.wait(min(left_s, PIECE_S))
             return done()

@@ -122,9 +122,10 @@ def _warnings(
 ) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
+            remedy = "have" if each.region.name == HOME else "leave it out, or have"
             yield (
-                f"{each.region.name}: {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: leave it "
-                "out, or have fewer learners there, longer steps, or a quicker link"
+                f"{each.region.name}: {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: {remedy} "
+                "fewer learners there, longer steps, or a quicker link"
             )
     if trial.rounds < LEAST_MERGED:
         yield (
