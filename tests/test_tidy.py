@@ -16,7 +16,7 @@ CODE = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "_pb2" not in path.name
 ]
-LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 300, 400, 60
+LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 500, 60
 LONG_FILES: dict[str, str] = {}  # path: why it has one job all the same
 MAY_PRINT = {
     "watching.py",
