@@ -1,19 +1,27 @@
 """How rounds went: the newest of them for people, and how long their parts took for Prometheus.
 
 It is told what the syncer is told and what it answered; no rule depends on it. Times are monotonic seconds.
+It only shows, so it can stop nothing: a fault in here is logged and counted, and merges go on (`_harmless`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Concatenate, ParamSpec
+
+import structlog
 
 from atoll_server import events as ev
 from atoll_server.metrics import Metrics
 
-MOST_ROUNDS, MOST_ANSWERS = 256, 20_000  # kept
+log = structlog.get_logger()
+
+P = ParamSpec("P")
+
+MOST_ROUNDS, MOST_ANSWERS = 256, 20_000  # kept, of rounds that are finished: others come to an end by themselves
 
 
 @dataclass(slots=True)
@@ -45,16 +53,35 @@ class Round:
     reason: str = ""  # why it closed
     answers: dict[str, Answer] = field(default_factory=dict)
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more happens to it but adoptions."""
+        return self.lapsed or self.published_at is not None
+
     def answer(self, learner: str) -> Answer:
         """What is known of a learner's."""
         return self.answers.setdefault(learner, Answer())
 
 
+def _harmless(told: Callable[Concatenate[Timeline, P], None]) -> Callable[Concatenate[Timeline, P], None]:
+    """A fault in what is only shown must not reach the merge path that tells of it."""
+
+    def telling(self: Timeline, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            told(self, *args, **kwargs)
+        except Exception:
+            self.faults += 1
+            log.exception("the list of rounds is incomplete, merges go on: report this as a fault of Atoll")
+
+    return telling
+
+
 class Timeline:
-    """Rounds by (fragment, cycle), and by the version that they made."""
+    """Rounds by (fragment, cycle), and by the version that they made. faults: of its own; always 0."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self.faults = 0
         self._rounds: OrderedDict[tuple[int, int], Round] = OrderedDict()
         self._newest: dict[int, Round] = {}  # opened last, of each fragment
         self._made: dict[tuple[int, int], Round] = {}  # fragment, version -> the round that made it
@@ -63,6 +90,7 @@ class Timeline:
         """Newest first."""
         return reversed(self._rounds.values())
 
+    @_harmless
     def began(self, learner: str, fragment: int, cycle: int, now: float) -> None:
         """An upload was let in."""
         seen = self._rounds.get((fragment, cycle)) or self._newest.get(fragment)
@@ -71,6 +99,7 @@ class Timeline:
             answer.began_at = answer.began_at or now
             answer.late = seen.cycle != cycle
 
+    @_harmless
     def on(self, event: ev.Event, effects: Iterable[ev.Effect], now: float) -> None:
         """What the syncer was told, and what it asked for."""
         match event:
@@ -99,9 +128,12 @@ class Timeline:
                     seen.lapsed = True
                     self._metrics.rounds.labels("lapsed").inc()
 
+    @_harmless
     def computed(self, fragment: int, version: int, now: float) -> None:
         """A merge's numbers are there; they are not durable yet."""
-        seen = self._made[fragment, version]
+        seen = self._made.get((fragment, version))
+        if seen is None:
+            return
         seen.merged_at = now
         if seen.closed_at is not None:
             self._metrics.merge_seconds.observe(now - seen.closed_at)
@@ -109,11 +141,15 @@ class Timeline:
     def _open(self, effect: ev.OpenRound, now: float) -> None:
         opened = Round(effect.fragment, effect.cycle, now)
         self._rounds[effect.fragment, effect.cycle] = self._newest[effect.fragment] = opened
+        self._prune()
+
+    def _prune(self) -> None:
+        """Drops the oldest finished rounds beyond the limits; of the others there is at most one a fragment."""
         kept = sum(len(seen.answers) for seen in self._rounds.values())
         for place, seen in list(self._rounds.items()):
             if len(self._rounds) <= MOST_ROUNDS and kept <= MOST_ANSWERS:
                 break
-            if seen.closed_at is not None:  # an open one is still told of
+            if seen.finished:
                 kept -= len(self._rounds.pop(place).answers)
                 self._made.pop((seen.fragment, seen.version), None)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from atoll_server import events as ev
 from atoll_server.events import Key
 from atoll_server.metrics import Metrics
 from atoll_server.settings import RunSettings
 from atoll_server.syncer import Syncer
-from atoll_server.timeline import MOST_ROUNDS, Timeline, slowest
+from atoll_server.timeline import MOST_ANSWERS, MOST_ROUNDS, Timeline, slowest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
@@ -136,3 +138,36 @@ def test_a_round_that_is_open_is_kept_however_many_others_there_are():
         timeline.on(ev.Ticked(), effects, float(cycle))
     assert len(list(timeline.newest())) == MOST_ROUNDS
     assert any((seen.fragment, seen.cycle) == (7, 1) for seen in timeline.newest())
+
+
+def merging(fragment: int, learners: int) -> ev.Merge:
+    shares = tuple(ev.Share(Key(f"n{number}", 1, fragment, 1), 1 / learners, 0.0) for number in range(learners))
+    return ev.Merge(fragment, 1, 1, shares, (), 1.0, None, ev.Cause.EVERYBODY, "every live learner has answered")
+
+
+@pytest.mark.parametrize(("rounds", "learners"), [(MOST_ROUNDS + 150, 1), (5, MOST_ANSWERS // 5 + 1)])
+def test_rounds_are_kept_until_they_are_published_however_many_are_in_flight(rounds: int, learners: int):
+    told = Timeline(Metrics())
+    for fragment in range(rounds):
+        told.on(ev.Ticked(), [ev.OpenRound(fragment, 1)], float(fragment))
+        told.on(ev.Ticked(), [merging(fragment, learners)], fragment + 0.5)
+    for fragment in range(rounds):
+        told.computed(fragment, 1, 1000.0)
+        told.on(ev.Merged(fragment, 1), [], 1001.0)
+    assert told.faults == 0
+    assert [seen.merged_at for seen in told.newest()] == [1000.0] * rounds
+    told.on(ev.Ticked(), [ev.OpenRound(0, 2)], 1002.0)  # now they may go
+    kept = list(told.newest())
+    assert len(kept) <= MOST_ROUNDS
+    assert sum(len(seen.answers) for seen in kept) <= MOST_ANSWERS
+
+
+def test_a_fault_in_what_is_shown_stops_nothing(monkeypatch: pytest.MonkeyPatch):
+    told = Timeline(Metrics())
+    told.computed(3, 9, 1.0)  # of a merge that it never heard of
+    assert told.faults == 0
+    monkeypatch.setattr(told, "_open", lambda *_: 1 / 0)
+    with capture_logs() as said:
+        told.on(ev.Ticked(), [ev.OpenRound(0, 1)], 1.0)
+    assert told.faults == 1
+    assert [line["log_level"] for line in said] == ["error"]

@@ -248,6 +248,7 @@ class Checks:
             ("happenings", len(core.happenings._kept), limits.happenings),
             ("cached updates", engine.cache.size_bytes, engine.cache.limit_bytes),
             ("spool", engine.spool.used_bytes, limits.spool_bytes),
+            ("faults of what is only shown", engine.timeline.faults, 0),
             ("uploads", len(engine.uploads._growing), 2 * len(core.roster.entries) * len(engine.states)),
         )
         for what, have, most in bounds:
