@@ -12,7 +12,7 @@ import shutil
 import socket
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -26,8 +26,9 @@ from atoll_wire.certificate import CertificateError, Role, may_be, show
 from atoll_wire.layout import LayoutError, TensorSpec, plan
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
+
+    from atoll.parameters import Optimizers
 
 TIMEOUT_S = 60.0
 PINGS, RATE_BYTES, PIECE_BYTES = 5, 8 << 20, 256 << 10
@@ -68,11 +69,11 @@ class Patient:
     frozen_digest: bytes = b""
 
 
-def of_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What a Patient has to say of a model: Patient(address, access, name, **of_model(model, optimizer))."""
+def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] = ()) -> dict[str, Any]:
+    """What a Patient has to say of a model, as a Learner takes it: Patient(address, access, name, **of_model(...))."""
     from atoll.parameters import Parameters  # noqa: PLC0415 - torch, which a host of a front does not have
 
-    parameters = Parameters(model, optimizer)
+    parameters = Parameters(model, optimizer, unshared)
     return {"tensors": parameters.tensors, "frozen_digest": parameters.frozen_digest()}
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-import torch
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.layout import Layout, plan
@@ -22,7 +21,7 @@ from atoll.handover import Due, Handover, Prepared, Taken
 from atoll.island import GO_ON, STAND, STOP, Agreed, Island, island
 from atoll.joining import FirstModel, Identity, own_name, process_age_s
 from atoll.local import Local
-from atoll.parameters import Parameters
+from atoll.parameters import Optimizers, Parameters
 from atoll.stats import Counters, LearnerMetrics, Stats
 from atoll.windows import Windows
 
@@ -45,8 +44,9 @@ class Learner:
     Trainable are parameters that require gradients and that the optimizer updates. Under torchrun every rank makes a
     Learner and calls `step`. Start data loaders that fork before entering: gRPC's threads do not survive a fork.
 
-    server: an address or several, tried in turn. region: its place, for people. name: unique in the run, by itself
-    REGION.HOSTNAME. adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" (the paper's) not.
+    optimizer: one, or a list of all. server: an address or several, tried in turn. region: its place, for people. name:
+    unique in the run, by itself REGION.HOSTNAME. unshared: names or patterns ("teacher.*") of parameters that stay this
+    learner's own. adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" (the paper's) not.
     metrics_listen: HOST:PORT for Prometheus; beyond loopback only with metrics_plaintext. tls: directory of
     certificates, see `atoll certs`; without it only loopback is dialled, unless insecure_plaintext allows more.
     """
@@ -54,11 +54,12 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizers,
         server: str | Sequence[str],
         name: str = "",
         *,
         region: str = "",
+        unshared: Collection[str] = (),
         adoption: Literal["rebase", "overwrite"] = "rebase",
         connect_timeout_s: float = 600.0,
         drain_s: float = 30.0,
@@ -69,7 +70,7 @@ class Learner:
     ) -> None:
         if adoption not in {"rebase", "overwrite"}:
             raise LearnerError(f'adoption "{adoption}" does not exist: use "rebase" or "overwrite"')
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._unshared = model, optimizer, unshared
         addresses = [server] if isinstance(server, str) else list(server)
         access = Access(None if tls is None else Path(tls), insecure_plaintext)
         self._identity = Identity(name or own_name(region), region, addresses, connect_timeout_s, access)
@@ -88,7 +89,8 @@ class Learner:
         if self._island is not None:
             raise LearnerError("a Learner is entered once: make a new one to join again")
         began, self._counters.prepared_s = time.perf_counter(), process_age_s()
-        self._parameters, self._island = Parameters(self._model, self._optimizer), island()
+        self._parameters = Parameters(self._model, self._optimizer, self._unshared)
+        self._island = island()
         try:
             self._begin(self._parameters, self._island)
         except BaseException:
@@ -171,6 +173,8 @@ class Learner:
         Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run.
         """
         began, counters = time.perf_counter(), self._counters
+        if self._parameters is not None:
+            self._parameters.check_unchanged()
         prepared, due = self._decide(tokens)
         counters.stepped(began - self._left_step_at, self._paused_since_step, self._agreed.tokens, loss)
         self._paused_since_step = 0.0

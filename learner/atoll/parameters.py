@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -14,38 +16,78 @@ from torch import nn
 
 from atoll.errors import LearnerError
 
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
 
 class Parameters:
-    """The trainable parameters: those that require gradients and that the optimizer updates, tied ones once."""
+    """The trainable parameters: those that require gradients and that an optimizer updates, tied ones once.
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    unshared: names, or patterns such as "teacher.*", of parameters that stay this learner's own: neither trained by the
+    run nor compared with it.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Optimizers, unshared: Collection[str] = ()) -> None:
         self.model = model
+        self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         _check_whole(model)
-        names = _names(model)
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._names = _names(model)
+        self._unshared = _matching(self._names, unshared)
+        updated = {id(p): p for p in self._updated()}
         self.values: list[nn.Parameter] = []
         self.tensors: tuple[TensorSpec, ...] = ()
         self._frozen: list[tuple[str, nn.Parameter]] = []
+        forgotten: list[str] = []
         embeddings = _embedding_like(model)
         specs = []
-        for parameter, given in names.items():
+        for parameter, given in self._names.items():
             if type(parameter).__name__ == "DTensor" or hasattr(parameter, "placements"):
                 raise LearnerError(
                     f'"{given[0]}" is sharded (DTensor): only whole parameters can be trained for now, use DDP'
                 )
-            if parameter.requires_grad and id(parameter) in updated:
+            if id(parameter) in self._unshared:
+                continue
+            if not parameter.requires_grad:
+                self._frozen.append((given[0], parameter))
+            elif id(parameter) not in updated:
+                forgotten.append(given[0])
+            else:
                 self.values.append(parameter)
                 kind = MergeKind.AVERAGE if id(parameter) in embeddings else MergeKind.DIRECTION
                 dtype = str(parameter.dtype).removeprefix("torch.")
                 specs.append(TensorSpec(given[0], tuple(parameter.shape), dtype, kind, tuple(sorted(given[1:]))))
-            else:
-                self._frozen.append((given[0], parameter))
         self.tensors = tuple(specs)
-        if len(updated) > len({id(p) for p in names} & updated):
+        if len(updated) > len({id(p) for p in self._names} & set(updated)):
             raise LearnerError(
                 "the optimizer updates parameters that the model does not have: give both the same model"
             )
+        if forgotten:
+            raise LearnerError(
+                f"{_listed(forgotten)}: no optimizer that was given to the learner updates what requires gradients "
+                "there: give it all optimizers as a list, freeze with requires_grad_(False), or name them in unshared="
+            )
         self._refuse_shared_memory()
+        self._size = self._optimizers_size()
+        self._asleep = [parameter for _, parameter in self._frozen if id(parameter) in updated]
+
+    def check_unchanged(self) -> None:
+        """Raises LearnerError when an optimizer trains more than it did when the learner was entered."""
+        if self._optimizers_size() == self._size and not any(parameter.requires_grad for parameter in self._asleep):
+            return
+        known = {id(parameter) for parameter in self.values} | self._unshared
+        new = [p for p in self._updated() if p.requires_grad and id(p) not in known]
+        if new:
+            names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
+            raise LearnerError(
+                f"{_listed(names)}: trained since after the learner was entered, which would not be shared: give the "
+                "optimizer all that will ever be trained, requiring gradients, before entering, or name it in unshared="
+            )
+        self._size = self._optimizers_size()
+
+    def _updated(self) -> list[nn.Parameter]:
+        return [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+
+    def _optimizers_size(self) -> int:
+        return sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
 
     def _refuse_shared_memory(self) -> None:
         places: dict[tuple[torch.device, int], str] = {}
@@ -103,6 +145,23 @@ def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(_plain(name))
     return names
+
+
+def _matching(names: dict[nn.Parameter, list[str]], patterns: Collection[str]) -> set[int]:
+    """The parameters with a name that fits. Raises LearnerError for a pattern that fits none."""
+    found = set[int]()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        fits = {id(p) for p, given in names.items() if any(fnmatchcase(name, pattern) for name in given)}
+        if not fits:
+            raise LearnerError(
+                f'unshared="{pattern}" fits no parameter: give names as model.named_parameters() has them'
+            )
+        found |= fits
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f'"{names[0]}"' + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _plain(name: str) -> str:

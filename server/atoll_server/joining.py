@@ -140,7 +140,8 @@ class Joining:
         if request.frozen_digest.hex() != self._core.frozen_digest:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f'learner "{request.learner[:80]}" has other values in its frozen parameters: load those of this run',
+                f'learner "{request.learner[:80]}" has other values in its frozen parameters: load those of this run, '
+                "or name what changes in each learner (a teacher) in Learner(unshared=)",
             )
         return self._core.layout
 

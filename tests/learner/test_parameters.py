@@ -79,3 +79,73 @@ def test_sharded_parameters_are_refused_in_one_line():
     model.weight.placements = ()  # what marks a DTensor
     with pytest.raises(LearnerError, match=r'"weight" is sharded \(DTensor\)'):
         parameters(model)
+
+
+class Teaching(nn.Module):
+    """A student, a head that another optimizer has, and a teacher that follows the student."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.student, self.head, self.teacher = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 4).requires_grad_(False)
+
+
+def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for module in modules for p in module.parameters()], 0.1)
+
+
+def test_what_requires_gradients_and_has_no_optimizer_is_an_error_that_names_it_and_the_remedies():
+    model = Teaching()
+    with pytest.raises(LearnerError, match=r'"head.weight" and 1 more: no optimizer .*list.*requires_grad_.*unshared='):
+        Parameters(model, sgd(model.student))
+
+
+def test_all_optimizers_together_train_the_model():
+    model = Teaching()
+    shared = Parameters(model, [sgd(model.student), sgd(model.head)])
+    assert [t.name for t in shared.tensors] == ["student.weight", "student.bias", "head.weight", "head.bias"]
+
+
+def test_what_is_named_unshared_is_neither_trained_by_the_run_nor_compared_with_it():
+    model = Teaching()
+    shared = Parameters(model, sgd(model.student), ["head.*", "teacher.*"])
+    assert [t.name for t in shared.tensors] == ["student.weight", "student.bias"]
+    before = shared.frozen_digest()
+    with torch.no_grad():
+        model.teacher.weight.lerp_(model.student.weight, 0.5)
+    assert Parameters(model, sgd(model.student), ["head.*", "teacher.*"]).frozen_digest() == before
+
+
+def test_a_pattern_that_fits_no_parameter_is_an_error():
+    model = Teaching()
+    with pytest.raises(LearnerError, match=r'unshared="techer.\*" fits no parameter'):
+        Parameters(model, sgd(model.student, model.head), ["techer.*"])
+
+
+def test_a_group_that_is_added_later_is_an_error_that_names_it():
+    model = Teaching()
+    optimizer = sgd(model.student, model.head)
+    shared = Parameters(model, optimizer)
+    shared.check_unchanged()
+    model.teacher.requires_grad_(True)
+    optimizer.add_param_group({"params": list(model.teacher.parameters())})
+    with pytest.raises(LearnerError, match=r'"teacher.weight" and 1 more: trained since .*unshared='):
+        shared.check_unchanged()
+
+
+def test_what_is_unfrozen_later_is_an_error_that_names_it():
+    model = Teaching()
+    shared = Parameters(model, sgd(model))
+    shared.check_unchanged()
+    model.teacher.weight.requires_grad_(True)
+    with pytest.raises(LearnerError, match=r'"teacher.weight": trained since'):
+        shared.check_unchanged()
+
+
+def test_a_shared_layer_may_be_frozen_for_a_while_and_what_is_unshared_may_be_added():
+    model = Teaching()
+    optimizer = sgd(model.student, model.head)
+    shared = Parameters(model, optimizer, ["teacher.*"])
+    model.head.requires_grad_(False)
+    optimizer.add_param_group({"params": list(model.teacher.requires_grad_(True).parameters())})
+    shared.check_unchanged()

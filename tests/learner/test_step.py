@@ -16,7 +16,7 @@ from atoll.handover import Prepared, Taken
 from atoll.island import Alone
 from atoll.learner import Learner
 from atoll.local import Local
-from atoll.parameters import Parameters
+from atoll.parameters import Optimizers, Parameters
 from atoll.windows import Windows
 from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
@@ -36,9 +36,10 @@ class Deaf:
         self.taken.append(taken.outstanding)
 
 
-def joined(model: torch.nn.Module) -> tuple[Learner, Local, Deaf]:
+def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple[Learner, Local, Deaf]:
     """A learner of two fragments at version 1, zeros."""
-    learner, agent = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a"), Deaf()
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+    learner, agent = Learner(model, optimizer, server="127.0.0.1:1", name="a"), Deaf()
     learner._island, learner._agent = Alone(), agent
     parameters = learner._parameters = Parameters(model, learner._optimizer)
     layout = learner._layout = plan(parameters.tensors, 2)
@@ -103,4 +104,13 @@ def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatc
     with pytest.raises(MemoryError):
         learner.step(tokens=1)
     with pytest.raises(LearnerError, match="interrupted"):
+        learner.step(tokens=1)
+
+
+def test_a_loop_that_gives_its_optimizer_more_parameters_is_told_so_at_its_next_step():
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4).requires_grad_(False)})
+    learner, _, _ = joined(model, torch.optim.SGD(model["a"].parameters(), 0.1))
+    learner.step(tokens=1)
+    learner._optimizer.add_param_group({"params": list(model["b"].requires_grad_(True).parameters())})
+    with pytest.raises(LearnerError, match=r"b\.weight"):
         learner.step(tokens=1)
