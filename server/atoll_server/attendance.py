@@ -12,13 +12,14 @@ from atoll_wire import outer_pb2 as pb
 from atoll_server import events as ev
 from atoll_server import ledger
 from atoll_server.core import Core
+from atoll_server.engine import Engine
 from atoll_server.goodput import Spent
 from atoll_server.refusal import Refused, Status
 from atoll_server.roster import Entry
 
 log = structlog.get_logger()
 
-MOST_REPORTED = 512  # declined rounds and adoptions in one report
+MOST_REPORTED = 256  # declined rounds and adoptions in one report: a learner tells 128 of each at most
 
 
 def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
@@ -47,13 +48,25 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
         return
     core.engine.dispatch(ev.Heard(entry.name, seen.steps, seen.paused))
     entry.account.step_time_s = core.engine.syncer.members[entry.name].step_time_s
-    fragments = len(core.engine.layout.fragments)
+    _take_answers(core.engine, entry, seen)
+
+
+def _take_answers(engine: Engine, entry: Entry, seen: pb.Progress) -> None:
+    """Tells the syncer of rounds declined and versions adopted, each once: work is bounded by what there was to answer.
+
+    Cycles and versions grow, so what is not above the newest one told of that fragment was told, or never was.
+    """
+    rounds = engine.syncer.fragments
     for declined in seen.declined:
-        if declined.fragment < fragments:
-            core.engine.dispatch(ev.Declined(entry.name, declined.fragment, declined.cycle, declined.reason[:200]))
+        fragment, cycle = declined.fragment, declined.cycle
+        if fragment < len(rounds) and entry.declined.get(fragment, 0) < cycle <= rounds[fragment].cycle:
+            entry.declined[fragment] = cycle
+            engine.dispatch(ev.Declined(entry.name, fragment, cycle, declined.reason[:200]))
     for adopted in seen.adopted:
-        if adopted.fragment < fragments:
-            core.engine.dispatch(ev.Adopted(entry.name, adopted.fragment, adopted.version))
+        fragment, version = adopted.fragment, adopted.version
+        if fragment < len(rounds) and entry.adopted.get(fragment, 0) < version <= rounds[fragment].version:
+            entry.adopted[fragment] = version
+            engine.dispatch(ev.Adopted(entry.name, fragment, version))
 
 
 async def leave(core: Core, entry: Entry, last: pb.Progress | None) -> None:

@@ -45,6 +45,8 @@ class Entry:
     loss: float = float("nan")
     comeback: Comeback = Comeback()
     evicted: str = ""  # why an operator sent it away; empty: nobody did
+    declined: dict[int, int] = field(default_factory=dict)  # by fragment, the newest cycle that it declined
+    adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it said it adopted
     dirty: bool = False  # the account changed since it was written down
 
     @property
