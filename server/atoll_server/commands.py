@@ -62,11 +62,9 @@ def core(
     insecure_plaintext: Plaintext = False,
     operator_tokens: Annotated[Path | None, typer.Option(help="Operators need a token of this file, see atoll token.")] = None,
     snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots at most; much to merge again at a start brings one earlier.")] = 120.0,
-    keep_snapshots: Annotated[int, typer.Option(help="Snapshots kept, at least 2.")] = 3,
     wan_budget_gb: Annotated[float, typer.Option(help="That the WAN may carry in a month, both ways; more is an alert. 0: none is set.")] = 0.0,
     memory_gib: Annotated[float | None, typer.Option(help="Memory that the core may take; a model that needs more is refused [what the machine has].")] = None,
     standby: Annotated[bool, typer.Option("--standby", help="While another core has the directory wait, warm, and take over when it dies.")] = False,
-    record: Annotated[bool, typer.Option("--record", help="Keep every payload, so that the run can be replayed.")] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between syncs of a fragment [24].", rich_help_panel=RUN)] = None,
@@ -84,6 +82,8 @@ def core(
     norm_limit: Annotated[float | None, typer.Option(help="A contribution so many times larger than usual is refused; 0: none is [100].", rich_help_panel=RUN)] = None,
     clip_norm: Annotated[float | None, typer.Option(help="One so many times larger than usual is scaled down to that; 0: none is [10].", rich_help_panel=RUN)] = None,
     codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
+    keep_snapshots: Annotated[int | None, typer.Option(help="Snapshots kept, at least 2 [3].", rich_help_panel=RUN)] = None,
+    record: Annotated[bool | None, typer.Option("--record/--no-record", help="Keep every payload, so that the run can be replayed; --no-record deletes what was kept [no].", rich_help_panel=RUN)] = None,
 ) -> None:  # fmt: skip
     """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
     need("core", "server", *KEEPING)
@@ -103,11 +103,12 @@ def core(
         "staleness_exponent": staleness_exponent, "max_staleness": max_staleness, "outer_lr": outer_lr,
         "outer_momentum": outer_momentum, "outer_warm_up": outer_warm_up,
         "outer_cool_down": outer_cool_down, "total_tokens": total_tokens, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
+        "keep_snapshots": keep_snapshots, "record": record,
     }  # fmt: skip
     settings = CoreSettings.of(
         listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen,
         access=Access(tls, insecure_plaintext), metrics_plaintext=metrics_plaintext, operator_tokens=operator_tokens,
-        snapshot_every_s=snapshot_every_s, keep_snapshots=keep_snapshots, record=record,
+        snapshot_every_s=snapshot_every_s,
         standby=standby, memory_gib=memory_gib, wan_budget_gb=wan_budget_gb,
     )  # fmt: skip
     asyncio.run(serve(settings, given, announce=lambda address: print(f"atoll core serves {address}", flush=True)))

@@ -152,6 +152,8 @@ class Core:
             )
         if reason := too_much(parameters_of(meta.get("tensors", ())), self.settings.memory_bytes):
             raise SettingsError(reason)
+        if stored.record and not self.run.record:
+            log.warning("the run is not recorded any more: payloads that two snapshots cover are deleted")
         self.run_id = meta.setdefault("run", uuid.uuid4().hex[:16])
         self.generation = meta.setdefault("generation", 1)
         self.paused = meta.get("paused", "")

@@ -111,7 +111,7 @@ class Keeper:
 
     async def _drop_old(self) -> None:
         engine = self._engine
-        while len(self.rows) > engine.settings.keep_snapshots:
+        while len(self.rows) > engine.run.keep_snapshots:
             old = self.rows.pop(0)
             await engine.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
             crash.point("snapshot.old forgotten")
@@ -133,7 +133,7 @@ class Keeper:
     def _let_go(self, covered: list[tuple[Key, int]]) -> None:
         """What is recorded stays, but takes no room from what is to come."""
         for key, size_bytes in covered:
-            if self._engine.settings.record:
+            if self._engine.run.record:
                 self._engine.spool.release(size_bytes)
             else:
                 self._engine.spool.delete(self._engine.generation, key, size_bytes)

@@ -81,7 +81,7 @@ def _note_newest(engine: Engine, db: sqlite3.Connection, lines: list[TallyRow]) 
 
 def _room(engine: Engine, db: sqlite3.Connection, covered: tuple[int, ...]) -> dict[Path, int]:
     """Every payload that stays, with the room that it takes from others."""
-    if engine.settings.record:
+    if engine.run.record:
         rows = list(ledger.contributions(db, engine.generation, "AND fate<>'refused'"))
     else:
         rows = list(ledger.contributions(db, engine.generation, "AND fate='pending'"))

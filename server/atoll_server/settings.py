@@ -61,6 +61,9 @@ class RunSettings(BaseModel):
     norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 100.0  # times what is usual; 0: none
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # the same; 0: nothing is clipped
     codec: Codec = Codec.INT4
+    # What is kept on disk is the run's own, so that a start which does not say it deletes nothing.
+    keep_snapshots: Annotated[int, Field(ge=2)] = 3  # a payload may go only when two snapshots cover it
+    record: bool = False  # keep every payload, so that the whole run can be replayed
 
     def heat(self, tokens: int) -> float:
         """1 while the run goes on; falls to 0 over the last part of its tokens. tokens: trained so far."""
@@ -132,8 +135,6 @@ class CoreSettings(BaseModel):
     metrics_plaintext: bool = False
     operator_tokens: Path | None = None
     snapshot_every_s: Annotated[float, Field(gt=0)] = 120.0
-    keep_snapshots: Annotated[int, Field(ge=2)] = 3  # a payload may go only when two snapshots cover it
-    record: bool = False  # keep every payload, so that the whole run can be replayed
     standby: bool = False  # wait, warm, for a directory that another core has
     wan_budget_gb: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0  # a month, both ways; 0: none
     memory_gib: Annotated[float | None, Field(gt=0)] = None  # that it may take; None: what the machine has

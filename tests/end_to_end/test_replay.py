@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from atoll_server.offline import read_run
+from atoll_wire import outer_pb2 as pb
 from safetensors.numpy import load_file
 
 from tests.end_to_end.world import Trainee, core, eventually
@@ -49,6 +50,24 @@ def test_a_recorded_run_is_made_again_byte_for_byte(recorded, tmp_path):
     exported = tmp_path / "exported.safetensors"
     assert atoll("checkpoint", "export", exported, "--dir", recorded)[0] == 0
     assert out.read_bytes() == exported.read_bytes()
+
+
+def test_a_record_and_snapshots_go_only_when_somebody_says_so(recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path / "run")
+
+    def started(*options: str) -> tuple[int, int]:
+        """With two snapshots more: how many payloads and snapshots there are then."""
+        with core(tmp_path, *options) as running, running.operator() as stub:
+            for _ in range(2):
+                stub.TakeCheckpoint(pb.TakeCheckpointRequest(), timeout=20)
+            payloads = len(list((running.directory / "spool").rglob("*.frames")))
+            return payloads, len(stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=20).checkpoints)
+
+    payloads, snapshots = started("--keep-snapshots", "4")  # the core before was killed, without a snapshot
+    assert (payloads > 0, snapshots) == (True, 2)
+    assert started() == (payloads, 4)
+    assert "the same, byte for byte" in atoll("replay", tmp_path / "run")[1]
+    assert started("--no-record", "--keep-snapshots", "2") == (0, 2)
 
 
 @pytest.mark.parametrize("change", ["outer_lr=0.7", "outer-momentum=0.9", "codec=float32"])

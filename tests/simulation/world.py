@@ -246,15 +246,16 @@ class World:
 
     async def _core(self, process: Process) -> None:
         every_s = 0.3 if self.rotting else self.rng.choice((0.5, 1.0, 60.0))
+        keep_snapshots = self.rng.choice((2, 3))
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=every_s,
-            record=self.record, keep_snapshots=self.rng.choice((2, 3)),
             limits=Limits(
                 norm_window=4, pushes=self.rng.choice((1, 2, 256)), happenings=self.rng.choice((8, 64, 4096)),
                 update_cache_versions=self.rng.choice((1, 4, 16)),
             ),
         )  # fmt: skip
-        given = {"fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
+        given = {"record": self.record, "keep_snapshots": keep_snapshots,
+                 "fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
                  "overlap_steps": self.overlap_steps, "clip_norm": self.clip_norm, **self.waiting}  # fmt: skip
         core = Core(settings, given, SimulatedDisk(self.platter, process, Connection))
         try:
