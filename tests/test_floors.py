@@ -13,6 +13,7 @@ PACKAGES = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner",
 # Lowest first; a module may import from its own floor's line above it, and from any lower floor.
 FLOORS = {
     "atoll_wire": [
+        ["forking"],
         ["__init__", "errors", "checksums", "allocator", "outer_pb2", "arrivals", "spans", "memory"],
         ["outer_pb2_grpc", "layout", "logs", "access"],
         ["certificate", "scrape"],

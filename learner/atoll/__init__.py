@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import atoll_wire as atoll_wire  # before anything imports grpc: see its `forking`
+
 if TYPE_CHECKING:
     from atoll.errors import LearnerError as LearnerError
     from atoll.learner import Learner as Learner

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from atoll_wire import forking
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.layout import Layout, plan
@@ -28,6 +30,10 @@ from atoll.windows import Windows
 # Leaving waits so long for fates: open rounds close by then, and when everybody leaves at once no other would.
 LEAST_WAIT_S, WAIT_STEPS = 1.0, 4.0
 NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
+NO_FORKS = (
+    "this process cannot fork while it is a learner: grpc was imported before atoll, and its fork handlers would crash "
+    f"it; import atoll before grpc, or start with {forking.SETTING}=0"
+)
 STAND_S = 1.0  # at most, until ranks agree again that the run is paused, and the time is told
 
 
@@ -42,7 +48,7 @@ class Learner:
     Entering joins the run: the model's trainable parameters become the run's. This is the one place that may wait.
     Leaving sends what is outstanding, waits at most `drain_s` for its acknowledgement, and says good-bye.
     Trainable are parameters that require gradients and that the optimizer updates. Under torchrun every rank makes a
-    Learner and calls `step`. Start data loaders that fork before entering: gRPC's threads do not survive a fork.
+    Learner and calls `step`. Data loaders may fork at any time, if atoll was imported before grpc.
 
     optimizer: one, or a list of all. server: an address or several, tried in turn. region: its place, for people. name:
     unique in the run, by itself REGION.HOSTNAME. unshared: names or patterns ("teacher.*") of parameters that stay this
@@ -77,6 +83,7 @@ class Learner:
         self._keep, self._drain_s, self._metrics = adoption == "rebase", drain_s, (metrics_listen, metrics_plaintext)
         self._leaving = contextlib.ExitStack()  # what is to be ended when this learner leaves
         self._counters, self._handover = Counters(), Handover()
+        self._process = os.getpid()
         self._island: Island | None = None
         self._agent: Agent | None = None
         self._parameters: Parameters | None = None
@@ -88,6 +95,7 @@ class Learner:
         """Joins; raises LearnerError when that cannot be."""
         if self._island is not None:
             raise LearnerError("a Learner is entered once: make a new one to join again")
+        self._process = os.getpid()
         began, self._counters.prepared_s = time.perf_counter(), process_age_s()
         self._parameters = Parameters(self._model, self._optimizer, self._unshared)
         self._island = island()
@@ -123,6 +131,7 @@ class Learner:
         if problem := self._identity.problem():
             return problem
         model = FirstModel(parameters.tensors, parameters.frozen_digest(), parameters.save)
+        self._leaving.enter_context(forking.refused(LearnerError(NO_FORKS)))
         self._agent = Agent(self._identity, model, self._handover, self._counters)
         self._leaving.callback(self._agent.leave)
         self._agent.start()
@@ -137,6 +146,8 @@ class Learner:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sends what is left (not after an error in the loop), and says good-bye."""
+        if os.getpid() != self._process:
+            return  # a forked child unwinds its copy of the block: the learner is its parent's
         with self._leaving:  # Ctrl-C ends the draining, not the good-bye
             if kind is None and self._local is not None and self._failure() is None:
                 self._drain(self._local)
@@ -213,6 +224,8 @@ class Learner:
 
     def _failure(self) -> LearnerError | None:
         """Why this process cannot go on."""
+        if os.getpid() != self._process:
+            return LearnerError("this process was forked from the learner's: only that one can step")
         if self._local and self._local.torn:
             return LearnerError("an adoption was interrupted by the error before this one: start the learner again")
         return self._agent.failure if self._agent is not None else None

@@ -1,0 +1,146 @@
+"""Learners in processes that fork: data loaders inside the block, a Trainer's, Lightning's, and a child by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.world import core
+
+ADOPT = Path(__file__).parents[2] / "docs/adopt.md"
+BEGIN = """
+import sys, threading, atoll, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+torch.set_num_threads(1)
+torch.manual_seed(0)
+breath = threading.Event()
+class Data(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): return {"x": torch.full((16,), index / 64)}
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+    def forward(self, x): return {"loss": (self.layer(x) - x).pow(2).mean()}
+def ended(learner): print("merged", learner.stats().merged, flush=True)
+options = {"server": sys.argv[1], "name": "a", "drain_s": 5.0}
+"""
+PLAIN = """
+model = Model(); optimizer = torch.optim.SGD(model.parameters(), 0.01)
+with atoll.Learner(model, optimizer, **options) as learner:
+    for epoch in range(4):
+        for batch in DataLoader(Data(), batch_size=4, num_workers=2):
+            optimizer.zero_grad(); model(**batch)["loss"].backward(); optimizer.step(); breath.wait(0.01)
+            learner.step(tokens=8)
+ended(learner)
+"""
+REFUSED = """
+model = Model(); optimizer = torch.optim.SGD(model.parameters(), 0.01)
+with atoll.Learner(model, optimizer, **options) as learner:
+    try: next(iter(DataLoader(Data(), num_workers=2)))
+    except atoll.LearnerError as error: print(error)
+    for step in range(60):
+        optimizer.zero_grad(); model(x=torch.ones(4, 16))["loss"].backward(); optimizer.step(); breath.wait(0.01)
+        learner.step(tokens=8)
+ended(learner)
+"""
+CHILD = """
+import os, time
+model = Model(); optimizer = torch.optim.SGD(model.parameters(), 0.01)
+child = 0
+with atoll.Learner(model, optimizer, **options) as learner:
+    for step in range(80):
+        optimizer.zero_grad(); model(x=torch.ones(4, 16))["loss"].backward(); optimizer.step(); breath.wait(0.01)
+        try: learner.step(tokens=8)
+        except atoll.LearnerError as error: print("child:", error, flush=True); break
+        if step == 20 and not (child := os.fork()): began = time.monotonic()
+if not child:
+    assert time.monotonic() - began < 4, "it did not drain"
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+ended(learner)
+"""
+TRAINER = """
+from transformers import Trainer, TrainingArguments
+args = TrainingArguments(output_dir=sys.argv[2], per_device_train_batch_size=4, max_steps=64, dataloader_num_workers=2,
+    use_cpu=True, report_to=[], save_strategy="no", lr_scheduler_type="constant", remove_unused_columns=False)
+class Slow(AtollCallback):
+    def on_step_end(self, *given, **named): breath.wait(0.01); super().on_step_end(*given, **named)
+callback = Slow(64, **options)
+Trainer(model=Model(), args=args, train_dataset=Data(), callbacks=[callback]).train()
+ended(callback.learner)
+"""
+LIGHTNING = """
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.inner = Model()
+    def training_step(self, batch, index): breath.wait(0.01); return self.inner(**batch)["loss"]
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.01)
+callback = AtollCallback(64, **options)
+lightning.Trainer(max_epochs=4, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[callback],
+    enable_progress_bar=False).fit(Module(), DataLoader(Data(), batch_size=4, num_workers=2))
+ended(callback.learner)
+"""
+
+
+def callback(heading: str) -> str:
+    """The documented callback: the first block of Python under that heading, without what is only an example's."""
+    text = ADOPT.read_text().partition(f"## From {heading}")[2]
+    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    return block[1].partition("\ntokens = ")[0]
+
+
+def ran(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """A learner in a process of its own, with a core."""
+    clean = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    with core(tmp_path) as running:
+        command = [sys.executable, "-c", script, running.address, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=110, env=clean)
+
+
+def merged(done: subprocess.CompletedProcess[str]) -> int:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return int(done.stdout.split("merged ")[-1].split()[0])
+
+
+def test_data_loaders_may_fork_inside_the_block(tmp_path):
+    assert merged(ran(tmp_path, BEGIN + PLAIN)) > 5
+
+
+def test_where_grpc_came_before_atoll_a_fork_is_refused_in_one_line_and_the_learner_lives(tmp_path):
+    done = ran(tmp_path, f"import grpc\n{BEGIN}{REFUSED}")
+    assert merged(done) > 3
+    assert "cannot fork while it is a learner: grpc was imported before atoll" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_forked_child_that_leaves_the_block_leaves_the_learner_alone(tmp_path):
+    done = ran(tmp_path, BEGIN + CHILD)
+    assert merged(done) > 5
+    assert "child: this process was forked from the learner's" in done.stdout
+
+
+def test_the_documented_callback_of_a_trainer_whose_loaders_fork(tmp_path):
+    pytest.importorskip("transformers", reason="make test-newest installs it")
+    assert merged(ran(tmp_path, BEGIN + callback("Hugging Face's Trainer") + TRAINER)) > 3
+
+
+def test_the_documented_callback_of_lightning_whose_loaders_fork(tmp_path):
+    pytest.importorskip("lightning", reason="make test-newest installs it")
+    assert merged(ran(tmp_path, BEGIN + callback("Lightning") + LIGHTNING)) > 3
+
+
+@pytest.mark.parametrize("package", ["atoll", "atoll_wire", "atoll_server", "atoll_dashboard"])
+def test_grpc_finds_its_fork_handlers_switched_off_whichever_package_is_imported_first(package):
+    script = f"import os, sys, {package}; print('grpc' in sys.modules, os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    clean = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean)
+    assert done.stdout == "False 0\n"
