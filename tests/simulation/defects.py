@@ -40,6 +40,7 @@ from atoll_server.front import service as front_service
 from atoll_server.front import upstream
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.shelf import Place, Shelf
+from atoll_server.refusal import Refused, Status
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation import disk
@@ -86,6 +87,27 @@ def a_name_is_taken_over_without_an_answer() -> Iterator[None]:
         return entry
 
     with patch(roster.Roster, "join", at_once):
+        yield
+
+
+@defect
+def an_older_process_takes_its_name_back() -> Iterator[None]:
+    """A process that was cut off and replaced is let in as soon as the younger one is away."""
+    with patch(roster.Roster, "_older", lambda *_: False):
+        yield
+
+
+@defect
+def an_older_process_is_told_to_give_up() -> Iterator[None]:
+    """It is refused for good, though it may only seem older: the younger one's Join may have come late."""
+    older = roster.Roster._older
+
+    def for_good(self: roster.Roster, *values: Any) -> bool:
+        if older(self, *values):
+            raise Refused(Status.ALREADY_EXISTS, "a younger process joined")
+        return False
+
+    with patch(roster.Roster, "_older", for_good):
         yield
 
 
@@ -440,12 +462,12 @@ def merged_work_stays_outstanding() -> Iterator[None]:
 @defect
 def a_replay_forgets_what_was_clipped() -> Iterator[None]:
     """It merges the whole of what was scaled down."""
-    stored = restore._stored
+    contribution_of = restore.contribution_of
 
     def whole(*values: Any) -> Any:
-        return dataclasses.replace(stored(*values), scale=1.0)
+        return dataclasses.replace(contribution_of(*values), scale=1.0)
 
-    with patch(restore, "_stored", whole):
+    with patch(restore, "contribution_of", whole):
         yield
 
 

@@ -59,6 +59,7 @@ class Island:
         self.error: Exception | None = None
         self.stride = STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
+        self.due_again = False  # somebody wants to start it again, and waits for its end
         self.process.start(self._live(), name=self.process.name)
 
     async def _live(self) -> None:

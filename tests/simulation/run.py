@@ -1,20 +1,28 @@
-"""`make simulate`: many seeds on all cores, with what they met; a seed that fails is printed so that it can be read."""
+"""`make simulate`: many seeds on all cores, with what they met; a seed that fails is printed so that it can be read.
+
+A seed ends well, violates an invariant, or dies of another exception: that is a fault of the simulator or of a crash
+that nothing foresaw. Either is named with its seed, and the other seeds go on.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.simulation.books import Violation
+from tests.simulation.loop import Dead
 from tests.simulation.seed import simulate
 
 KEPT = Path(__file__).with_name("seeds.txt")  # seeds that failed once: they run for ever
@@ -25,18 +33,24 @@ MOST = 5  # failing seeds that are printed
 
 @dataclass
 class Found:
-    """What some seeds met. violations: seed -> what happened, with the end of its trace."""
+    """What some seeds met. violations: seed -> what happened, with the end of its trace; faults: seed -> traceback."""
 
     seeds: int = 0
     events: Counter[int] = field(default_factory=Counter)  # in hundreds
     counts: Counter[str] = field(default_factory=Counter)
     violations: dict[int, str] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: Found) -> None:
         self.seeds += other.seeds
         self.events += other.events
         self.counts += other.counts
         self.violations |= other.violations
+        self.faults |= other.faults
+
+    def bad(self) -> dict[int, str]:
+        """Everything that is wrong, by seed."""
+        return self.violations | {seed: f"the simulator failed\n{text}" for seed, text in self.faults.items()}
 
 
 def kept_seeds() -> list[int]:
@@ -45,7 +59,7 @@ def kept_seeds() -> list[int]:
 
 
 def run(seeds: list[int]) -> Found:
-    """Some seeds, one after the other."""
+    """Some seeds, one after the other, whatever becomes of each."""
     found = Found(seeds=len(seeds))
     gc.collect()
     gc.freeze()  # only what a seed leaves is looked at after it
@@ -55,6 +69,9 @@ def run(seeds: list[int]) -> Found:
         except Violation as violation:
             world = violation.world  # type: ignore[attr-defined]
             found.violations[seed] = "\n".join([str(violation), *world.checks.trace[-LINES:]])
+        except (Exception, Dead):
+            found.faults[seed] = traceback.format_exc()
+            continue
         found.events[world.network.events // 100] += 1
         found.counts.update(world.counts)
         found.counts.update(world.sums())
@@ -67,37 +84,48 @@ def many(first: int, count: int) -> Iterator[Found]:
     """Seeds on all cores; partial results as they come."""
     batches = [list(range(at, min(at + BATCH, first + count))) for at in range(first, first + count, BATCH)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(run, batches)
+        for batch, result in [(batch, pool.submit(run, batch)) for batch in batches]:
+            try:
+                yield result.result()
+            except BrokenProcessPool as error:  # the process itself died: of a signal, or for want of memory
+                text = f"a process died, perhaps of one of the seeds {batch[0]} to {batch[-1]}: {error}"
+                yield Found(faults={batch[0]: text})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--json", type=Path, help="write {seeds, events, crashes, partitions, violations} there")
+    parser.add_argument("--json", type=Path, help="write {seeds, events, crashes, partitions, violations, faults}")
     arguments = parser.parse_args()
     began, total, shown = time.monotonic(), run(kept_seeds()), 0
-    print(f"{total.seeds} kept seeds, {len(total.violations)} violations", flush=True)
-    for found in many(arguments.first, arguments.seeds):
-        total.add(found)
-        for seed, text in list(found.violations.items())[: max(0, MOST - shown)]:
+    print(f"{total.seeds} kept seeds, {_wrong(total)}", flush=True)
+    for found in itertools.chain([total], many(arguments.first, arguments.seeds)):
+        if found is not total:
+            total.add(found)
+        for seed, text in list(found.bad().items())[: max(0, MOST - shown)]:
             shown += 1
             print(f"\nseed {seed}: {text}\n", flush=True)
         seconds = time.monotonic() - began
-        print(f"\r{total.seeds} seeds, {total.counts['events']} events, {len(total.violations)} violations, "
+        print(f"\r{total.seeds} seeds, {total.counts['events']} events, {_wrong(total)}, "
               f"{seconds:.0f} s", end="", file=sys.stderr, flush=True)  # fmt: skip
     print(file=sys.stderr)
     _show(total, time.monotonic() - began)
     if arguments.json is not None:
         crashes = total.counts["core crashes"] + total.counts["learner crashes"]
         counted = {"seeds": total.seeds, "events": total.counts["events"], "crashes": crashes,
-                   "partitions": total.counts["partitions"], "violations": len(total.violations)}  # fmt: skip
+                   "partitions": total.counts["partitions"], "violations": len(total.violations),
+                   "faults": len(total.faults)}  # fmt: skip
         arguments.json.write_text(json.dumps(counted | {"seconds": time.monotonic() - began}) + "\n")
-    return 1 if total.violations else 0
+    return 1 if total.bad() else 0
+
+
+def _wrong(total: Found) -> str:
+    return f"{len(total.violations)} violations, {len(total.faults)} simulator faults"
 
 
 def _show(total: Found, seconds: float) -> None:
-    print(f"{total.seeds} seeds in {seconds:.0f} s, {len(total.violations)} violations {sorted(total.violations)}")
+    print(f"{total.seeds} seeds in {seconds:.0f} s, {_wrong(total)} {sorted(total.bad())}")
     for what, count in sorted(total.counts.items()):
         print(f"  {what:32} {count:9} {count / total.seeds:9.2f} a seed")
     print("  events of a seed:")

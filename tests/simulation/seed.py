@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
@@ -24,6 +24,7 @@ from atoll_wire import layout
 
 from tests.simulation.books import Violation
 from tests.simulation.loop import VirtualLoop, here
+from tests.simulation.storm import Storm
 from tests.simulation.world import World
 
 
@@ -55,15 +56,15 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
         yield
 
 
-def simulate(seed: int) -> World:
-    """Runs one seed to its end. Raises Violation; the world is then its `world`."""
+def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
+    """Runs one seed to its end. Raises Violation; the world is then its `world`. storm: another than the seed's own."""
     loop = VirtualLoop(random.Random(seed))
     with determinism(loop), ExitStack() as stack:
         stack.callback(structlog.configure, **structlog.get_config())
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         asyncio.set_event_loop(loop)
         gc.disable()
-        world = World(seed, loop)
+        world = World(seed, loop, storm)
         close = Syncer._close
 
         def closing(syncer: Syncer, fragment: int, reason: Closing, present: Present) -> list[Effect]:

@@ -202,14 +202,15 @@ class Storm:
         else:
             process.countdown = self._rng.randrange(1, 30)
 
-    def _leave(self, name: str = "") -> None:
+    def _leave(self, name: str = "", away_s: float | None = None) -> None:
         """A learner ends as it should, and is started again later."""
         name = name or self._rng.choice(self._world.names)
         island = self._world.islands.get(name)
         if island is not None and island.process.alive:
             self._world.counts["good-byes"] += 1
             island.process.start(island.leave())
-            self._world.loop.after(self._rng.uniform(0.5, 3.0), self._world.start_island, name)
+            away_s = self._rng.uniform(0.5, 3.0) if away_s is None else away_s
+            self._world.loop.after(away_s, self._world.start_island, name)
 
     def _pause(self) -> None:
         island = self._world.islands.get(self._rng.choice(self._world.names))

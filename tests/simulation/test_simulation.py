@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.simulation.defects import DEFECTS, find
-from tests.simulation.run import kept_seeds, run
+from tests.simulation.loop import Dead
+from tests.simulation.run import Found, kept_seeds, main, run
 from tests.simulation.seed import simulate
+from tests.simulation.world import World
 
 SEEDS = 150
 FOUND = {
@@ -29,12 +33,44 @@ RARE = {  # `make simulate-defects` finds them, too late for a test of every day
 
 def test_the_first_seeds_and_those_that_failed_once_hold_every_invariant():
     found = run(kept_seeds() + list(range(SEEDS)))
-    assert not found.violations, next(iter(found.violations.items()))
+    assert not found.bad(), next(iter(found.bad().items()))
     each = found.seeds
     assert found.counts["core crashes"] + found.counts["learner crashes"] >= 2 * each
     assert found.counts["partitions"] + found.counts["zombies"] >= each
     assert found.counts["events"] >= 300 * each
     assert found.counts["writes lost"] > 0, "a crash that loses nothing tests no fsync"
+
+
+def test_a_seed_that_dies_is_named_and_the_others_go_on(monkeypatch):
+    def dying(seed: int) -> World:
+        if seed == 2:
+            raise Dead
+        return simulate(seed)
+
+    monkeypatch.setattr("tests.simulation.run.simulate", dying)
+    found = run([1, 2, 3])
+    assert list(found.faults) == [2]
+    assert "Dead" in found.faults[2]
+    assert "dying" in found.faults[2]
+    assert sum(found.events.values()) == 2
+
+
+def test_a_fault_of_the_simulator_is_told_and_fails_the_run(monkeypatch, capsys, tmp_path):
+    results = iter([Found(seeds=1), Found(seeds=1, faults={730002879: "Dead"})])
+    monkeypatch.setattr("tests.simulation.run.run", lambda _: next(results))
+    monkeypatch.setattr("tests.simulation.run.many", lambda *_: results)
+    monkeypatch.setattr(sys, "argv", ["run", "--json", str(tmp_path / "out.json")])
+    assert main() == 1
+    assert "seed 730002879: the simulator failed\nDead" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out.json").read_text())["faults"] == 1
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_deliberate_defect_fits_the_code(name):
+    """Planted and taken out again: what it replaces is there."""
+    for _ in range(2):
+        with contextmanager(DEFECTS[name])():
+            pass
 
 
 def digest(seed: int) -> str:

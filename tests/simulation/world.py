@@ -40,8 +40,9 @@ LEAST_EVENTS = 300
 class World:
     """Made for one seed; `run` raises Violation. counts: what happened, by kind."""
 
-    def __init__(self, seed: int, loop: VirtualLoop) -> None:
-        self.rng, self.loop = loop.rng, loop
+    def __init__(self, seed: int, loop: VirtualLoop, storm: Callable[[World], Storm]) -> None:
+        """storm: what goes wrong in it."""
+        self.rng, self.loop, self._storm = loop.rng, loop, storm
         self.checks = Checks(loop, max_staleness=self.rng.choice((1, 4)))
         self.network = Network(loop, self.checks.said)
         self.platter = Platter(self.rng)
@@ -82,7 +83,7 @@ class World:
             self.start_front(front)
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
-        Storm(self).begin()
+        self._storm(self).begin()
         await self._watch(lambda: self.loop.now >= (ROTTING_STORM_S if self.rotting else STORM_S))
         await self._peace()
 
@@ -211,8 +212,11 @@ class World:
         if [state.checksums() for state in self.core.engine.states] != before:
             raise Violation(10, "the state after a restart differs")
         if self.record:
+            assert self.core_process is not None
+            self.counts["replays beside a core about to die"] += self.core_process.countdown is not None
+            auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core's own may be about to die
             try:
-                again = restore(self.core.writer._db, DIRECTORY, self.core.disk, from_start=True)
+                again = restore(self.core.writer._db, DIRECTORY, auditor, from_start=True)
             except UserError as error:
                 raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
             if [state.checksums() for state in again.states] != before:
@@ -326,7 +330,9 @@ class World:
 
     def start_island(self, name: str) -> None:
         """A new process of a learner."""
-        if name in self.islands and self.islands[name].process.alive:
+        current = self.islands.get(name)
+        if current is not None and current.process.alive:
+            current.due_again = current.leaving
             return
         life = self.lives[name]
         self.lives[name] += 1
@@ -338,6 +344,9 @@ class World:
     def _island_died(self, island: Island) -> None:
         self.checks.note(f"{island.process.name} dies")
         self._hang_up(island.process)
+        if island.due_again:  # its good-bye took longer than it was to stay away
+            self.counts["started as soon as they had left"] += 1
+            self.loop.after(0.0, self.start_island, island.name)
 
     def _hang_up(self, caller: Process) -> None:
         for call in [call for call in self.network.calls if call.learner is caller]:

@@ -1,0 +1,66 @@
+"""What seeds once found, written down fault by fault.
+
+A seed means something else as soon as anything draws one more random number. A transcript says itself what goes wrong,
+and asserts that it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from tests.simulation.network import Weather
+from tests.simulation.seed import simulate
+from tests.simulation.storm import STORM_S, Storm
+
+Faults = Iterator[tuple[float, Callable[[], None]]]
+
+
+class Transcript(Storm):
+    """Nothing goes wrong but what it says."""
+
+    def begin(self) -> None:
+        self._world.rotting = False
+        self._world.network.weather = Weather(0.005, 0.0, 0.0, 0.0, 0.0)
+        super().begin()
+
+
+class LongGoodBye(Transcript):
+    """Learners end after the storm, and are due again before their good-byes were heard (found by seed 445270423)."""
+
+    def _faults(self) -> Faults:
+        for name in self._world.names:
+            yield STORM_S + 0.1, partial(self._go_slowly, name)
+
+    def _go_slowly(self, name: str) -> None:
+        self._world.network.late_s[self._world.islands[name].process] = 1.5
+        self._leave(name, away_s=0.5)
+
+
+def test_a_learner_whose_good_bye_takes_longer_than_its_absence_is_back_afterwards():
+    world = simulate(1, LongGoodBye)
+    assert world.counts["started as soon as they had left"] == len(world.names)
+
+
+class DyingAuditee(Transcript):
+    """The core that is back for the last account is about to die (found by seed 730002879)."""
+
+    def begin(self) -> None:
+        self._world.record = True
+        super().begin()
+
+    def _faults(self) -> Faults:
+        yield STORM_S, self._when_it_is_back
+
+    def _when_it_is_back(self) -> None:
+        world = self._world
+        if world.lives["core"] > 1 and world.core is not None and world.core_process is not None:
+            world.core_process.countdown = 20
+        else:
+            world.loop.after(0.01, self._when_it_is_back)
+
+
+def test_the_last_account_does_not_die_with_the_core():
+    world = simulate(1, DyingAuditee)
+    assert world.counts["replays beside a core about to die"] == 1
+    assert world.counts["replayed from the start"] == 1
