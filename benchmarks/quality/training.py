@@ -119,8 +119,7 @@ class Training:
         checked = [codec.check_frame(p, span, self.settings.codec) for p, span in zip(payloads, frames, strict=True)]
         norms_sq = merge.norms_sq(self.layout.fragments[fragment], [squares for _, squares in checked])
         norm = float(np.sqrt(norms_sq.sum()))
-        verdict = self.guard.judge(fragment, norm, outstanding.steps)
-        self.guard.note(fragment, norm, outstanding.steps)
+        verdict = self.guard.enter(fragment, learner, norm, outstanding.steps, self.processes.keys())
         assert not verdict.refusal, verdict.refusal
         contents = tuple(content for content, _ in checked)
         received = Received(learner, self.settings.codec, norms_sq, verdict.scale, contents)

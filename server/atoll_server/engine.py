@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -187,6 +187,11 @@ class Engine:
         """What the disk has free now: a snapshot and the ledger must still find room when all uploads are here."""
         kept = self.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self.layout.parameters
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
+
+    def present(self) -> Set[str]:
+        """Learners that may be expected to contribute."""
+        now = time.monotonic()
+        return {name for name, member in self.syncer.members.items() if member.expected(now)}
 
     def pending_bytes(self, learner: str) -> int:
         """Of a learner's acknowledged contributions that have no fate yet."""

@@ -170,14 +170,14 @@ def receipts(
     return found
 
 
-def latest_norms(db: sqlite3.Connection, generation: int, fragment: int, limit: int) -> list[tuple[float, int]]:
-    """Norm and steps of the last contributions to a fragment that had finite values, oldest first."""
+def latest_norms(db: sqlite3.Connection, generation: int, fragment: int, limit: int) -> list[tuple[str, float, int]]:
+    """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first."""
     query = (
-        "SELECT norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "
-        "AND norms_sq<>'[]' ORDER BY rowid DESC LIMIT ?"
+        "SELECT learner, norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "
+        "AND fate<>'refused' ORDER BY rowid DESC LIMIT ?"
     )
     rows = db.execute(query, (generation, fragment, limit)).fetchall()
-    return [(math.sqrt(math.fsum(json.loads(norms_sq))), steps) for norms_sq, steps in reversed(rows)]
+    return [(name, math.sqrt(math.fsum(json.loads(norms_sq))), steps) for name, norms_sq, steps in reversed(rows)]
 
 
 def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:

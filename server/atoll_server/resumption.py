@@ -50,8 +50,8 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
     engine.spool.prepare(engine.generation, len(engine.layout.fragments))
     engine.spool.used_bytes = sum(size for path, size in room.items() if engine.disk.exists(path))
     for fragment in range(len(engine.layout.fragments)):
-        for norm, steps in ledger.latest_norms(db, engine.generation, fragment, engine.guard.window):
-            engine.guard.note(fragment, norm, steps)
+        for learner, norm, steps in ledger.latest_norms(db, engine.generation, fragment, engine.guard.window):
+            engine.guard.note(fragment, learner, norm, steps)
     for fragment, made_again in restored.updates.items():
         for update in made_again:
             values = (fragment, update.version)

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,6 +58,9 @@ class Books(Protocol):
     def pending_bytes(self, learner: str) -> int:
         """Of its acknowledged contributions that have no fate yet."""
 
+    def present(self) -> Set[str]:
+        """Learners that may be expected to contribute."""
+
 
 class Uploads:
     """All uploads that are not yet whole, and the newest receipt of each learner and fragment."""
@@ -81,6 +84,8 @@ class Uploads:
         self._ended: dict[Key, asyncio.Event] = {}  # of the growing ones
         self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
         self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
+        self._begun_in: dict[Key, int] = {}  # of the growing ones: the fragment's round when they were offered
+        self._refused_in: dict[tuple[str, int], int] = {}  # by learner and fragment: the newest that was refused
 
     def offer(
         self, header: pb.PushHeader, version: int, rounds: FragmentRounds, max_staleness: int, now: float
@@ -112,11 +117,16 @@ class Uploads:
             waits_for.append(newest.receipt.seq)
         if waits_for:
             raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {waits_for[0]} is still pending")
+        if self._refused_in.get((key.learner, key.fragment)) == rounds.cycle:
+            text = f"contribution {key} must wait: the one before it was refused; the next round takes another"
+            raise Refused(Status.RESOURCE_EXHAUSTED, text)
         if header.cycle > rounds.cycle:
             header.cycle = 0  # it answers a round that a restart of this core forgot: no round's answer
         check_header(header, self._layout.fragments[key.fragment], self._codec)
         check_age(header, version, rounds.staleness(header.base_version), max_staleness)
-        return self._admit(header, key, now)
+        upload = self._admit(header, key, now)
+        self._begun_in[key] = rounds.cycle
+        return upload
 
     def _admit(self, header: pb.PushHeader, key: Key, now: float) -> Upload:
         self._give_up(k for k in self._growing if (k.learner, k.fragment) == (key.learner, key.fragment))
@@ -225,6 +235,8 @@ class Uploads:
         self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it since
         del self._finishing[key]
         if receipt.fate == pb.FATE_REFUSED:
+            # Each has a row in the ledger for ever: at most one in a round, however soon the next is sent.
+            self._refused_in[key.learner, key.fragment] = self._begun_in[key]
             self._drop(key)
         else:
             self._forget(key)
@@ -244,8 +256,7 @@ class Uploads:
         upload.check()
         if not norms.max(initial=0.0) <= LARGEST_NORM**2:
             return await self._books.refuse(row, f"its norm is {norm:.3g}: this island's training has diverged")
-        verdict = self._guard.judge(key.fragment, norm, header.steps)
-        self._guard.note(key.fragment, norm, header.steps)
+        verdict = self._guard.enter(key.fragment, key.learner, norm, header.steps, self._books.present())
         row = replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale)
         if verdict.refusal:
             return await self._books.refuse(row, verdict.refusal)
@@ -288,7 +299,7 @@ class Uploads:
 
     def _forget(self, key: Key) -> None:
         self._growing_bytes[key.learner] -= self._growing.pop(key).size_bytes
-        del self._headers[key]
+        del self._headers[key], self._begun_in[key]
         self._ended.pop(key).set()
 
     def unwritten_bytes(self) -> int:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 import random
+from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,11 @@ class Door:
         self._spool.prepare(1, len(LAYOUT.fragments))
         guard = Guard(len(LAYOUT.fragments), 8, 100.0, 10.0)
         self._uploads = Uploads(LAYOUT, Codec.INT4, 1, self._spool, LIMITS, self._workers, guard, self)
-        self._sequence, self._kept = itertools.count(1), dict[Key, tuple[ContributionRow, Stored]]()
+        self._cycles, self._sequence, self._kept = (
+            itertools.count(CYCLE),
+            itertools.count(1),
+            dict[Key, tuple[ContributionRow, Stored]](),
+        )
         rng = np.random.default_rng(0)
         self._sound = []
         for fragment in LAYOUT.fragments:
@@ -73,6 +78,9 @@ class Door:
 
     def pending_bytes(self, _learner: str) -> int:
         return 0
+
+    def present(self) -> Set[str]:
+        return set()
 
     def one(self, rng: random.Random) -> bool:
         """One contribution: acknowledged, or refused, or not whole."""
@@ -133,7 +141,7 @@ class Door:
         return taken
 
     async def _push(self, header: pb.PushHeader, frames: list[pb.Frame]) -> bool:
-        upload = self._uploads.offer(header, VERSION, FragmentRounds(VERSION, CYCLE), MOST_STALENESS, 0.0)
+        upload = self._uploads.offer(header, VERSION, FragmentRounds(VERSION, next(self._cycles)), MOST_STALENESS, 0.0)
         if isinstance(upload, pb.Receipt):
             return True
         check_header(header, LAYOUT.fragments[header.fragment], Codec.INT4)

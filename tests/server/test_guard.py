@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from atoll_server.guard import Guard, Verdict
+from atoll_server.guard import AGREED, Guard, Verdict
 
 
 def guard(norms, steps=24, limit: float = 10.0, clip: float = 0.0, window: int = 8) -> Guard:
     made = Guard(1, window, limit, clip)
     for norm in norms:
-        made.note(0, norm, steps)
+        made.note(0, "a", norm, steps)
     return made
 
 
@@ -41,17 +41,58 @@ def test_clipping_scales_down_to_the_limit_and_touches_nothing_below_it():
     assert usual.judge(0, 80.0, 24).refusal
 
 
-def test_one_islands_garbage_does_not_move_the_median_and_a_change_of_all_does():
+HERE = frozenset("abcd")
+
+
+def test_one_islands_garbage_does_not_move_the_median_however_much_it_sends():
     usual = guard([1.0] * 8)
-    for _ in range(40):  # a quarter of what comes is garbage
-        for norm in (1.0, 1.1, 0.9, 1e6):
-            assert bool(usual.judge(0, norm, 24).refusal) == (norm == 1e6)
-            usual.note(0, norm, 24)
-    refused = 0
-    while usual.judge(0, 50.0, 24).refusal:
-        usual.note(0, 50.0, 24)
-        refused += 1
-        assert refused <= 8, "a change of all is followed within a window"
+    for _ in range(40):
+        for name, norm in (("a", 1.0), ("b", 1.1), ("c", 0.9), *[("d", 1e6)] * 8):
+            assert bool(usual.enter(0, name, norm, 24, HERE).refusal) == (norm == 1e6)
+
+
+def test_what_is_within_the_limit_has_one_learners_share_of_the_window_however_often_it_comes():
+    usual = guard([1.0] * 8)
+    for _ in range(40):
+        for name, norm in (("a", 1.0), ("b", 1.0), *[("d", 9.0)] * 8):
+            assert not usual.enter(0, name, norm, 24, HERE).refusal
+    assert usual.judge(0, 10.1, 24).refusal, "else nine times as much has become what is usual"
+
+
+def test_a_change_of_all_is_followed_after_a_few_rounds():
+    usual = guard([])
+    for _ in range(4):
+        for name in "abcd":
+            usual.enter(0, name, 1.0, 24, HERE)
+    refused = [bool(usual.enter(0, name, 5e3, 24, HERE).refusal) for _ in range(AGREED + 1) for name in "abcd"]
+    assert refused == [True] * (4 * AGREED) + [False] * 4
+    assert not usual.judge(0, 5e3, 24).refusal
+    assert usual.judge(0, 5e4 + 5e3, 24).refusal, "judging goes on"
+
+
+def test_half_of_the_learners_cannot_say_that_all_have_changed_and_who_has_left_has_no_say():
+    usual = guard([])
+    for _ in range(4):
+        for name in "abcd":
+            usual.enter(0, name, 1.0, 24, HERE)
+    for _ in range(3 * AGREED):
+        assert usual.enter(0, "c", 5e3, 24, HERE).refusal
+        assert usual.enter(0, "d", 5e3, 24, HERE).refusal
+    assert not usual.enter(0, "d", 5e3, 24, frozenset("bcd")).refusal
+
+
+def test_steps_that_are_declared_excuse_a_larger_norm_so_far_only():
+    usual = guard([1.0] * 8)
+    assert not usual.judge(0, 99.0, 1 << 40).refusal
+    assert usual.judge(0, 101.0, 1 << 40).refusal
+
+
+def test_learners_without_end_take_no_memory_without_end():
+    usual = guard([1.0] * 8)
+    for number in range(1000):
+        usual.enter(0, f"{number}", 1.0 if number % 2 else 1e6, 24, HERE)
+    (fragment,) = usual._usual
+    assert (len(fragment.taken), len(fragment.refused)) == (8, 8)
 
 
 def test_a_limit_of_zero_is_none_and_zero_norms_judge_nothing():
@@ -64,6 +105,5 @@ def test_norms_that_grow_with_a_warm_up_are_not_refused():
     usual = Guard(1, 32, 10.0, 0.0)
     for number in range(1, rounds):
         norm = number**3 - (number - 1) ** 3  # of a rate that grows with the square of the steps
-        for _ in range(learners):
-            assert not usual.judge(0, norm, 24).refusal, f"round {number}"
-            usual.note(0, norm, 24)
+        for learner in range(learners):
+            assert not usual.enter(0, f"{learner}", norm, 24, HERE).refusal, f"round {number}"

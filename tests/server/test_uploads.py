@@ -51,6 +51,9 @@ class World:
     def pending_bytes(self, _learner) -> int:
         return self.waiting_bytes
 
+    def present(self) -> set[str]:
+        return {"a"}
+
     async def refuse(self, row, reason) -> pb.Receipt:
         self.refused.append((row, reason))
         return pb.Receipt(
@@ -63,13 +66,13 @@ class World:
         await self.may_commit.wait()
         self.committed.append(row.key)
 
-    def offer(self, *, seq: int = 1, incarnation: int = 1, cycle: int = 0):
+    def offer(self, *, seq: int = 1, incarnation: int = 1, cycle: int = 0, now_in: int = 3):
         header = pb.PushHeader(
             session=pb.Session(learner="a", incarnation=incarnation), seq=seq, cycle=cycle, tokens=1, steps=1,
             codec=pb.CODEC_INT4, frames=1, size_bytes=len(PAYLOAD),
             digest=codec.frames_digest([(len(PAYLOAD), crc32c(PAYLOAD))]),
         )  # fmt: skip
-        return self.uploads.offer(header, 0, FragmentRounds(version=0, cycle=3), 4, 0.0)
+        return self.uploads.offer(header, 0, FragmentRounds(version=0, cycle=now_in), 4, 0.0)
 
     async def take(self, upload, payload: bytes = PAYLOAD) -> bool:
         frame = pb.Frame(index=0, crc32c=crc32c(payload), payload=payload)
@@ -138,7 +141,7 @@ def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut
 def test_what_nobody_foresaw_ends_the_core_and_is_not_in_the_way_for_ever(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
-        world.guard.judge = {}.__getitem__
+        world.guard.enter = {}.__getitem__
         upload = world.offer()
         await world.take(upload)
         with pytest.raises(Refused):
@@ -241,7 +244,7 @@ def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_r
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
-            world.guard.note(0, 1e-3, 1)
+            world.guard.note(0, "b", 1e-3, 1)
         upload = world.offer()
         await world.take(upload)
         receipt = await world.uploads.complete(upload)
@@ -256,11 +259,29 @@ def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_r
     asyncio.run(run())
 
 
+def test_a_refused_contribution_is_followed_by_another_in_the_next_round_only(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        for _ in range(8):
+            world.guard.note(0, "b", 1e-3, 1)
+        for seq in range(1, 4):
+            upload = world.offer(seq=seq, incarnation=seq, now_in=seq)
+            await world.take(upload)
+            assert (await world.uploads.complete(upload)).fate == pb.FATE_REFUSED
+            for more in range(20):  # whatever it says that it answers, and whichever process speaks
+                with pytest.raises(Refused) as refused:
+                    world.offer(seq=seq + 1 + more, incarnation=seq + more % 2, cycle=more % 4, now_in=seq)
+                assert refused.value.status is Status.RESOURCE_EXHAUSTED
+        assert len(world.refused) == 3, "one row of the ledger in each round"
+
+    asyncio.run(run())
+
+
 def test_what_is_clipped_is_kept_with_its_scale(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
-            world.guard.note(0, 64 / 4, 1)
+            world.guard.note(0, "b", 64 / 4, 1)
         kept = []
         world.keep = lambda row, stored: kept.append((row, stored)) or asyncio.sleep(0)
         upload = world.offer()
