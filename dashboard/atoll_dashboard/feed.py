@@ -15,6 +15,7 @@ import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import AccessError
+from atoll_wire.links import said
 
 from atoll_dashboard import telling
 from atoll_dashboard.asking import Core
@@ -247,8 +248,7 @@ class Feed:
 
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
     """What is wrong, and what helps."""
-    meant = any(key == "atoll-said" for key, _ in error.trailing_metadata() or ())  # a core's own word, with its cure
-    if error.code() not in AWAY or meant:
+    if error.code() not in AWAY or said(error):
         return f"the core at {address} refused: {error.details()}"
     why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()
     if any(word in why.lower() for word in ("handshake", "certificate", "ssl")):

@@ -7,6 +7,7 @@ from enum import Enum
 
 import grpc
 import grpc.aio
+from atoll_wire.links import said
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
 GOODBYE_S = 5.0  # a core that hangs is not waited for longer
@@ -31,13 +32,12 @@ CURES = {
     grpc.StatusCode.OUT_OF_RANGE: Cure.DROP_WORK,
     grpc.StatusCode.INVALID_ARGUMENT: Cure.GIVE_UP,
     grpc.StatusCode.ALREADY_EXISTS: Cure.GIVE_UP,
-    grpc.StatusCode.UNIMPLEMENTED: Cure.STOP,
 }
 
 
 def cure(error: grpc.aio.AioRpcError) -> Cure:
-    """See the table at the head of outer.proto; whatever is not in it may pass by itself."""
-    return CURES.get(error.code(), Cure.TRY_AGAIN)
+    """See the table at the head of outer.proto; what is not in it, or no core or front has said, may pass by itself."""
+    return CURES.get(error.code(), Cure.TRY_AGAIN) if said(error) else Cure.TRY_AGAIN
 
 
 def one_line(error: grpc.aio.AioRpcError) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ from atoll_wire.frames import FrameStub
 from atoll_wire.lanes import Lanes
 
 MESSAGE_BYTES = 16 << 20
+SAID = (("atoll-said", "1"),)  # trailing metadata of whatever a core or a front answers on purpose
 DEAD_S = 20.0  # without a frame on a connection that was given up: a message is 8 MiB at most, of float32
 
 OPTIONS = [
@@ -50,6 +51,12 @@ def hung_up() -> bool:
     """After a CancelledError: it was the call that was cancelled, with its connection, and not the task that waited."""
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
+
+
+def said(error: grpc.RpcError) -> bool:
+    """Whether a core or a front ended the call so, and not gRPC, a proxy, or whatever else answers on that port."""
+    metadata: Any = error.trailing_metadata()
+    return any(key == SAID[0][0] for key, _ in metadata or ())
 
 
 class Transfers:

@@ -8,12 +8,11 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+from atoll_wire.links import SAID
 
 from atoll_server.refusal import Refused, Status
 
 WINDOW_BYTES = 2 << 20  # on its way to a stream: 25 MB/s at 80 ms; who needs more has more connections
-
-SAID = (("atoll-said", "1"),)  # trailing metadata
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -54,10 +53,10 @@ async def abort(context: Context, refused: Refused) -> NoReturn:
     await end(context, grpc.StatusCode[refused.status.name], refused.detail)
 
 
-async def end(context: Context, code: grpc.StatusCode, details: str) -> NoReturn:
-    """Ends a call with a status; the mark tells a front that it was meant, and that the connection is well."""
+async def end(context: Context, code: grpc.StatusCode, details: str, *, meant: bool = True) -> NoReturn:
+    """Ends a call with a status. The mark tells learners and fronts that it was meant, and the connection is well."""
     try:
-        await context.abort(code, details, SAID)
+        await context.abort(code, details, SAID if meant else ())
     except Exception as error:
         asyncio.get_running_loop().call_soon(_forget, error)
         raise

@@ -14,9 +14,9 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.errors import UserError
+from atoll_wire.links import said
 from rich.table import Table
 
-from atoll_server.calls import SAID
 from atoll_server.showing import console
 from atoll_server.tokens import BEARER, HEADER
 
@@ -49,9 +49,7 @@ def operator(remote: Remote) -> Iterator[rpc.OperatorStub]:
         try:
             yield rpc.OperatorStub(channel)
         except grpc.RpcError as error:
-            said: Any = error.trailing_metadata() or ()
-            meant = any(key == SAID[0][0] for key, _ in said)
-            if error.code() in AWAY and not meant:
+            if error.code() in AWAY and not said(error):
                 cure = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
                 raise OperatorError(f"no core answers at {address} ({error.details()}): {cure}") from error
             raise OperatorError(f"the core at {address} refused: {error.details()}") from error

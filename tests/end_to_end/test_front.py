@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from tests.end_to_end.relay import Relay
@@ -32,6 +34,25 @@ def test_learners_behind_a_front_train_and_updates_come_once(tmp_path):
     assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates(figures), (
         "and was used by all"
     )
+
+
+def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
+    with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address) as eu:
+        over: list[bool] = []
+        trainee = Trainee(eu.address, "a", lambda _: bool(over))
+        trainee.start()
+        eventually(lambda: hasattr(trainee, "learner") and trainee.learner.stats().merged > 2)
+        it.kill()
+        stranger = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+        stranger.add_insecure_port(it.address)
+        stranger.start()
+        eventually(lambda: "not found" in trainee.learner.stats().last_error or not trainee.is_alive())
+        stranger.stop(0).wait()
+        it.start()
+        before = trainee.learner.stats().merged
+        eventually(lambda: trainee.learner.stats().merged > before + 2)
+        over.append(True)
+        trainee.done()
 
 
 def test_a_front_that_is_killed_costs_its_learners_a_reconnect(tmp_path):

@@ -23,6 +23,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, TensorSpec, plan
+from atoll_wire.links import SAID
 from safetensors.torch import load
 
 RUN, CODEC = "fake", Codec.INT4
@@ -215,7 +216,7 @@ class FakeCore(rpc.OuterServicer):
                 who = (request.session.learner, request.session.incarnation, request.fragment)
                 receipts = [self.receipts[key] for key in sorted(self.receipts) if key[:3] == who][-1:]
             elif (request.fragment, request.version) not in self.updates:
-                context.abort(grpc.StatusCode.NOT_FOUND, "not kept: fetch the fragment whole")
+                _refuse(context, grpc.StatusCode.NOT_FOUND, "not kept: fetch the fragment whole")
             else:
                 version, coded = request.version, CODEC
                 payloads, crc, receipts = self.updates[request.fragment, request.version]
@@ -252,9 +253,9 @@ class FakeCore(rpc.OuterServicer):
         self.asked[method] += 1
         self._gate.wait()
         if self.answers[method]:
-            context.abort(*self.answers[method].popleft())
+            _refuse(context, *self.answers[method].popleft())
         if session is not None and session.token not in self.sessions:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown session: join again")
+            _refuse(context, grpc.StatusCode.UNAUTHENTICATED, "unknown session: join again")
 
     def _merge(self, fragment_index: int) -> None:
         fragment, keys = self.layout.fragments[fragment_index], self.pending(fragment_index)
@@ -291,6 +292,12 @@ class FakeCore(rpc.OuterServicer):
         rpc.add_OuterServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
         self._server.start()
+
+
+def _refuse(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> None:
+    """As a core does, with its mark."""
+    context.set_trailing_metadata(SAID)
+    context.abort(code, details)
 
 
 def _spec(tensor: pb.Tensor) -> TensorSpec:

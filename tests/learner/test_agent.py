@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
@@ -311,6 +312,20 @@ def test_a_fenced_learner_stops_with_one_line(core):
     core.open(0)
     with pytest.raises(LearnerError, match="started again elsewhere"), loop.learner:
         loop.until(lambda: False)
+
+
+def test_a_stranger_that_answers_on_the_cores_port_does_not_end_training(core):
+    loop = Loop(core.address)
+    with loop.learner as learner:
+        core.stop()
+        stranger = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+        stranger.add_insecure_port(core.address)
+        stranger.start()
+        loop.until(lambda: "unimplemented" in learner.stats().last_error)
+        stranger.stop(0).wait()
+        core.start()
+        loop.until(lambda: learner.stats().connected)
+        flown(loop, core)
 
 
 def test_a_receipt_of_a_merge_alone_is_not_adopted(core):

@@ -10,7 +10,8 @@ import pytest
 from atoll import handover as handover_module
 from atoll.adoption import Fate
 from atoll.handover import AT_ONCE, Handover, Prepared
-from atoll.transport import CURES, LONGEST_BACKOFF_S, Cure, backoff_s
+from atoll.transport import CURES, LONGEST_BACKOFF_S, Cure, backoff_s, cure
+from atoll_wire.links import SAID
 
 ONE = np.ones(1, np.float32)
 
@@ -21,6 +22,16 @@ def test_every_status_of_the_contract_has_its_cure():
     assert CURES[grpc.StatusCode.OUT_OF_RANGE] is Cure.DROP_WORK
     for passing in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DATA_LOSS):
         assert passing not in CURES
+
+
+def refusal(code: grpc.StatusCode, *trailing: tuple[str, str]) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), "no")
+
+
+@pytest.mark.parametrize("code", grpc.StatusCode)
+def test_only_what_a_core_or_a_front_said_is_acted_upon(code):
+    assert cure(refusal(code)) is Cure.TRY_AGAIN
+    assert cure(refusal(code, *SAID)) is CURES.get(code, Cure.TRY_AGAIN)
 
 
 @pytest.mark.parametrize("attempt", range(40))

@@ -13,7 +13,7 @@ import structlog
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.frames import Sent, WireFrame, frames_in
-from atoll_wire.links import hung_up
+from atoll_wire.links import SAID, hung_up, said
 from atoll_wire.streams import download
 
 from atoll_server.front.metrics import FrontMetrics
@@ -137,7 +137,7 @@ class Fetching:
                 self._sessions.refused(request.session)
                 item.failed(SpoiltError)
             else:
-                item.failed(partial(_again, error.code(), error.details() or ""))
+                item.failed(partial(_again, error.code(), error.details() or "", SAID if said(error) else ()))
         except asyncio.CancelledError:
             item.failed(partial(_again, grpc.StatusCode.UNAVAILABLE, "the connection to the core was given up"))
             if not hung_up():
@@ -171,5 +171,5 @@ class Fetching:
         await asyncio.gather(*self._bringing, return_exceptions=True)
 
 
-def _again(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+def _again(code: grpc.StatusCode, details: str, mark: tuple[tuple[str, str], ...] = ()) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*mark), details)

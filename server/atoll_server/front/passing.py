@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.links import hung_up
+from atoll_wire.links import hung_up, said
 
 from atoll_server.acts import Acts
 from atoll_server.calls import Context, abort, end, let_go
@@ -64,7 +64,7 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
             acts.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
-            await end(context, error.code(), error.details() or "")
+            await end(context, error.code(), error.details() or "", meant=said(error))
         except asyncio.CancelledError:
             if not hung_up():
                 raise

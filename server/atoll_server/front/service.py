@@ -18,7 +18,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.certificate import Role
 from atoll_wire.checksums import crc32c
 from atoll_wire.frames import Pushed, Sent
-from atoll_wire.links import hung_up
+from atoll_wire.links import hung_up, said
 from atoll_wire.logs import contribution
 
 from atoll_server.acts import Acts
@@ -236,8 +236,7 @@ class FrontService(rpc.OuterServicer):
             if lost(error):
                 self._metrics.core_up.set(0)
                 self._upstream.suspect(link)
-            # INTERNAL: gRPC's word for a message written to a call that had ended, whatever that ended with.
-            if lost(error) or code in {grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL}:
+            if not said(error):  # by gRPC, or by a stranger on the core's port: it ends no learner
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {self._upstream.address}: {details}"
             if session is not None:
                 self._sessions.refused(session)

@@ -13,9 +13,7 @@ import structlog
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.frames import FrameStub
 from atoll_wire.lanes import Closing
-from atoll_wire.links import Link, retire
-
-from atoll_server.calls import SAID
+from atoll_wire.links import Link, retire, said
 
 log = structlog.get_logger()
 
@@ -129,5 +127,4 @@ class Upstream:
 
 def lost(error: grpc.aio.AioRpcError) -> bool:
     """Whether a call failed with its connection: the core did not say so, and nobody here hung up."""
-    said = {key for key, _ in error.trailing_metadata() or ()}
-    return error.code() is grpc.StatusCode.UNAVAILABLE and SAID[0][0] not in said
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not said(error)
