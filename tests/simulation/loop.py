@@ -12,6 +12,7 @@ import heapq
 import itertools
 import random
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -28,7 +29,8 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive, self.born = True, time.time()
-        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []  # in the order of their starts; some may have ended
+        self._many = 64  # when to look which have
         self.on_death: list[Callable[[], None]] = []
         self.countdown: int | None = None  # touches of the disk and crash points until it is killed
 
@@ -43,10 +45,18 @@ class Process:
         if not self.alive:
             return
         self.alive = False
-        for task in list(self.tasks):
-            task.cancel()
+        for task in [task() for task in self._tasks]:
+            if task is not None:
+                task.cancel()
         for told in self.on_death:
             told()
+
+    def owns(self, task: asyncio.Task[Any]) -> None:
+        """It dies with this process."""
+        self._tasks.append(weakref.ref(task))
+        if len(self._tasks) >= self._many:
+            self._tasks = [each for each in self._tasks if (task_ := each()) is not None and not task_.done()]
+            self._many = 64 + 2 * len(self._tasks)
 
     def touch(self) -> None:
         """Something outside of its memory is touched. Raises Dead, at the latest when the countdown has ended."""
@@ -64,13 +74,37 @@ def here() -> Process | None:
     return PROCESS.get()
 
 
+class Handle:
+    """What is to be done: asyncio's own does more, and most of what a seed costs is this. context: None is the world's.
+
+    process: whose death ends it; nobody's if None.
+    """
+
+    __slots__ = ("_at", "args", "callback", "context", "done", "process")
+
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], context: Any, process: Process | None, at: float
+    ) -> None:
+        self.callback, self.args, self.context, self.process = callback, args, context, process
+        self._at, self.done = at, False
+
+    def cancel(self) -> None:
+        self.done = True
+
+    def cancelled(self) -> bool:
+        return self.done
+
+    def when(self) -> float:
+        return self._at
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """time() is what the simulation says. slow_s: a mean of what threads take; now and then much longer."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.rng, self.now, self.slow_s = rng, 0.0, 0.002
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Handle]] = []
         self._numbers = itertools.count()
         self.set_task_factory(_task)
         self.set_exception_handler(self._unhandled)
@@ -82,7 +116,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """One turn of the loop. Nothing comes from outside, so waiting is a jump of the clock."""
         ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2].done:
             heapq.heappop(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             assert timers, "nothing is left that could ever happen"
@@ -91,47 +125,48 @@ class VirtualLoop(asyncio.BaseEventLoop):
             ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+            if handle.done or (handle.process is not None and not handle.process.alive):
+                continue
+            try:
+                if handle.context is None:
+                    handle.callback(*handle.args)
+                else:
+                    handle.context.run(handle.callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"{handle.callback} raised", "exception": error})
 
     def _write_to_self(self) -> None:
         """Nothing has to be woken up."""
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
 
     def get_debug(self) -> bool:
         """Asked for every handle."""
         return False
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
-        """As the base, without its checks for what cannot be here: it is most of what a loop does."""
-        handle = asyncio.Handle(callback, args, self, context)
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        """As the base, without its checks for what cannot be here."""
+        context = contextvars.copy_context() if context is None else context
+        handle = Handle(callback, args, context, None, self.now)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
-    def call_at(
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
+    call_soon_threadsafe = call_soon  # there is one thread
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         """As the base, but for timers of a process that has died meanwhile."""
-        process = here()
-        if process is None:
-            return self._timer(when, callback, args, context)
-
-        def if_alive() -> None:
-            if process.alive:
-                callback(*args)
-
-        return self._timer(when, if_alive, (), context)
+        context = contextvars.copy_context() if context is None else context
+        handle = Handle(callback, args, context, PROCESS.get(), when)
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        return handle
 
     def after(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         """A timer of the world: no process's death ends it."""
-        self._timer(self.now + delay_s, callback, args, contextvars.Context())
-
-    def _timer(self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: Any) -> Any:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._numbers), handle))
-        return handle
+        when = self.now + delay_s
+        heapq.heappush(self._timers, (when, next(self._numbers), Handle(callback, args, None, None, when)))
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Does it at once, but after a delay: threads are slow, not mad."""
@@ -161,11 +196,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Any = None) -> asyncio.Task[Any]:
-    process = context.get(PROCESS) if context is not None else here()
+    process = context.get(PROCESS) if context is not None else PROCESS.get()
     task = asyncio.Task(work, loop=loop, context=context)
     if process is not None:
-        process.tasks[task] = None
-        task.add_done_callback(lambda ended: process.tasks.pop(ended, None))
+        process.owns(task)
         if not process.alive:
             task.cancel()
     return task

@@ -63,6 +63,7 @@ def run(seeds: list[int]) -> Found:
     found = Found(seeds=len(seeds))
     gc.collect()
     gc.freeze()  # only what a seed leaves is looked at after it
+    gc.disable()
     for seed in seeds:
         try:
             world = simulate(seed)
@@ -77,6 +78,7 @@ def run(seeds: list[int]) -> Found:
         found.counts.update(world.sums())
         del world
         gc.collect()
+    gc.enable()
     return found
 
 

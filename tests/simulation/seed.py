@@ -15,12 +15,12 @@ from unittest import mock
 
 import psutil
 import structlog
-from atoll_server import crash, members
+from atoll_server import crash, members, merge
 from atoll_server.events import Cause, Effect, Merge
 from atoll_server.members import Present
 from atoll_server.rounds import Closing
 from atoll_server.syncer import Syncer
-from atoll_wire import layout
+from atoll_wire import allocator, layout
 
 from tests.simulation.books import Violation
 from tests.simulation.loop import VirtualLoop, here
@@ -49,6 +49,7 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
             (secrets, "token_bytes", rng.randbytes), (secrets, "randbits", rng.getrandbits),
             (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))), (psutil, "Process", _Birth),
             (layout, "FRAME_PARAMETERS", 256), (members, "EXPECTED_S", 3.0), (members, "UNSEEN_ANSWER_S", 4.0),
+            (allocator, "let_go_of_code", lambda _: None), (merge, "warm_up", lambda: None),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(target, name, value))
         crash.watch(lambda _: (process := here()) and process.touch())
@@ -58,11 +59,13 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
 
 def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
     """Runs one seed to its end. Raises Violation; the world is then its `world`. storm: another than the seed's own."""
+    merge.warm_up()
     loop = VirtualLoop(random.Random(seed))
     with determinism(loop), ExitStack() as stack:
         stack.callback(structlog.configure, **structlog.get_config())
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         asyncio.set_event_loop(loop)
+        collects = gc.isenabled()
         gc.disable()
         world = World(seed, loop, storm)
         close = Syncer._close
@@ -94,5 +97,6 @@ def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
                 end()
             loop.close()
             asyncio.set_event_loop(None)
-            gc.enable()
+            if collects:
+                gc.enable()
     return world
