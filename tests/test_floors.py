@@ -14,7 +14,7 @@ PACKAGES = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner",
 FLOORS = {
     "atoll_wire": [
         ["forking"],
-        ["__init__", "errors", "checksums", "allocator", "outer_pb2", "arrivals", "spans", "memory"],
+        ["__init__", "errors", "checksums", "allocator", "outer_pb2", "arrivals", "spans", "memory", "calling"],
         ["outer_pb2_grpc", "layout", "logs", "access"],
         ["certificate", "scrape"],
         ["frames"],
@@ -27,7 +27,8 @@ FLOORS = {
         ["codec"],
     ],
     "atoll_server": [
-        ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget", "process", "diary", "showing"],
+        ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget", "diary", "showing", "served"],
+        ["process"],
         ["settings", "tensorfile", "rows", "guard", "database", "calls", "identity", "acts"],
         ["certificates", "tokens", "outer"],
         ["members", "combining", "roster", "rounds"],  # pure, with the syncer

@@ -79,6 +79,27 @@ def _does_nothing(statement: ast.stmt) -> bool:
     return constant or isinstance(statement, ast.Pass | ast.Continue)
 
 
+PRODUCT = [path for path in CODE if relative(path).split("/")[0] != "benchmarks"]
+PRODUCT += sorted((ROOT / "dashboard").rglob("*.py"))
+STREAMING = {"Initialise", "Follow", "Push", "Fetch", "Report", "Probe", "ExportCheckpoint", "stream_stream"}
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=relative)
+def test_a_streaming_call_is_opened_by_the_block_that_ends_it(path):
+    """One that nobody cancels stays open on both sides, and a connection has room for 64."""
+    if relative(path) == "proto/atoll_wire/frames.py":
+        return  # makes the stub
+    tree = ast.parse(path.read_text())
+    blocks = [item.context_expr for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items]
+    fine = set[ast.AST]()
+    for block in blocks:
+        if isinstance(block, ast.Call) and _last_name(block.func) == "opened" and len(block.args) == 2:
+            fine.update(ast.walk(block.args[1]))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in STREAMING and node not in fine:
+            raise AssertionError(f"line {node.lineno}: `with opened(..., {node.attr}(...)) as call`, see calling.py")
+
+
 def test_a_file_that_may_be_long_still_is():
     for name, reason in LONG_FILES.items():
         assert reason, f"{name}: why?"

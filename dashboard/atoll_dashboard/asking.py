@@ -11,6 +11,7 @@ import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import Access
+from atoll_wire.calling import opened
 
 TIMEOUT_S = 5.0
 SLOW_S = 300.0  # a checkpoint of a large model
@@ -103,6 +104,7 @@ class Core:
 
     async def export(self, token: str) -> AsyncIterator[bytes]:
         """The published model as a safetensors file."""
-        call = self._stub().ExportCheckpoint(pb.ExportCheckpointRequest(), metadata=bearer(token))
-        async for reply in call:
-            yield reply.chunk
+        request = pb.ExportCheckpointRequest()
+        with opened("ExportCheckpoint", self._stub().ExportCheckpoint(request, metadata=bearer(token))) as call:
+            async for reply in call:
+                yield reply.chunk

@@ -22,6 +22,7 @@ import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import Access, AccessError
+from atoll_wire.calling import opened
 from atoll_wire.certificate import CertificateError, Role, may_be, show
 from atoll_wire.layout import LayoutError, TensorSpec, plan
 
@@ -230,7 +231,8 @@ def _model(patient: Patient, told: pb.ProbeReply) -> Iterator[Finding]:
 
 
 def _probe(stub: rpc.DoctorStub, requests: list[pb.ProbeRequest]) -> list[pb.ProbeReply]:
-    return list(stub.Probe(iter(requests), timeout=TIMEOUT_S))
+    with opened("Probe", stub.Probe(iter(requests), timeout=TIMEOUT_S)) as call:
+        return list(call)
 
 
 def _run(told: pb.ProbeReply) -> str:

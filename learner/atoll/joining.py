@@ -8,7 +8,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import psutil
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import LOCAL, Access, AccessError
+from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.certificate import CertificateError, Role, check_role
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, plan
@@ -123,14 +124,13 @@ class Joiner:
                 sha256=await asyncio.to_thread(_sha256, path),
             )
             log.info("sending the first parameters", learner=self._identity.name, size_bytes=header.size_bytes)
-
-            async def requests() -> AsyncIterator[pb.InitialiseRequest]:
-                yield pb.InitialiseRequest(header=header)
-                with path.open("rb") as file:
+            with opened("Initialise", self._standing.link.up.first.Initialise()) as call:
+                with until_it_ends(), path.open("rb") as file:
+                    await call.write(pb.InitialiseRequest(header=header))
                     while chunk := file.read(CHUNK_BYTES):
-                        yield pb.InitialiseRequest(chunk=chunk)
-
-            await self._standing.link.up.first.Initialise(requests())
+                        await call.write(pb.InitialiseRequest(chunk=chunk))
+                    await call.done_writing()
+                await call
             self._counters.bytes_whole += header.size_bytes
 
 

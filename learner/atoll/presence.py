@@ -18,6 +18,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.arrivals import Arrivals
+from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.layout import Layout
 from atoll_wire.links import Link, hung_up, retire
 
@@ -57,6 +58,7 @@ class Presence:
     ) -> None:
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._on_ready, self._entered, self._said_away = on_ready, False, False
+        self._leaving = False
         self._rng = random.Random()  # noqa: S311 - jitter
         self._dial, self._links = dial, [dial(address, identity.access) for address in identity.addresses]
         self._retired: set[asyncio.Task[None]] = set()
@@ -85,7 +87,10 @@ class Presence:
                         if time.monotonic() - joined_at > HELD_S:
                             short, began = 0, time.monotonic()
                 except grpc.aio.AioRpcError as error:
-                    self._note(error, time.monotonic() - began)
+                    if not self._leaving:  # else it is how the core says that it heard
+                        self._note(error, time.monotonic() - began)
+                if self._leaving:
+                    await asyncio.Event().wait()
                 self.standing.connected.clear()
                 self._counters.connected = False
                 await asyncio.sleep(self._pause_s(time.monotonic() - began, short))
@@ -207,30 +212,38 @@ class Presence:
     async def _follow(self) -> None:
         standing = self.standing
         request = pb.FollowRequest(session=standing.session, log=standing.log, sequence=standing.sequence)
-        async for happening in standing.link.control.Follow(request):
-            standing.log, standing.sequence = happening.log, happening.sequence
-            self._arrivals.saw(time.monotonic())
-            match happening.WhichOneof("what"):
-                case "current":
-                    self._sender.ask_again()  # the state tells versions, but not the fates since our last position
-                    self._counters.told(happening.current.run_tokens)
-                    for line, version in standing.newest(happening.current.versions):
-                        self._fetcher.heard_of(line, version)
-                    for opened in happening.current.open:
-                        self._opened(opened)
-                    self._pause(happening.current.paused.reason)
-                case "opened":
-                    self._opened(happening.opened)
-                case "published":
-                    self._counters.told(happening.published.run_tokens)
-                    line = standing.line(happening.published.fragment)
-                    self._fetcher.heard_of(line, happening.published.version)
-                case "receipt":
-                    self._sender.decided(happening.receipt)
-                case "paused":
-                    self._pause(happening.paused.reason)
-                case "shutting_down":
+        with opened("Follow", standing.link.control.Follow(request)) as call:
+            async for happening in call:
+                if not self._happened(happening):
                     return
+
+    def _happened(self, happening: pb.Happening) -> bool:
+        """Takes in what the core tells; whether it goes on telling."""
+        standing = self.standing
+        standing.log, standing.sequence = happening.log, happening.sequence
+        self._arrivals.saw(time.monotonic())
+        match happening.WhichOneof("what"):
+            case "current":
+                self._sender.ask_again()  # the state tells versions, but not the fates since our last position
+                self._counters.told(happening.current.run_tokens)
+                for line, version in standing.newest(happening.current.versions):
+                    self._fetcher.heard_of(line, version)
+                for round_opened in happening.current.open:
+                    self._opened(round_opened)
+                self._pause(happening.current.paused.reason)
+            case "opened":
+                self._opened(happening.opened)
+            case "published":
+                self._counters.told(happening.published.run_tokens)
+                line = standing.line(happening.published.fragment)
+                self._fetcher.heard_of(line, happening.published.version)
+            case "receipt":
+                self._sender.decided(happening.receipt)
+            case "paused":
+                self._pause(happening.paused.reason)
+            case "shutting_down":
+                return False
+        return True
 
     def _pause(self, reason: str) -> None:
         self._counters.stands = reason
@@ -248,24 +261,23 @@ class Presence:
     # ------------------------------------------------------------------------------ reporting
 
     async def _report(self) -> None:
-        call = self.standing.link.control.Report()
         told, told_at = -1, 0.0
-        while not call.done():
-            for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
-                self._decline(due.fragment, due.cycle, "no inner step while it was open")
-            now = time.monotonic()
-            news = bool(self._handover.adopted or self._handover.declined) or self._counters.steps != told
-            if news or now - told_at >= LONGEST_REPORT_S:
-                progress = self._progress()
-                if told < 0:
-                    progress.session.CopyFrom(self.standing.session)
-                told, told_at = progress.steps, now
-                try:
-                    await call.write(progress)
-                except asyncio.InvalidStateError:
-                    break  # the call ended meanwhile; awaiting it says why
-            await asyncio.sleep(REPORT_S)
-        await call
+        with opened("Report", self.standing.link.control.Report()) as call:
+            while not call.done():
+                for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
+                    self._decline(due.fragment, due.cycle, "no inner step while it was open")
+                now = time.monotonic()
+                news = bool(self._handover.adopted or self._handover.declined) or self._counters.steps != told
+                if news or now - told_at >= LONGEST_REPORT_S:
+                    progress = self._progress()
+                    if told < 0:
+                        progress.session.CopyFrom(self.standing.session)
+                    told, told_at = progress.steps, now
+                    with until_it_ends():
+                        await call.write(progress)
+                if not call.done():
+                    await asyncio.sleep(REPORT_S)
+            await call
 
     def _progress(self) -> pb.Progress:
         """All counters, and what was adopted and declined since the last message, as much as one takes."""
@@ -282,7 +294,8 @@ class Presence:
         self._sender.send(self.standing.lines[taken.fragment], taken)
 
     async def say_goodbye(self) -> None:
-        """Leaves cleanly if the core is there."""
+        """Leaves cleanly if the core is there. Whoever calls it ends `live` then: there is no joining again."""
+        self._leaving = True
         if self.standing.connected.is_set():
             request = pb.LeaveRequest(session=self.standing.session, last=self._progress())
             try:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from atoll_wire import calling, scrape
 from atoll_wire import outer_pb2 as pb
-from atoll_wire import scrape
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -141,6 +141,10 @@ class LearnerMetrics(Collector):
             yield self._counter(name, text, {"": value})
         directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
         yield self._counter("atoll_local_payload_bytes", "Payload bytes", directions)
+        streams = GaugeMetricFamily("atoll_local_open_calls", "Streams to the core", labels=["learner", "method"])
+        for method, count in sorted(calling.open_calls().items()):
+            streams.add_metric([self._name, method], count)
+        yield streams
         for name, text, value in (
             ("atoll_local_loss", "Latest training loss", c.loss),
             ("atoll_local_step_seconds", "Smoothed step time", c.step_time_s),

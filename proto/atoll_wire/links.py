@@ -67,7 +67,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def of(self, call: Call) -> Iterator[Callable[[], None]]:
-        """While it lasts; what is given is called for each frame. The call is cancelled at the end."""
+        """While it lasts; what is given is called for each frame."""
 
         def moved() -> None:
             self._moved_at[call] = time.monotonic()
@@ -77,7 +77,6 @@ class Transfers:
             yield moved
         finally:
             del self._moved_at[call]
-            call.cancel()
 
     async def end(self) -> None:
         """Waits for those whose frames still move, and cancels the others: the connection was given up."""

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.checksums import crc32c
 from atoll_wire.frames import WireFrame, frames_in
 from atoll_wire.lanes import Carried, Lane
@@ -40,8 +41,11 @@ async def upload(
     # Before the core makes room for it: waiting may be long.
     lane = None if known else await link.up.take()
     header = head()
-    call = link.offers.Push()
-    with link.transfers.of(call) as moved, link.up.carrying() as carried:
+    with (
+        opened("Push", link.offers.Push()) as call,
+        link.transfers.of(call) as moved,
+        link.up.carrying() as carried,
+    ):
         streams = _Streams(link, header, messages, lane, sent, moved, carried, call.cancel)
         try:
             asked_at = time.monotonic()
@@ -164,8 +168,8 @@ class _Streams:
         if not frames:
             self._link.up.give(lane)
             return
-        call, mine = lane.stub.Push(), set[int]()
-        with self._link.transfers.of(call) as moved:
+        mine = set[int]()
+        with opened("Push", lane.stub.Push()) as call, self._link.transfers.of(call) as moved:
             hearing = asyncio.create_task(self._hear(call))
             try:
                 await self._send(call, frames, mine, moved)
@@ -196,7 +200,7 @@ class _Streams:
         moved: Callable[[], None],
     ) -> None:
         """Until none is left, or the call has ended: who listens to it knows why."""
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
+        with until_it_ends():
             await call.write(pb.PushRequest(header=self._header))
             while frames:
                 some = [frames.popleft() for _ in range(min(len(frames), self._link.up.together))]
@@ -258,8 +262,11 @@ async def _stripe(link: Link, request: pb.FetchRequest, mine: range, took: Took)
     asked.MergeFrom(request)
     lane = await link.down.take()
     try:
-        call = lane.stub.Fetch(asked)  # what goes on after it was whole, or unsound, is not listened to
-        with link.transfers.of(call) as moved, link.down.carrying() as carried:
+        with (
+            opened("Fetch", lane.stub.Fetch(asked)) as call,
+            link.transfers.of(call) as moved,
+            link.down.carrying() as carried,
+        ):
             carried.waiting(len(missing))
             async for reply in call:
                 moved()

@@ -78,4 +78,6 @@ async def leave(core: Core, entry: Entry, last: pb.Progress | None) -> None:
     await core.writer.commit(partial(ledger.put_learner, row=core.row(entry)))
     if core.engine is not None:
         core.engine.dispatch(ev.Gone(entry.name))
+    if not entry.token:  # nor did it join again meanwhile
+        entry.speaks(b"", Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
     log.info("left", learner=entry.name, incarnation=entry.incarnation)

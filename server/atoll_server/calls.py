@@ -1,10 +1,12 @@
-"""What every gRPC call needs: the channel's limits, the first message of a stream, and a good end."""
+"""What every gRPC call needs: the channel's limits, the first message of a stream, an end in time, and a good one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
@@ -36,16 +38,84 @@ def message_options(most_bytes: int, window_bytes: int = WINDOW_BYTES) -> list[t
     ]
 
 
-async def first(requests: AsyncIterator[T], what: str) -> T:
-    """A stream's first message. Raises Refused when there is none."""
-    async for request in requests:
-        return request
-    raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
-
-
 async def let_go(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
     """Ends a stream that was not read to its end: gRPC's reader holds itself and its call, of a connection's few."""
     await aiter(requests).aclose()
+
+
+class Wait:
+    """What one call waits for, until it is told to end."""
+
+    def __init__(self) -> None:
+        self._why: Refused | None = None
+        self._limit: asyncio.Timeout | None = None
+
+    def end(self, why: Refused) -> None:
+        """Whatever it waits for now or later raises this, made anew."""
+        self._why = self._why or why
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def __call__(self, patience_s: float | None = None, late: str = "") -> AsyncIterator[None]:
+        """Around one wait, never around a `yield`: what it interrupts is the task. Raises Refused; late: what for."""
+        self._check()
+        try:
+            async with asyncio.timeout(patience_s) as self._limit:
+                yield
+        except TimeoutError as error:
+            self._check()
+            raise Refused(Status.UNAVAILABLE, late) from error
+        finally:
+            self._limit = None
+        self._check()  # what came at the same moment is of a session that is over
+
+    async def next(self, messages: AsyncIterator[T], patience_s: float | None = None, late: str = "") -> T | None:
+        """A stream's next message; None at its end. Raises Refused."""
+        async with self(patience_s, late):
+            return await anext(messages, None)
+
+    async def first(self, requests: AsyncIterator[T], what: str) -> T:
+        """A stream's first message. Raises Refused when there is none."""
+        if (request := await self.next(requests)) is None:
+            raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
+        return request
+
+    @asynccontextmanager
+    async def turn(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
+        """One of so many, once it is this call's turn."""
+        async with self():
+            await slots.acquire()
+        try:
+            yield
+        finally:
+            slots.release()
+
+    def _check(self) -> None:
+        if self._why is not None:
+            raise Refused(self._why.status, self._why.detail)
+
+
+class Waits:
+    """Those of a service's calls that may last: they end when it stops, in a moment instead of its whole grace."""
+
+    def __init__(self) -> None:
+        self._waits = WeakSet[Wait]()
+        self._why: Refused | None = None
+
+    def begin(self) -> Wait:
+        """For one call."""
+        wait = Wait()
+        if self._why is not None:
+            wait.end(self._why)
+        self._waits.add(wait)
+        return wait
+
+    def end(self, why: str) -> None:
+        """The service stops: who called comes back, here or elsewhere."""
+        self._why = Refused(Status.UNAVAILABLE, why)
+        for wait in list(self._waits):
+            wait.end(self._why)
 
 
 async def abort(context: Context, refused: Refused) -> NoReturn:

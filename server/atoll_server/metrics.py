@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from atoll_server.served import Served
+
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 # Name, type, labels, meaning: of what a Reading says. Counters are told without their _total, as the library wants it.
@@ -112,6 +114,8 @@ class Metrics(Collector):
                 counter.labels(label)  # 0 from the start: a rate needs something to begin at
         self.read = Reading()  # replaced, never changed
         r.register(self)
+        self.served = Served()
+        r.register(self.served)
         ProcessCollector(registry=r)
 
     def moved(self, region: str, direction: str, codec: Codec, size_bytes: int) -> None:

@@ -17,8 +17,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from atoll_server.served import Served
+
 UNLIMITED_FILES = 10_240  # what macOS takes where it says that there is no limit
-GRACE_S = 10.0  # for calls that run when a process is asked to stop
+GRACE_S = 10.0  # for what a process that is asked to stop does for somebody: a checkpoint, an acknowledgement
+QUICK_S = 0.5  # for calls that only carry: who is not through with one by then goes on with it later
+LOOK_S = 0.02
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 
 
@@ -28,20 +32,24 @@ class SettingsError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """A gRPC server beside its health."""
+    """A gRPC server beside its health. served: its calls."""
 
     server: grpc.aio.Server
+    served: Served
     health: health_aio.HealthServicer
     credentials: grpc.ServerCredentials | None
 
     @classmethod
-    def of(cls, server: grpc.aio.Server, listen: Iterable[str], access: Access) -> Public:
-        """Adds health, and on loopback reflection. Raises AccessError."""
+    def of(
+        cls, listen: Iterable[str], access: Access, options: list[tuple[str, int]], most_calls: int, served: Served
+    ) -> Public:
+        """With health, and on loopback reflection. Raises AccessError."""
+        server = grpc.aio.server(interceptors=[served], options=options, maximum_concurrent_rpcs=most_calls)
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         if on_loopback(listen):
             reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-        return cls(server, health, access.serving())
+        return cls(server, served, health, access.serving())
 
     def bind(self, address: str) -> str:
         """Returns the address with its port, which may be the system's choice. Raises SettingsError."""
@@ -65,9 +73,14 @@ class Public:
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def end(self, grace_s: float = GRACE_S) -> None:
-        """Calls that run may end by themselves within the grace."""
+        """Takes no more calls. Those that run may end by themselves within the grace, unless they only carry."""
         await self.health.enter_graceful_shutdown()
-        await self.server.stop(grace_s)
+        stopping = asyncio.create_task(self.server.stop(grace_s))
+        await asyncio.wait({stopping}, timeout=QUICK_S)
+        while not stopping.done() and self.served.doing():
+            await asyncio.wait({stopping}, timeout=LOOK_S)
+        await self.server.stop(None)
+        await stopping
 
 
 def open_files() -> None:

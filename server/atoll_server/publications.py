@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from atoll_wire import frames
@@ -98,7 +98,7 @@ class HappeningLog:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def follow(self, learner: str, log: int, sequence: int) -> AsyncIterator[pb.Happening]:
+    async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Happening, None]:
         """Happenings after a position; the whole current state when the position is unknown or too old.
 
         When nothing happens, an empty one now and then: who follows learns how long silence may be.

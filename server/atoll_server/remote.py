@@ -13,6 +13,7 @@ import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import LOCAL, Access
+from atoll_wire.calling import opened
 from atoll_wire.errors import UserError
 from atoll_wire.links import said
 from rich.table import Table
@@ -112,9 +113,13 @@ def export_checkpoint(remote: Remote, out: Path, *, initial: bool) -> None:
     """Streams the published model into a file; nothing is left of it when the stream breaks."""
     part = out.with_name(out.name + ".part")
     try:
-        with operator(remote) as stub, part.open("wb") as file:
-            for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest(initial=initial)):
-                file.write(reply.chunk)
+        request = pb.ExportCheckpointRequest(initial=initial)
+        with (
+            operator(remote) as stub,
+            opened("ExportCheckpoint", stub.ExportCheckpoint(request)) as call,
+            part.open("wb") as file,
+        ):
+            file.writelines(reply.chunk for reply in call)
         part.rename(out)
     except OSError as error:
         raise OperatorError(f"{out} cannot be written ({error.strerror}): give another path") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +42,8 @@ class Entry:
     account: Account
     token: bytes = b""  # empty until it joined this core process
     challenge: tuple[int, bytes] = (0, b"")  # nonce of a process that may take the name over, and what proves it lives
-    streams: int = 0  # open Follow and Report calls: it is connected
+    streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
+    due: bool = False  # it was connected when it joined again: its calls are on their way
     reports: Arrivals = field(default_factory=lambda: Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S))
     loss: float = float("nan")
     comeback: Comeback = Comeback()
@@ -53,6 +56,26 @@ class Entry:
     def nonce(self) -> int:
         """Of the process that speaks for the name now."""
         return self.nonces[-1]
+
+    @contextmanager
+    def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
+        """While a Follow or Report call of the session lasts: it is connected. end: told when the session is over."""
+        self.streams[end], self.due = None, False
+        try:
+            yield
+        finally:
+            self.streams.pop(end, None)
+
+    @property
+    def connected(self) -> bool:
+        """Whether its process is there, as far as calls tell."""
+        return self.due or bool(self.streams)
+
+    def speaks(self, token: bytes, why: Refused) -> None:
+        """Another session, or none (no token); calls of the one before, that nobody may listen to, end with this."""
+        self.token, old, self.streams, self.due = token, self.streams, {}, False
+        for end in old:
+            end(why)
 
 
 class Roster:
@@ -97,30 +120,40 @@ class Roster:
             raise evicted(entry)
         if entry is None:
             return self._add(name, region, nonce, age_s, token, wall)
+        over = Refused(Status.UNAUTHENTICATED, f'learner "{name}" joined again since: this call is of before')
+        was_here = entry.connected
         if entry.nonce != nonce:
-            if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # a late Join of a dead process, too
-                raise fenced(name)
-            if entry.streams and not entry.reports.overdue(now):
-                raise Refused(
-                    Status.ALREADY_EXISTS,
-                    f'a learner named "{name}" is connected now: give each island a name of its own, '
-                    "or stop the other one first",
-                )
-            if self._older(entry, age_s, wall):  # or the younger one's Join came so late that it only seems younger
-                text = f'a younger process joined as "{name}" and may come back: wait for its {MOST_PATIENCE_S:.0f} s'
-                raise Refused(Status.UNAVAILABLE, text)
+            self._may_take_over(entry, nonce, incarnation, age_s, wall, now)
             if entry.challenge != (nonce, proof):
                 entry.challenge = (nonce, token)
                 return entry
+            over, was_here = fenced(name), False
             entry.nonces = [*entry.nonces[1 - REMEMBERED :], nonce]
             entry.incarnation += 1
             down_s = entry.account.down_s
             entry.account.joined(wall, age_s, returning=True)
             entry.comeback = Comeback(down_s=entry.account.down_s - down_s)
-        entry.token, entry.region, entry.dirty = token, region, True
+        entry.speaks(token, over)
+        entry.due = was_here
+        entry.region, entry.dirty = region, True
         self._regions.add(region)
         entry.account.left_at = None
         return entry
+
+    def _may_take_over(self, entry: Entry, nonce: int, incarnation: int, age_s: float, wall: float, now: float) -> None:
+        """Raises Refused for another process than the one that speaks for a name, unless that one is gone."""
+        name = entry.name
+        if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # a late Join of a dead process, too
+            raise fenced(name)
+        if entry.connected and not entry.reports.overdue(now):
+            raise Refused(
+                Status.ALREADY_EXISTS,
+                f'a learner named "{name}" is connected now: give each island a name of its own, '
+                "or stop the other one first",
+            )
+        if self._older(entry, age_s, wall):  # or the younger one's Join came so late that it only seems younger
+            text = f'a younger process joined as "{name}" and may come back: wait for its {MOST_PATIENCE_S:.0f} s'
+            raise Refused(Status.UNAVAILABLE, text)
 
     def _older(self, entry: Entry, age_s: float, wall: float) -> bool:
         """Whether a process was replaced by the one that speaks for the name, which may come back any moment."""
@@ -167,7 +200,8 @@ class Roster:
         """Sends a learner away, or lets it in again (no reason)."""
         entry.evicted, entry.dirty = reason, True
         if reason:
-            entry.token, entry.account.left_at = b"", wall
+            entry.speaks(b"", evicted(entry))
+            entry.account.left_at = wall
 
     def tokens(self) -> int:
         """Trained by everybody so far, as reported."""

@@ -10,8 +10,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-import grpc
-import grpc.aio
 import structlog
 from atoll_wire import allocator, frames, scrape
 from atoll_wire import outer_pb2_grpc as rpc
@@ -61,13 +59,12 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         return
     core.acts = Acts(settings.directory / AUDIT_LOG)
     tokens = None if settings.operator_tokens is None else Tokens(settings.operator_tokens)
-    server = grpc.aio.server(
-        options=message_options(settings.limits.message_bytes), maximum_concurrent_rpcs=settings.limits.calls
-    )
-    public = Public.of(server, settings.listen, settings.access)
-    frames.serve(OuterService(core), server)
-    rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), server)
-    rpc.add_DoctorServicer_to_server(DoctorService(core), server)
+    options, limits = message_options(settings.limits.message_bytes), settings.limits
+    public = Public.of(settings.listen, settings.access, options, limits.calls, core.metrics.served)
+    service = OuterService(core)
+    frames.serve(service, public.server)
+    rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
+    rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
     addresses = [await _patiently(partial(public.bind, address), settings) for address in settings.listen]
     pulse, where, registry = scrape.Pulse(), settings.metrics_listen, core.metrics.registry
     serve_metrics = partial(scrape.serve, registry, where or "", pulse.not_alive, pulse.not_ready)
@@ -85,7 +82,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
                 for address in addresses:
                     announce(address)
-            await _serve_until(told, core, public, gauges, pulse)
+            await _serve_until(told, core, public, service, gauges, pulse)
             audit.end()
         elif core.failed.done():
             core.failed.result()
@@ -114,7 +111,12 @@ async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 
 
 async def _serve_until(
-    told: asyncio.Event, core: Core, public: Public, gauges: asyncio.Task[None], pulse: scrape.Pulse
+    told: asyncio.Event,
+    core: Core,
+    public: Public,
+    service: OuterService,
+    gauges: asyncio.Task[None],
+    pulse: scrape.Pulse,
 ) -> None:
     try:
         await told.wait()
@@ -124,6 +126,7 @@ async def _serve_until(
         pulse.waits_for = "stopping"
         gauges.cancel()
         core.happenings.close()
+        service.stop()
         await public.end(0 if core.failed.done() else GRACE_S)
     await core.stop()
 

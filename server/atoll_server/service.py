@@ -16,7 +16,7 @@ from atoll_wire.codec import Codec
 from atoll_wire.frames import Pushed, Sent
 
 from atoll_server.attendance import leave, progress
-from atoll_server.calls import Context, abort, first, let_go
+from atoll_server.calls import Context, Wait, Waits, abort, let_go
 from atoll_server.core import Core
 from atoll_server.engine import Engine
 from atoll_server.identity import caller
@@ -39,6 +39,11 @@ class OuterService(rpc.OuterServicer):
         self._core = core
         self._joining = Joining(core)
         self._slots = asyncio.Semaphore(core.settings.limits.pushes)
+        self._waits = Waits()
+
+    def stop(self) -> None:
+        """Ends what would go on for long; what is being made durable goes on. Followers are told by the core."""
+        self._waits.end("the core is going away: reconnect, here or elsewhere")
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Makes a learner known, or known again."""
@@ -57,12 +62,12 @@ class OuterService(rpc.OuterServicer):
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
         """Takes the first parameters from the learner that holds the lease."""
-        staging, accepting = None, None
+        staging, accepting, wait = None, None, self._waits.begin()
         try:
-            header = (await first(requests, "an Initialise stream")).header
+            header = (await wait.first(requests, "an Initialise stream")).header
             entry = self._session(context, header.session)
             staging = await self._joining.stage(entry, header)
-            async for request in requests:
+            while (request := await wait.next(requests)) is not None:
                 await asyncio.to_thread(staging.take, request.chunk)
                 self._joining.renew_lease(entry)
             accepting = self._core.underway(self._joining.accept(entry, staging))
@@ -89,22 +94,21 @@ class OuterService(rpc.OuterServicer):
             self._engine()
         except Refused as refused:
             await abort(context, refused)
-        entry.streams += 1
-        incarnation = entry.incarnation
+        wait = Wait()  # not until this core stops: that is told as a happening
         try:
-            async for happening in self._core.happenings.follow(entry.name, request.log, request.sequence):
-                self._core.roster.still(entry, incarnation)
-                yield happening
+            with entry.stream(wait.end):
+                news = self._core.happenings.follow(entry.name, request.log, request.sequence)
+                async with aclosing(news):
+                    while (happening := await wait.next(news)) is not None:
+                        yield happening
         except Refused as refused:
             await abort(context, refused)
-        finally:
-            entry.streams -= 1
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
         """Takes one contribution, or what is missing of it."""
-        header = pb.PushHeader()
+        header, wait = pb.PushHeader(), self._waits.begin()
         try:
-            request = await first(requests, "a Push stream")
+            request = await wait.first(requests, "a Push stream")
             if isinstance(request, pb.PushRequest):
                 if request.ByteSize() > HEADER_BYTES:
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
@@ -118,11 +122,15 @@ class OuterService(rpc.OuterServicer):
                 engine.timeline.began(entry.name, header.fragment, header.cycle, time.monotonic())
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
                 # Each holds a message in memory: the others' senders wait.
-                async with self._slots, aclosing(self._frames(requests, answer, entry, header)) as told:
+                async with (
+                    wait.turn(self._slots),
+                    aclosing(self._frames(requests, wait, answer, entry, header)) as told,
+                ):
                     async for have in told:
                         yield pb.PushReply(have=pb.Have(frames=have))
                 if not answer.whole():  # other streams of this contribution bring the rest
-                    await engine.uploads.ended(answer)
+                    async with wait():
+                        await engine.uploads.ended(answer)
                 answer = await engine.uploads.complete(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
@@ -132,12 +140,12 @@ class OuterService(rpc.OuterServicer):
             await let_go(requests)
 
     async def _frames(
-        self, requests: AsyncIterator[Pushed], upload: Upload, entry: Entry, header: pb.PushHeader
+        self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload, entry: Entry, header: pb.PushHeader
     ) -> AsyncGenerator[list[int], None]:
         """Takes what a stream brings, until the upload is whole; tells what has come."""
         uploads, syncer = self._engine().uploads, self._engine().syncer
         came, told_at = list[int](), time.monotonic()
-        while not upload.whole() and (request := await self._next(requests, upload)) is not None:
+        while not upload.whole() and (request := await self._next(requests, wait, upload)) is not None:
             self._core.roster.still(entry, header.session.incarnation)
             brought, now = frames.frames_in(request), time.monotonic()
             if header.asks_only:
@@ -212,23 +220,20 @@ class OuterService(rpc.OuterServicer):
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
         """Takes in how training goes."""
-        entry: Entry | None = None
+        wait = self._waits.begin()
         try:
-            async for told in requests:
-                if entry is None:
-                    entry = self._session(context, told.session)
-                    entry.streams += 1
-                    entry.reports.again(time.monotonic())
-                    incarnation = entry.incarnation
-                self._core.roster.still(entry, incarnation)
-                if entry.token:
+            told: pb.Progress | None = await wait.first(requests, "a Report stream")
+            assert told is not None, "there is a first one"
+            entry = self._session(context, told.session)
+            entry.reports.again(time.monotonic())
+            with entry.stream(wait.end):
+                while told is not None:
                     progress(self._core, entry, told)
+                    told = await wait.next(requests)
             return pb.ReportReply()
         except Refused as refused:
             await abort(context, refused)
         finally:
-            if entry is not None:
-                entry.streams -= 1
             await let_go(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
@@ -256,17 +261,14 @@ class OuterService(rpc.OuterServicer):
         told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
         self._core.acts.refused("refused", learner=learner[:80], **told)
 
-    async def _next(self, requests: AsyncIterator[Pushed], upload: Upload) -> Pushed | None:
+    async def _next(self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""
         usual_s = upload.arrivals.patience_s() * (upload.streams + 1)  # gaps are learnt over all streams together
         patience_s = min(usual_s, MOST_PATIENCE * self._core.settings.limits.upload_idle_s)
         upload.streams += 1
         try:
-            async with asyncio.timeout(patience_s):
-                return await anext(requests, None)
-        except TimeoutError as error:
             text = f"no frame of {upload.key} came for {patience_s:.1f} s: go on with it"
-            raise Refused(Status.UNAVAILABLE, text) from error
+            return await wait.next(requests, patience_s, text)
         finally:
             upload.streams -= 1
 

@@ -42,13 +42,18 @@ class Relay:
                 self._stalled.add(end)
             self._peer.clear()
 
+    def reset(self) -> None:
+        """All connections are reset; new ones are taken."""
+        with self._lock:
+            for end in list(self._peer):
+                self._drop(end)
+
     def cut(self) -> None:
         """All connections are reset, and no new one is taken."""
         with self._lock:
             self._selector.unregister(self._listener)
             self._listener.close()
-            for end in list(self._peer):
-                self._drop(end)
+        self.reset()
 
     def _run(self) -> None:
         while not self._ending:

@@ -63,18 +63,32 @@ class Front:
     """One front process before a core."""
 
     def __init__(self, group: Children, name: str, core: str, options: list[str]) -> None:
-        self.metrics_port = free_port()
+        self.group, self.metrics_port = group, free_port()
         options += ["--metrics-listen", f"127.0.0.1:{self.metrics_port}"]
         self.child, self.address = group.start_front(name, "127.0.0.1:0", core, options)
 
     def kill(self) -> None:
         self.child.kill()
 
+    def stop(self) -> None:
+        self.group.stop(self.child)
+
     def figures(self) -> dict[str, float]:
         """What it tells Prometheus, by series."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20) as answer:
-            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-        return {series: float(value) for series, _, value in (line.rpartition(" ") for line in lines)}
+        return figures(self.metrics_port)
+
+
+def figures(metrics_port: int) -> dict[str, float]:
+    """What a process tells Prometheus, by series."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=20) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    return {series: float(value) for series, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def open_calls(series: dict[str, float], side: str) -> dict[str, float]:
+    """Those of a process that last, by method; the others come and go."""
+    names = {name: f'atoll_open_calls{{method="{name}",side="{side}"}}' for name in ("Follow", "Report")}
+    return {name: series.get(each, 0.0) for name, each in names.items()}
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ UNITS = {
 WORDS = {
     "front_refused": "calls", "steps": "steps", "tokens": "tokens", "contributions": "contributions",
     "rounds": "rounds", "loss": "nats", "version": "version", "learners": "learners", "merged": "contributions",
-    "refused": "contributions", "pending": "contributions", "reconnects": "times",
+    "refused": "contributions", "calls": "calls", "pending": "contributions", "reconnects": "times",
 }  # fmt: skip
 
 

@@ -23,11 +23,27 @@ def test_a_retry_keeps_the_incarnation_and_a_restart_gets_the_next():
 
 def test_a_connected_name_is_not_given_away():
     roster = Roster(10)
-    join(roster).streams = 1
-    with pytest.raises(Refused, match="connected now") as refused:
+    with join(roster).stream(print), pytest.raises(Refused, match="connected now") as refused:
         join(roster, nonce=2)
     assert refused.value.status is Status.ALREADY_EXISTS
     assert roster.entries["a"].incarnation == 1
+
+
+def test_calls_of_a_session_end_when_it_does():
+    roster, ended = Roster(10), list[tuple[str, str]]()
+    entry = join(roster)
+
+    def ends(name):
+        return lambda why: ended.append((name, why.status.name))
+
+    with entry.stream(ends("first")), entry.stream(ends("its other")):
+        join(roster, token=b"again")
+        assert ended == [("first", "UNAUTHENTICATED"), ("its other", "UNAUTHENTICATED")]
+        assert entry.connected, "it is coming back: nobody else gets its name"
+        with entry.stream(ends("second")):
+            roster.evict(entry, "a test", 1.0)
+    assert ended[2:] == [("second", "FAILED_PRECONDITION")]
+    assert not entry.connected
 
 
 def test_an_older_process_is_fenced_whatever_it_says():
@@ -135,7 +151,7 @@ def test_a_name_that_could_not_be_a_file_name_is_refused(name):
 def test_a_connected_process_that_fell_silent_does_not_hold_its_name():
     roster = Roster(10)
     entry = join(roster, nonce=1)
-    entry.streams = 2  # of a host that vanished: nothing ends them
+    entry.streams = {print: None}  # of a host that vanished: nothing ends it
     for second in range(20):
         entry.reports.saw(float(second))
     with pytest.raises(Refused, match="is connected now"):

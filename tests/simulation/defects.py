@@ -118,7 +118,7 @@ def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
 
     def same(self: roster.Roster, name: str, region: str, nonce: int, *values: Any) -> roster.Entry:
         entry = self.entries.get(name)
-        if entry is not None and not entry.streams:
+        if entry is not None and not entry.connected:
             entry.nonces = [nonce]
         return join(self, name, region, nonce, *values)
 

@@ -160,6 +160,7 @@ class Call:
         self._down = Pipe(network, learner, self._replied)
         self._server: asyncio.Task[None] | None = None
         self._sent: list[Any] = []
+        self._told: list[Callable[[Call], None]] = []  # of its end
         self._first: Any = None
         self._broken = False  # what is sent from now on gets nowhere
         self.hung_up = False  # the server knows that nobody listens
@@ -223,6 +224,11 @@ class Call:
     def done(self) -> bool:
         return self._status.done()
 
+    def add_done_callback(self, callback: Callable[[Call], None]) -> None:
+        self._told.append(callback)
+        if self.done():
+            callback(self)
+
     def cancel(self) -> None:
         """The caller lost interest; the server hears of it later, or never if the caller dies first."""
         if not self._status.done():
@@ -258,6 +264,8 @@ class Call:
         self._status.set_result(status)
         self._inbox.put(END)
         self.network.calls.pop(self, None)
+        for told in self._told:
+            told(self)
         if self.network.rng.random() < 0.8:
             self.hang_up(self.network.delay_s())
         else:
@@ -409,17 +417,8 @@ class Stub:
     def Report(self) -> Call:
         return self._call("Report", ends=False)
 
-    def Initialise(self, requests: AsyncIterator[Any] | None = None) -> Any:
-        call = self._call("Initialise", ends=False)
-        return call if requests is None else self._all(call, requests)
-
-    async def _all(self, call: Call, requests: AsyncIterator[Any]) -> Any:
-        async for request in requests:
-            if call.done():
-                break
-            call.send(request)
-        call.end_of_requests()
-        return await call
+    def Initialise(self) -> Call:
+        return self._call("Initialise", ends=False)
 
     async def close(self) -> None:
         for call in self._calls:

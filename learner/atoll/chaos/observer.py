@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.calling import opened
 
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
 ASK_S = 1.0
@@ -98,5 +99,8 @@ class Observer:
 
     def export(self, path: str) -> None:
         """Writes the published model."""
-        with open(path, "wb") as file:  # noqa: PTH123 - a plain write
-            file.writelines(reply.chunk for reply in self._stub.ExportCheckpoint(pb.ExportCheckpointRequest()))
+        with (
+            opened("ExportCheckpoint", self._stub.ExportCheckpoint(pb.ExportCheckpointRequest())) as call,
+            open(path, "wb") as file,  # noqa: PTH123 - a plain write
+        ):
+            file.writelines(reply.chunk for reply in call)

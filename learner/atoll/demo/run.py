@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.calling import opened
 from rich.console import Console
 
 from atoll.demo.processes import ATOLL, Child, Children, DemoError, children
@@ -152,9 +153,9 @@ def _train(
         status = _settled(stub)
         progress.note("all learners have left")
         for path, initial in ((directory / "first.safetensors", True), (directory / "last.safetensors", False)):
-            with path.open("wb") as file:
-                for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest(initial=initial)):
-                    file.write(reply.chunk)
+            request = pb.ExportCheckpointRequest(initial=initial)
+            with opened("ExportCheckpoint", stub.ExportCheckpoint(request)) as call, path.open("wb") as file:
+                file.writelines(reply.chunk for reply in call)
     figures = regions.figures()
     group.stop(core)
     return status, killed, figures

@@ -12,6 +12,7 @@ import grpc.aio
 import structlog
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.calling import opened
 from atoll_wire.frames import Sent, WireFrame, frames_in
 from atoll_wire.links import SAID, hung_up, said
 from atoll_wire.streams import download
@@ -107,8 +108,8 @@ class Fetching:
         asked = pb.FetchRequest(header_only=True)
         asked.MergeFrom(request)
         began = time.monotonic()
-        with self._upstream.quick.line() as line:
-            reply = await line.stub.Fetch(asked, timeout=ASK_S).read()
+        with self._upstream.quick.line() as line, opened("Fetch", line.stub.Fetch(asked, timeout=ASK_S)) as call:
+            reply = await call.read()
         self._upstream.link.answered(time.monotonic() - began)
         if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
             raise Refused(Status.UNAVAILABLE, "the core answered without a header: ask again")
@@ -154,15 +155,17 @@ class Fetching:
         """As the core sends it, for this learner alone."""
         served = self._metrics.learner(request.session.learner, "down")
         counter = self._metrics.whole if request.whole else self._metrics.updates
-        with self._upstream.carriers.line() as line:
-            call = line.stub.Fetch(request)
-            with self._upstream.link.transfers.of(call) as moved:
-                async for reply in call:
-                    moved()
-                    size = sum(len(frame.payload) for frame in frames_in(reply))
-                    counter.inc(size)
-                    served.inc(size)
-                    yield reply
+        with (
+            self._upstream.carriers.line() as line,
+            opened("Fetch", line.stub.Fetch(request)) as call,
+            self._upstream.link.transfers.of(call) as moved,
+        ):
+            async for reply in call:
+                moved()
+                size = sum(len(frame.payload) for frame in frames_in(reply))
+                counter.inc(size)
+                served.inc(size)
+                yield reply
 
     async def end(self) -> None:
         """Stops fetching."""

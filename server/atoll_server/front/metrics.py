@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
+from atoll_server.served import Served
+
 MOST_NAMES, OTHERS = 1024, "others"
 
 
@@ -28,6 +30,8 @@ class FrontMetrics:
             "atoll_front_refused_total", "Calls that ended here, by status", ["status"], registry=self.registry
         )
         self.cached = Gauge("atoll_front_cached_bytes", "Updates and fragments in memory", registry=self.registry)
+        self.served = Served()
+        self.registry.register(self.served)
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
 
     def learner(self, name: str, direction: str) -> Counter:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.links import hung_up, said
 
 from atoll_server.acts import Acts
@@ -41,6 +41,7 @@ def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str, acts: Acts
 
 def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_needed: bool) -> Passing:
     """mark: put behind each answer; of a message in two parts protobuf makes one."""
+    method = path.rpartition("/")[2]
 
     async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         try:
@@ -51,15 +52,14 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
                 raise Refused(Status.PERMISSION_DENIED, text)
             with upstream.carriers.line() as line:
                 channel: Any = line.channel
-                call = channel.stream_stream(path)(metadata=shown)
-                sending = asyncio.create_task(_send(requests, call))
-                try:
-                    async for reply in call:
-                        yield reply + mark
-                finally:
-                    sending.cancel()
-                    call.cancel()
-                    await asyncio.gather(sending, return_exceptions=True)  # it reads what is let go below
+                with opened(method, channel.stream_stream(path)(metadata=shown)) as call:
+                    sending = asyncio.create_task(_send(requests, call))
+                    try:
+                        async for reply in call:
+                            yield reply + mark
+                    finally:
+                        sending.cancel()
+                        await asyncio.gather(sending, return_exceptions=True)  # it reads what is let go below
         except Refused as refused:
             acts.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
@@ -76,7 +76,7 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:  # noqa: ANN401 - gRPC's
-    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
+    with until_it_ends():
         async for request in requests:
             await call.write(request)
         await call.done_writing()

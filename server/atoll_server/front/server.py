@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import grpc.aio
 import structlog
 from atoll_wire import allocator, frames, scrape
 from atoll_wire.access import on_loopback
@@ -35,12 +34,10 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
     upstream, acts = Upstream(settings.core, settings.access), Acts(settings.audit_log)
     service = FrontService(upstream, metrics, settings.cache_bytes, settings.pushes, acts)
-    server = grpc.aio.server(
-        options=message_options(settings.message_bytes, WINDOW_BYTES), maximum_concurrent_rpcs=settings.calls
-    )
-    public = Public.of(server, settings.listen, settings.access)
-    frames.serve(service, server)
-    pass_on(server, upstream, settings.region, acts, near=on_loopback(settings.listen))
+    options = message_options(settings.message_bytes, WINDOW_BYTES)
+    public = Public.of(settings.listen, settings.access, options, settings.calls, metrics.served)
+    frames.serve(service, public.server)
+    pass_on(public.server, upstream, settings.region, acts, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     pulse, where = scrape.Pulse(), settings.metrics_listen
     scraped = scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready) if where else None

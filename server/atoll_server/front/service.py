@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import structlog
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.certificate import Role
 from atoll_wire.checksums import crc32c
 from atoll_wire.frames import Pushed, Sent
@@ -22,7 +23,7 @@ from atoll_wire.links import hung_up, said
 from atoll_wire.logs import contribution
 
 from atoll_server.acts import Acts
-from atoll_server.calls import Context, end, first, let_go
+from atoll_server.calls import Context, Waits, end, let_go
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.sessions import Sessions
@@ -45,11 +46,12 @@ class FrontService(rpc.OuterServicer):
         self._sessions = Sessions()
         self.fetching = Fetching(upstream, self._sessions, metrics, cache_bytes)
         self._slots = asyncio.Semaphore(pushes)
-        self._stopping = asyncio.Event()
+        self._waits, self._stopping = Waits(), False
 
     def stop(self) -> None:
-        """Tells every follower that it has to go elsewhere."""
-        self._stopping.set()
+        """Ends what would go on for long, and tells every follower that it has to go elsewhere."""
+        self._stopping = True
+        self._waits.end("this front is going away: reconnect, here or through another")
 
     # ------------------------------------------------------------------------------ passed on as they are
 
@@ -72,20 +74,27 @@ class FrontService(rpc.OuterServicer):
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
         """The first parameters go through."""
+        wait = self._waits.begin()
         async with self._answering(context):
             try:
-                header = await first(requests, "an Initialise stream")
+                header = await wait.first(requests, "an Initialise stream")
                 self._may(context, header.header.session.learner)
-                with self._upstream.carriers.line() as line:
-                    call = line.stub.Initialise()
-                    with self._upstream.link.transfers.of(call) as moved:
-                        with _until_it_ends():
+                with (
+                    self._upstream.carriers.line() as line,
+                    opened("Initialise", line.stub.Initialise()) as call,
+                    self._upstream.link.transfers.of(call) as moved,
+                ):
+
+                    async def pass_on() -> None:
+                        with until_it_ends():
                             await call.write(header)
                             async for request in requests:
                                 await call.write(request)
                                 self._metrics.whole_up.inc(len(request.chunk))
                                 moved()
                             await call.done_writing()
+
+                    async with _beside(call, pass_on()), wait():
                         reply: pb.InitialiseReply = await call
                 return reply
             finally:
@@ -95,39 +104,34 @@ class FrontService(rpc.OuterServicer):
         """What the core tells, until it, the learner or this front goes."""
         async with self._answering(context, request.session):
             self._may(context, request.session.learner)
-            with self._upstream.quick.line() as line:
-                call = line.stub.Follow(request)
-                stopping = asyncio.create_task(self._stopping.wait())
-                stopping.add_done_callback(lambda ended: ended.cancelled() or call.cancel())
+            wait = self._waits.begin()
+            with self._upstream.quick.line() as line, opened("Follow", line.stub.Follow(request)) as call:
                 try:
-                    async for happening in call:
+                    while (happening := await wait.next(aiter(call))) is not None:
                         self.fetching.told(happening.log, request.session, _versions(happening))
                         self._metrics.core_up.set(1)
                         yield happening
-                except (asyncio.CancelledError, grpc.aio.AioRpcError):
-                    if not self._stopping.is_set():
+                except Refused:
+                    if not self._stopping:
                         raise
                     yield pb.Happening(shutting_down=pb.ShuttingDown())
-                finally:
-                    stopping.cancel()
-                    call.cancel()
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
         """How training goes, for the core to count."""
         async with self._answering(context):
             try:
-                with self._upstream.quick.line() as line:
-                    call = line.stub.Report()
-                    try:
-                        with _until_it_ends():
+                with self._upstream.quick.line() as line, opened("Report", line.stub.Report()) as call:
+
+                    async def pass_on() -> None:
+                        with until_it_ends():
                             async for told in requests:
                                 if told.HasField("session"):
                                     self._may(context, told.session.learner)
                                 await call.write(told)
                             await call.done_writing()
+
+                    async with _beside(call, pass_on()), self._waits.begin()():
                         reply: pb.ReportReply = await call
-                    finally:
-                        call.cancel()
                 return reply
             finally:
                 await let_go(requests)
@@ -145,54 +149,38 @@ class FrontService(rpc.OuterServicer):
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
         """Passes frames on that are what they say; what the core has is the core's to say."""
+        wait = self._waits.begin()
         async with self._answering(context):
             try:
-                request = await first(requests, "a Push stream")
+                request = await wait.first(requests, "a Push stream")
                 if not isinstance(request, pb.PushRequest) or request.frames:
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
                 self._may(context, header.session.learner)
                 name = contribution(header.session, header.fragment, header.seq)
                 log.debug("passing on", contribution=name, cycle=header.cycle)
-                async with contextlib.nullcontext() if header.asks_only else self._slots:
+                async with contextlib.nullcontext() if header.asks_only else wait.turn(self._slots):
                     trunk = self._upstream.quick if header.asks_only else self._upstream.carriers
-                    with trunk.line() as line:
-                        call = line.stub.Push()
-                        with _until_it_ends():
+                    with (
+                        trunk.line() as line,
+                        opened("Push", line.stub.Push()) as call,
+                        self._upstream.link.transfers.of(call) as moved,
+                    ):
+                        with until_it_ends():
                             await call.write(request)
-                        async with aclosing(self._carried(call, requests, header)) as replies:
-                            async for reply in replies:
+                        async with _beside(call, self._frames(call, requests, header)):
+                            while (reply := await wait.next(aiter(call))) is not None:
+                                moved()
                                 if reply.HasField("receipt"):
                                     log.debug("answered by the core", contribution=name)
                                 yield reply
             finally:
                 await let_go(requests)
 
-    async def _carried(
-        self,
-        call: Any,  # noqa: ANN401 - gRPC's
-        requests: AsyncIterator[Pushed],
-        header: pb.PushHeader,
-    ) -> AsyncGenerator[pb.PushReply, None]:
-        with self._upstream.link.transfers.of(call) as moved:
-            sending = asyncio.create_task(self._frames(call, requests, header))
-            sending.add_done_callback(lambda ended: ended.cancelled() or (ended.exception() and call.cancel()))
-            try:
-                async for reply in call:
-                    moved()
-                    yield reply
-            except (asyncio.CancelledError, grpc.aio.AioRpcError):
-                if sending.done() and not sending.cancelled() and (error := sending.exception()) is not None:
-                    raise error from None  # it was what ended the call
-                raise
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
-
     async def _frames(self, call: Any, requests: AsyncIterator[Pushed], header: pb.PushHeader) -> None:  # noqa: ANN401
         """Upwards, as long as the core takes them. Raises Refused for what is not what it says."""
         up = self._metrics.learner(header.session.learner, "up")
-        with _until_it_ends():
+        with until_it_ends():
             async for request in requests:
                 size = _checked(request, header)
                 await call.write(request)
@@ -230,7 +218,8 @@ class FrontService(rpc.OuterServicer):
             yield
         except Refused as refused:
             code, details = grpc.StatusCode[refused.status.name], refused.detail
-            self._acts.refused("refused", context.peer(), status=refused.status.value, detail=details)
+            if refused.status is not Status.UNAVAILABLE:  # that is no judgement on who called
+                self._acts.refused("refused", context.peer(), status=refused.status.value, detail=details)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
             if lost(error):
@@ -250,11 +239,20 @@ class FrontService(rpc.OuterServicer):
         await end(context, code, details)
 
 
-@contextlib.contextmanager
-def _until_it_ends() -> Iterator[None]:
-    """A call that has ended takes nothing more: reading from it tells why."""
-    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
+@asynccontextmanager
+async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterator[None]:  # noqa: ANN401 - gRPC's
+    """Sends while its answers are awaited: either may end the other, and what was wrong with it is what is raised."""
+    task = asyncio.create_task(sending)
+    task.add_done_callback(lambda ended: ended.cancelled() or (ended.exception() and call.cancel()))
+    try:
         yield
+    except (asyncio.CancelledError, grpc.aio.AioRpcError):
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error from None  # it was what ended the call
+        raise
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:

@@ -1,0 +1,74 @@
+"""Waits of calls that may last: told to end, they do at once, and say why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import pytest
+from atoll_server.calls import Wait, Waits
+from atoll_server.refusal import Refused, Status
+
+GONE = Refused(Status.UNAUTHENTICATED, "it joined again")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 10.0))
+
+
+async def silence() -> AsyncIterator[int]:
+    yield 1
+    await asyncio.Event().wait()
+
+
+def test_a_wait_that_is_told_to_end_ends_with_the_reason_and_so_does_every_later_one():
+    async def main() -> None:
+        wait, messages = Wait(), silence()
+        assert await wait.next(messages) == 1
+        asyncio.get_running_loop().call_soon(wait.end, GONE)
+        for _ in range(2):
+            with pytest.raises(Refused, match="it joined again") as refused:
+                await wait.next(messages)
+            assert refused.value.status is Status.UNAUTHENTICATED
+
+    run(main())
+
+
+def test_a_message_that_comes_at_the_moment_of_the_end_is_not_taken():
+    async def main() -> None:
+        wait = Wait()
+
+        async def messages() -> AsyncIterator[int]:
+            wait.end(GONE)
+            yield 1
+
+        with pytest.raises(Refused, match="joined again"):
+            await wait.next(messages())
+
+    run(main())
+
+
+def test_a_wait_that_lasts_too_long_says_what_for():
+    async def main() -> None:
+        wait, messages = Wait(), silence()
+        await wait.next(messages)
+        with pytest.raises(Refused, match="nothing came") as refused:
+            await wait.next(messages, 0.01, "nothing came")
+        assert refused.value.status is Status.UNAVAILABLE
+
+    run(main())
+
+
+def test_all_calls_of_a_service_end_when_it_stops_also_one_that_begins_then():
+    async def main() -> None:
+        waits, slots = Waits(), asyncio.Semaphore(0)
+        early = waits.begin()
+        asyncio.get_running_loop().call_soon(waits.end, "it is going away")
+        with pytest.raises(Refused, match="going away"):
+            async with early.turn(slots):
+                raise AssertionError("nobody gave a turn back")
+        with pytest.raises(Refused, match="going away"):
+            await waits.begin().first(silence(), "a stream")
+
+    run(main())
