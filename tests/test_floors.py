@@ -73,11 +73,11 @@ FLOORS = {
     ],
     "atoll": [
         ["errors", "places"],
-        ["adoption"],
-        ["handover", "stats", "transport", "parameters", "windows"],
+        ["adoption", "moves"],
+        ["handover", "stats", "transport", "parameters", "windows", "samples"],
         ["island"],
         ["doctor"],
-        ["standing", "local"],
+        ["standing", "local", "watch"],
         ["sending", "joining"],
         ["fetching"],
         ["presence"],
@@ -119,7 +119,7 @@ PURE = {
         "foresight.trial",
         "foresight.planner",
     ],
-    "atoll": ["places", "adoption"],
+    "atoll": ["places", "adoption", "moves"],
 }
 IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}
 

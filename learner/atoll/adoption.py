@@ -99,14 +99,8 @@ class Track:
             self.flying, self.overwritten = None, 0
         abandoned = 0
         if fate.drop or not keep:
-            abandoned = tokens - self.tokens_from
-            if fate.drop:
-                abandoned += self.refused()
-            elif self.flying is not None:
-                abandoned -= self.flying[0]
-                self.overwritten += self.flying[0]
-                self.flying = (0, 0)
-            self.tokens_from, self.steps_from = tokens, steps
+            given_up = self.refused() if fate.drop else 0
+            abandoned = given_up + self.give_up(tokens, steps)
             store(anchor, places, self.shape)
         else:
             rebase(self.origin, anchor, fate.q, places, self.shape)
@@ -115,6 +109,16 @@ class Track:
         self.base_version = min(self.base_version, version)  # the core may have come back from a backup
         self.version, self.anchor, self.origin = version, anchor, anchor
         return abandoned
+
+    def give_up(self, tokens: int, steps: int) -> int:
+        """What is outstanding is not sent; returns its tokens, without those of the contribution in flight."""
+        given_up = tokens - self.tokens_from
+        if self.flying is not None:
+            given_up -= self.flying[0]
+            self.overwritten += self.flying[0]
+            self.flying = (0, 0)
+        self.tokens_from, self.steps_from = tokens, steps
+        return given_up
 
     def stored(self, wanted: F32, stored: F32) -> None:
         """The new parameters were stored in a narrower type. wanted, stored: before and after, both as float32."""

@@ -15,14 +15,15 @@ import torch.distributed as dist
 
 from atoll.handover import AT_ONCE
 
-GO_ON, STOP, STAND = 0, 1, 2
+GO_ON, STOP, STAND, RESTORE = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
     """What all ranks know at this step.
 
-    tokens: of this step, all ranks together. wish: GO_ON, STOP, or STAND (the run is paused: all ask again).
+    tokens: of this step, all ranks together. wish: GO_ON, STOP, STAND (the run is paused: all ask again),
+    or RESTORE (all parameters).
     run_tokens, total_tokens: rank 0's, so that schedules and loops that follow them are the same everywhere: trained
     before this step by everybody, and to be trained. adopt: fragments.
     """

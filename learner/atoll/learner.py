@@ -9,9 +9,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import structlog
 from atoll_wire import forking
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
+from atoll_wire.blocks import F32
+from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, plan
 from atoll_wire.scrape import ScrapeError
 from torch import nn
@@ -20,12 +23,17 @@ from atoll.adoption import Track
 from atoll.agent import Agent
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
-from atoll.island import GO_ON, STAND, STOP, Agreed, Island, island
+from atoll.island import GO_ON, RESTORE, STAND, STOP, Agreed, Island, island
 from atoll.joining import FirstModel, Identity, own_name, process_age_s
 from atoll.local import Local
+from atoll.moves import Verdict
 from atoll.parameters import Optimizers, Parameters
+from atoll.samples import Samples
 from atoll.stats import Counters, LearnerMetrics, Stats
+from atoll.watch import FOUND, Watch
 from atoll.windows import Windows
+
+log = structlog.get_logger()
 
 # Leaving waits so long for fates: open rounds close by then, and when everybody leaves at once no other would.
 LEAST_WAIT_S, WAIT_STEPS = 1.0, 4.0
@@ -89,6 +97,8 @@ class Learner:
         self._parameters: Parameters | None = None
         self._layout: Layout | None = None
         self._local: Local | None = None
+        self._watch: Watch | None = None
+        self._undone: LearnerError | None = None
         self._agreed, self._left_step_at, self._paused_since_step = Agreed(0, GO_ON, 0, 0), 0.0, 0.0
 
     def __enter__(self) -> Learner:
@@ -140,9 +150,17 @@ class Learner:
         except LearnerError as error:
             return error
         self._handover.clear()  # the first anchors are taken from the agent itself
-        windows = Windows(parameters.values, self._layout, self._agent.run_codec)
-        self._local = Local(windows, self._agent.anchors(), keep=self._keep)
+        self._take_over(parameters, self._layout, self._agent.anchors(), self._agent.run_codec)
         return None
+
+    def _take_over(
+        self, parameters: Parameters, layout: Layout, anchors: Sequence[tuple[int, F32]], codec: Codec
+    ) -> None:
+        """The model is the run's."""
+        self._watch = Watch(Samples(parameters.values, layout.fragments))
+        self._leaving.callback(self._watch.end)
+        self._local = Local(Windows(parameters.values, layout, codec), anchors, keep=self._keep)
+        self._watch.adopted(tuple(range(len(anchors))))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sends what is left (not after an error in the loop), and says good-bye."""
@@ -150,11 +168,19 @@ class Learner:
             return  # a forked child unwinds its copy of the block: the learner is its parent's
         with self._leaving:  # Ctrl-C ends the draining, not the good-bye
             if kind is None and self._local is not None and self._failure() is None:
+                self._give_up_what_is_no_work(self._local)
                 self._drain(self._local)
         if self._local is not None:
             self._local.forget()
         if kind is None:
             self._ranks().leave()
+
+    def _give_up_what_is_no_work(self, local: Local) -> None:
+        """Parameters that were written since the last step are not sent."""
+        if self._watch is not None and (verdict := self._watch.leave()) is not Verdict.FINE:
+            log.warning(FOUND[verdict], learner=self._identity.name, consequence="nothing outstanding is sent")
+            for fragment, track in enumerate(local.tracks):
+                self._abandon(fragment, track.give_up(self._counters.tokens, self._counters.steps))
 
     def _drain(self, local: Local) -> None:
         """Sends the last pseudo-gradients, also of fragments whose contribution in flight meets its fate meanwhile."""
@@ -186,6 +212,8 @@ class Learner:
         began, counters = time.perf_counter(), self._counters
         if self._parameters is not None:
             self._parameters.check_unchanged()
+        if self._watch is not None:
+            self._watch.step()
         prepared, due = self._decide(tokens)
         counters.stepped(began - self._left_step_at, self._paused_since_step, self._agreed.tokens, loss)
         self._paused_since_step = 0.0
@@ -195,6 +223,8 @@ class Learner:
         counters.paused = False
         if self._agreed.wish == STOP:
             raise self._failure() or LearnerError("rank 0 stopped: see its message")
+        if self._agreed.wish == RESTORE:
+            self._restore()
         self._adopt(self._agreed.adopt, prepared)
         for one in due:
             self._answer(one)
@@ -208,12 +238,42 @@ class Learner:
             wish = STOP
         elif self._handover.stands:
             wish = STAND
+        elif (found := self._judge()) != GO_ON:
+            wish = found
         elif self._handover.something:
             released, prepared, due = self._handover.next()
             self._release(released)
         known, adopt = max(self.run_tokens, self._counters.known_tokens()), [newer.fragment for newer in prepared]
         self._agreed = self._ranks().agree(tokens, wish, known, self._counters.total_tokens, adopt)
         return prepared, due
+
+    def _judge(self) -> int:
+        """RESTORE when something other than the optimizer moved the parameters, STOP when that cannot be helped."""
+        if self._watch is None:
+            return GO_ON
+        verdict = self._watch.judge() if self._handover.something else self._watch.glance()
+        if verdict is Verdict.FINE:
+            return GO_ON
+        if verdict is Verdict.COPIES:
+            self._undone = LearnerError(FOUND[verdict])
+            return STOP
+        log.warning(FOUND[verdict], learner=self._identity.name, consequence="the parameters are the run's again")
+        return RESTORE
+
+    def _restore(self) -> None:
+        """All parameters are the run's again, and what is outstanding is given up."""
+        if self._local is not None:
+            fragments = range(len(self._local.tracks))
+            with self._local.moving():
+                for fragment in fragments:
+                    given_up = self._local.restore(fragment, self._counters.tokens, self._counters.steps)
+                    self._abandon(fragment, given_up)
+            self._seen(fragments)
+        self._ranks().spread(self._mine().values)
+
+    def _seen(self, fragments: Sequence[int]) -> None:
+        if self._watch is not None:
+            self._watch.adopted(tuple(fragments))
 
     def _stand(self) -> float:
         """Waits while the run is paused, in pieces: other ranks wait in an all-reduce. Returns the seconds."""
@@ -228,7 +288,7 @@ class Learner:
             return LearnerError("this process was forked from the learner's: only that one can step")
         if self._local and self._local.torn:
             return LearnerError("an adoption was interrupted by the error before this one: start the learner again")
-        return self._agent.failure if self._agent is not None else None
+        return self._undone or (self._agent.failure if self._agent is not None else None)
 
     def _adopt(self, fragments: Sequence[int], prepared: Sequence[Prepared]) -> None:
         """Moves fragments to their new anchors, on all ranks. prepared: of the rank that talks."""
@@ -237,6 +297,7 @@ class Learner:
                 for newer in prepared:
                     self._abandon(newer.fragment, self._local.adopt(newer, self._counters.tokens, self._counters.steps))
                     self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
+            self._seen(fragments)
         for fragment in fragments:
             assert self._layout is not None, "joined"
             self._ranks().spread(self._mine().of(self._layout.fragments[fragment]))
@@ -281,6 +342,8 @@ class Learner:
         self._counters.paused = True
         if self._local is not None and self._mine().on_accelerator():
             self._local.forget()  # its memory is short: what is moved off it must be free
+            if self._watch is not None:
+                self._watch.forget()
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from atoll_wire.blocks import F32
 from atoll_wire.codec import CodecError
 
-from atoll.adoption import Outstanding, Track
+from atoll.adoption import Fate, Outstanding, Track
 from atoll.errors import LearnerError
 from atoll.handover import Prepared
 from atoll.places import Places, load, store
@@ -63,6 +63,15 @@ class Local:
         places = self._windows.read(number) if not apart else self._apart[number]
         given_up = track.adopt(prepared.anchor, prepared.version, prepared.fate, tokens, steps, places, keep=self._keep)
         stored = None if apart else self._windows.write(number)
+        if stored is not None:
+            track.stored(*stored)
+        return given_up
+
+    def restore(self, number: int, tokens: int, steps: int) -> int:
+        """Gives a fragment its anchor's values again; returns the tokens that are given up. tokens, steps: as above."""
+        track, places = self.tracks[number], self._windows.read(number)
+        given_up = track.adopt(track.anchor, track.version, Fate(), tokens, steps, places, keep=False)
+        stored = self._windows.write(number)
         if stored is not None:
             track.stored(*stored)
         return given_up

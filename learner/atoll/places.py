@@ -130,6 +130,11 @@ def load(places: Places, shape: Shape) -> F32:
     return out
 
 
+def gather(starts: I64, rows: I64, out: F32) -> None:
+    """As `load`, of addresses and rows that belong to no fragment, into out."""
+    _load(starts, rows, out)
+
+
 def store(vector: F32, places: Places, shape: Shape) -> None:
     """Writes a vector there."""
     _store(vector, places.starts, shape.rows)

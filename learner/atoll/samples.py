@@ -1,0 +1,132 @@
+"""Values at a few places of the parameters, read often: microseconds each time, and nobody waits for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from atoll_wire.blocks import F32
+from atoll_wire.layout import Fragment, Piece
+from numpy.typing import NDArray
+from torch import nn
+
+from atoll.places import I64, gather
+
+PLACES, VALUES, LEAST_VALUES = 8, 512, 8  # places and values in all; of a place, where there are many fragments
+MOST_PLACES = VALUES // LEAST_VALUES
+
+Row = F32 | torch.Tensor  # values of all places, one after the other; on a device they are still on their way
+
+
+class Samples:
+    """Of all fragments where there are not too many. values: the trainable parameters, as the layout numbers them.
+
+    edges: where each place begins in a row. fragments: of each place. rounding: relative, of its type. parameters: that
+    places are in.
+    """
+
+    def __init__(self, values: Sequence[nn.Parameter], fragments: Sequence[Fragment]) -> None:
+        self._values = values
+        self._views: list[torch.Tensor] = []
+        self._direct: tuple[I64, I64] | None = None
+        self._chosen = [
+            (fragment.index, piece, start)
+            for fragment in fragments[:: -(-len(fragments) // MOST_PLACES)]
+            for piece, start in _chosen(fragment, -(-PLACES // len(fragments)))
+            if values[piece.tensor].device == values[0].device
+        ]
+        self._length = VALUES // max(PLACES, len(self._chosen))
+        self.fragments = np.array([number for number, _, _ in self._chosen], np.int64)
+        self.parameters = list({id(p): p for p in (values[piece.tensor] for _, piece, _ in self._chosen)}.values())
+        self._look()
+
+    def settle(self) -> bool:
+        """The parameters may have other memory now: looks where they are. Whether rows are not what they were."""
+        before = self.edges
+        if not self._views or self._at != [parameter.data_ptr() for parameter in self.parameters]:
+            self._look()
+        return not np.array_equal(before, self.edges)
+
+    def forget(self) -> None:
+        """Lets go of the parameters' memory."""
+        self._views.clear()
+        self._direct = None
+
+    def read(self) -> Row:
+        """A new row."""
+        if not self._views:
+            self._look()
+        if self._direct is not None:
+            row = np.empty(self._size, np.float32)
+            gather(*self._direct, row)
+            return row
+        return torch.cat(self._views)
+
+    def recorded(self) -> bool:
+        """Whether what is read now would be recorded in a CUDA graph."""
+        return self.parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def _look(self) -> None:
+        self._at = [parameter.data_ptr() for parameter in self.parameters]
+        self._views = [
+            _view(self._values[piece.tensor].detach(), start, self._length) for _, piece, start in self._chosen
+        ]
+        self._direct = None
+        lengths = [len(view) for view in self._views]
+        self._size, self.edges = sum(lengths), np.cumsum([0, *lengths[:-1]]).astype(np.int64)
+        self.rounding = np.array([torch.finfo(view.dtype).eps for view in self._views], np.float32)
+        if all(view.is_cpu and view.dtype == torch.float32 and view.is_contiguous() for view in self._views):
+            rows = np.zeros((len(lengths), 5), np.int64)
+            rows[:, 0], rows[:, 1] = self.edges, lengths
+            self._direct = np.array([view.data_ptr() for view in self._views], np.int64), rows
+
+
+class Block:
+    """Rows on their way to the host."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._rows: NDArray[np.float32] | torch.Tensor
+        first = rows[0]
+        if isinstance(first, torch.Tensor) and first.is_cuda and all(r.device == first.device for r in rows):
+            with torch.no_grad():
+                stacked = torch.stack([row for row in rows if isinstance(row, torch.Tensor)]).float()
+                self._rows = torch.empty(stacked.shape, dtype=torch.float32, pin_memory=True)
+                self._rows.copy_(stacked, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._rows = np.stack([row if isinstance(row, np.ndarray) else row.float().cpu().numpy() for row in rows])
+
+    @property
+    def there(self) -> bool:
+        """Whether `rows` would not wait."""
+        return self._event is None or self._event.query()
+
+    def rows(self) -> F32:
+        """Float32 (rows, values)."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._rows if isinstance(self._rows, np.ndarray) else self._rows.numpy()
+
+
+def _chosen(fragment: Fragment, count: int) -> list[tuple[Piece, int]]:
+    """So many places in a fragment's largest pieces, apart from each other."""
+    largest = sorted(fragment.pieces, key=lambda piece: -piece.length)[:count]
+    found = []
+    for turn in range(count):
+        piece = largest[turn % len(largest)]
+        here = -(-(count - turn % len(largest)) // len(largest))  # places in this piece
+        found.append((piece, piece.start + piece.length * (2 * (turn // len(largest)) + 1) // (2 * here)))
+    return found
+
+
+def _view(tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
+    """Values from flat element `start` on: of one row at most where the tensor's memory is in another order."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)[min(start, max(0, tensor.numel() - length)) :][:length]
+    while tensor.dim() > 1:
+        size = tensor[0].numel()
+        tensor, start = tensor[start // size], start % size
+    return tensor[min(start, max(0, len(tensor) - length)) :][:length]

@@ -1,0 +1,134 @@
+"""Sees what moves the parameters beside this learner: reads them around each step of the optimizer, and judges in time.
+
+In time is before anything is taken. A device is not waited for until then: rows are copied beside its work.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from atoll.moves import Adoption, Cycle, Moves, Verdict
+from atoll.samples import Block, Row, Samples
+
+FOUND = {
+    Verdict.WRITTEN: "the parameters were written by something other than the optimizer, such as load_state_dict: load "
+    "weights before entering the learner, swap others in between two steps only, restore the best after leaving",
+    Verdict.UNDONE: "a step moved the parameters back by what was adopted before it",
+    Verdict.COPIES: "the optimizer undoes what is adopted: it keeps copies of the parameters (float32 masters, slow or "
+    "averaged weights), and steps those; name them: Learner(copies=lambda: [(parameter, its copy), ...])",
+}
+AT_ONCE = 32  # boundaries that are judged together where nothing is taken
+NONE = -1
+
+
+class Watch:
+    """Begins before entering gives the parameters other values; hears optimizers until `end`."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self._mine: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
+        self._begin()
+        self._hooks = (
+            register_optimizer_step_pre_hook(torch.compiler.disable(self._stepping)),
+            register_optimizer_step_post_hook(torch.compiler.disable(self._stepped)),
+        )
+
+    def _begin(self) -> None:
+        self._moves = Moves(self._samples.edges, self._samples.fragments, self._samples.rounding)
+        self._rows: list[Row] = [self._samples.read()]
+        self._happened: list[Cycle | Adoption] = []
+        self._waiting: tuple[Block, list[Cycle | Adoption]] | None = None
+        self._start = 0  # the row at the end of the last boundary
+        self._before = self._after = NONE  # the rows around the optimizer's steps since then
+
+    def end(self) -> None:
+        """Hears nothing more, and lets go of the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._samples.forget()
+
+    def forget(self) -> None:
+        """Lets go of the parameters' memory: it can be moved or freed."""
+        self._samples.forget()
+
+    def adopted(self, fragments: tuple[int, ...]) -> None:
+        """A boundary, or entering, gave these fragments other values."""
+        before, self._start = self._start, self._read()
+        self._happened.append(Adoption(before, self._start, fragments))
+
+    def step(self) -> None:
+        """A boundary begins."""
+        if self._samples.settle():
+            self._begin()
+        else:
+            self._cycle(leaving=False)
+
+    def leave(self) -> Verdict:
+        """There is no further boundary. On all that happened."""
+        if self._samples.settle():
+            return Verdict.FINE
+        self._cycle(leaving=True)
+        return self.judge()
+
+    def judge(self) -> Verdict:
+        """On all that happened; waits for a device."""
+        verdict = self._settled()
+        self._collect()
+        return max(verdict, self._settled())
+
+    def glance(self) -> Verdict:
+        """On what needs no waiting, when it is enough to be looked at together."""
+        if self._waiting is None and len(self._happened) >= AT_ONCE:
+            self._collect()
+        return self._settled() if self._waiting is not None and self._waiting[0].there else Verdict.FINE
+
+    def _read(self) -> int:
+        self._rows.append(self._samples.read())
+        return len(self._rows) - 1
+
+    def _cycle(self, *, leaving: bool) -> None:
+        start, end = self._start, self._read()
+        before, after = self._before, self._after
+        if NONE in {before, after}:
+            before, after = start, start if leaving else end
+        self._happened.append(Cycle(start, before, after, end, leaving))
+        self._start, self._before, self._after = end, NONE, NONE
+
+    def _collect(self) -> None:
+        if self._happened:
+            self._waiting = Block(self._rows), self._happened
+            self._rows, self._happened, self._start = self._rows[-1:], [], 0
+
+    def _settled(self) -> Verdict:
+        if self._waiting is None:
+            return Verdict.FINE
+        (block, happened), self._waiting = self._waiting, None
+        return self._moves.look(block.rows(), happened)
+
+    # ------------------------------------------------------------------------------ called around optimizers' steps
+
+    def _stepping(self, optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
+        if self._before == NONE and self._has(optimizer):
+            self._before = self._read()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
+        if self._before == NONE or not self._has(optimizer):
+            return
+        if self._after == NONE:
+            self._after = self._read()
+        else:  # several optimizers, or several steps: the last counts
+            self._rows[self._after] = self._samples.read()
+
+    def _has(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it updates what is read here, and not while a CUDA graph records it: replayed, it calls nobody."""
+        if self._samples.recorded():
+            return False
+        found = self._mine.get(optimizer)
+        if found is None:
+            mine = {id(parameter) for parameter in self._samples.parameters}
+            found = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+            self._mine[optimizer] = found
+        return found

@@ -1,0 +1,143 @@
+"""Parameters that something other than the optimizer moved are not sent as work, and nothing else is taken for that."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import structlog
+import torch
+from atoll import LearnerError
+from torch import nn
+
+from tests.learner.watched import Watched, mlp
+
+
+def sgd(model: nn.Module, rate: float = 0.05) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), rate)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-3)
+
+
+@pytest.fixture
+def said():
+    with structlog.testing.capture_logs() as logs:
+        yield logs
+
+
+# ------------------------------------------------------------------------------ written
+
+
+def write(model: nn.Module, how: str, values: dict[str, torch.Tensor]) -> None:
+    if how == "load_state_dict":
+        model.load_state_dict(values)
+    elif how == "assign":
+        model.load_state_dict({name: value.clone() for name, value in values.items()}, assign=True)
+    elif how == "data.copy_":
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(values[name])
+    elif how == "data":
+        for name, parameter in model.named_parameters():
+            parameter.data = values[name].clone()
+    else:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.mul_(0).add_(values[name])
+
+
+WAYS = ("load_state_dict", "data.copy_", "data", "by hand")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", WAYS)
+def test_weights_that_are_restored_before_leaving_are_not_sent(how, dtype, said):
+    model = mlp(dtype)
+    first = copy.deepcopy(model.state_dict())
+    with Watched(model, adamw(model)) as it:
+        it.rounds(40)
+        it.agent.taken.clear()
+        write(model, how, first)
+    assert not it.agent.taken
+    assert it.abandoned
+    assert "written by something other than the optimizer" in said[-1]["event"]
+    assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("before_step", [True, False])
+@pytest.mark.parametrize("how", WAYS)
+def test_weights_that_are_loaded_inside_the_block_are_replaced_by_the_runs_and_not_sent(how, before_step, said):
+    model = mlp()
+    optimizer = adamw(model)
+    other = mlp()
+    nn.init.normal_(other[2].weight, std=0.1)
+    for parameter in other.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    with Watched(model, optimizer) as it:
+        it.rounds(20)
+        it.gradient()
+        if before_step:
+            write(model, how, other.state_dict())
+        optimizer.step()
+        if not before_step:
+            write(model, how, other.state_dict())
+        it.agent.taken.clear()
+        it.ask()
+        it.learner.step(tokens=10)
+        assert not it.agent.taken
+        assert it.distance() == 0.0
+        assert [entry["log_level"] for entry in said] == ["warning"]
+        it.turn(3)
+        assert len(it.agent.taken) == 2
+    assert len(said) == 1
+
+
+def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said):
+    model = mlp()
+    with Watched(model, adamw(model)) as it:
+        for parameter in model.parameters():
+            nn.init.normal_(parameter.data, std=0.2)
+        it.ask()
+        it.turn()
+        assert not it.agent.taken
+        assert it.distance() == 0.0
+    assert len(said) == 1
+
+
+# ------------------------------------------------------------------------------ undone
+
+
+class Masters(torch.optim.SGD):
+    """Steps float32 copies, and writes them to the parameters, as apex, DeepSpeed and Megatron do."""
+
+    def __init__(self, model: nn.Module, rate: float) -> None:
+        self.shared = list(model.parameters())
+        self.masters = [parameter.detach().float().clone() for parameter in self.shared]
+        super().__init__(self.shared, rate)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter, master in zip(self.shared, self.masters, strict=True):
+            master.add_(parameter.grad.float(), alpha=-self.param_groups[0]["lr"])
+            parameter.copy_(master)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_and_sends_none_of_it(dtype, said):
+    model = mlp(dtype)
+    with contextlib.suppress(LearnerError), Watched(model, Masters(model, 0.05)) as it:
+        it.turn(10)
+        it.adopt()
+        it.turn()
+        it.ask()
+        it.turn()
+        it.ask()
+        it.turn()
+        it.ask()
+        with pytest.raises(LearnerError, match=r"undoes what is adopted.*masters.*copies="):
+            it.turn()
+        raise LearnerError("as the loop would")
+    assert not it.agent.taken
+    assert [entry["log_level"] for entry in said] == ["warning", "warning"]

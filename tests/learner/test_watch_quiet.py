@@ -1,0 +1,287 @@
+"""What honest loops do to their parameters is taken for work: no warning, nothing given up, everything sent."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import structlog
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from tests.learner.watched import Watched, mlp
+
+Case = tuple[nn.Module, torch.optim.Optimizer | list[torch.optim.Optimizer], Callable[[], object] | None]
+
+
+def sgd(model: nn.Module, rate: float = 0.05) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), rate)
+
+
+def adamw(model: nn.Module, rate: float = 1e-3) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), rate)
+
+
+def plain() -> Case:
+    model = mlp()
+    return model, adamw(model), None
+
+
+def bfloat16() -> Case:
+    model = mlp(torch.bfloat16)
+    return model, adamw(model), None
+
+
+def float16() -> Case:
+    model = mlp(torch.float16)
+    return model, sgd(model), None
+
+
+def clipped_gradients() -> Case:
+    model = mlp()
+    optimizer = sgd(model, 0.5)
+    return model, optimizer, lambda: (nn.utils.clip_grad_norm_(model.parameters(), 0.1), optimizer.step())
+
+
+def large_rate_at_first() -> Case:
+    model = mlp()
+    optimizer = sgd(model, 1.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    return model, optimizer, lambda: (optimizer.step(), schedule.step())
+
+
+def warm_up_from_zero() -> Case:
+    model = mlp()
+    optimizer = adamw(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 30)
+    return model, optimizer, lambda: (optimizer.step(), schedule.step())
+
+
+def restarted_rate() -> Case:
+    model = mlp()
+    optimizer = adamw(model, 3e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 12)
+    return model, optimizer, lambda: (optimizer.step(), schedule.step())
+
+
+def clipped_weights() -> Case:
+    """As a WGAN's critic: the first clip goes far."""
+    model = mlp()
+    optimizer = torch.optim.RMSprop(model.parameters(), 1e-3)
+
+    def step() -> None:
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.05, 0.05)
+
+    return model, optimizer, step
+
+
+def projected_weights() -> Case:
+    """Rows of unit length, by hand."""
+    model = mlp()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 2:
+                    parameter.div_(parameter.norm(dim=1, keepdim=True))
+
+    return model, optimizer, step
+
+
+def spectral_norm() -> Case:
+    model = mlp()
+    parametrizations.spectral_norm(model[2])
+    return model, sgd(model), None
+
+
+def weight_norm() -> Case:
+    model = mlp()
+    for number in (0, 2, 4):
+        parametrizations.weight_norm(model[number])
+    return model, adamw(model), None
+
+
+def decay_by_hand() -> Case:
+    model = mlp()
+    optimizer = adamw(model)
+
+    def step() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 - 1e-3)
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+def averages_swapped_for_evaluation() -> Case:
+    model = mlp()
+    optimizer = adamw(model)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    turns = iter(range(10**6))
+
+    def step() -> None:
+        if next(turns) % 5 == 4:
+            kept = copy.deepcopy(model.state_dict())
+            model.load_state_dict(average.module.state_dict())
+            with torch.no_grad():
+                model(torch.randn(4, 16))
+            model.load_state_dict(kept)
+        optimizer.step()
+        average.update_parameters(model)
+
+    return model, optimizer, step
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Defazio et al. 2024, SGD: the parameters are y in training and x in evaluation; the state keeps z."""
+
+    def __init__(self, parameters, rate: float, beta: float = 0.9) -> None:
+        super().__init__(parameters, {"lr": rate, "beta": beta})
+        self.steps, self.training = 0, True
+
+    def _turn(self, weight: Callable[[float], float]) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if "z" in self.state[parameter]:
+                    parameter.data.lerp_(self.state[parameter]["z"].to(parameter.dtype), weight(group["beta"]))
+
+    def eval(self) -> None:
+        if self.training:
+            self._turn(lambda beta: 1 - 1 / beta)
+        self.training = False
+
+    def train(self) -> None:
+        if not self.training:
+            self._turn(lambda beta: 1 - beta)
+        self.training = True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.steps += 1
+        for group in self.param_groups:
+            for y in group["params"]:
+                z = self.state[y].setdefault("z", y.detach().clone())
+                y.lerp_(z, 1 / self.steps)
+                y.add_(y.grad, alpha=group["lr"] * (group["beta"] * (1 - 1 / self.steps) - 1))
+                z.sub_(y.grad, alpha=group["lr"])
+
+
+def schedule_free(dtype: torch.dtype = torch.float32) -> Case:
+    model = mlp(dtype)
+    optimizer = ScheduleFree(model.parameters(), 0.05)
+    turns = iter(range(10**6))
+
+    def step() -> None:
+        if next(turns) % 5 == 4:
+            optimizer.eval()
+            with torch.no_grad():
+                model(torch.randn(4, 16, dtype=dtype))
+            optimizer.train()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+def schedule_free_bfloat16() -> Case:
+    return schedule_free(torch.bfloat16)
+
+
+def skipped_by_a_scaler() -> Case:
+    """As GradScaler does when a gradient overflowed."""
+    model = mlp()
+    optimizer = adamw(model)
+    turns = iter(range(10**6))
+    return model, optimizer, lambda: optimizer.step() if (turn := next(turns)) > 5 and turn % 4 else None
+
+
+def accumulated_gradients() -> Case:
+    """Several steps of the optimizer for each of the learner's."""
+    model = mlp()
+    optimizer = adamw(model)
+    return model, optimizer, lambda: [optimizer.step() for _ in range(4)]
+
+
+def several_optimizers() -> Case:
+    model = mlp()
+    optimizers = [sgd(model[0]), adamw(nn.ModuleList([model[2], model[4]]))]
+    return model, optimizers, lambda: [optimizer.step() for optimizer in optimizers]
+
+
+def tied_weights() -> Case:
+    model = mlp()
+    model.append(nn.Linear(8, 8))
+    model.append(nn.Linear(8, 8))
+    model[6].weight = model[5].weight
+    return model, adamw(model), None
+
+
+class LowRank(nn.Module):
+    """LoRA: the base is frozen, and B begins at zero."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(4, base.in_features) * 0.1)
+        self.b = nn.Parameter(torch.zeros(base.out_features, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.a.t() @ self.b.t()
+
+
+def low_rank() -> Case:
+    model = mlp()
+    for number in (0, 2, 4):
+        model[number] = LowRank(model[number])
+    return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3), None
+
+
+def compiled() -> Case:
+    model = mlp()
+    return torch.compile(model, backend="eager"), adamw(model), None
+
+
+def compiled_step() -> Case:
+    model = mlp()
+    optimizer = sgd(model)
+    return model, optimizer, torch.compile(optimizer.step, backend="eager")
+
+
+def by_hand() -> Case:
+    """No optimizer of torch's steps: what is in the list of parameters is all that is known of it."""
+    model = mlp()
+
+    @torch.no_grad()
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad, alpha=0.05)
+
+    return model, sgd(model), step
+
+
+CASES = (
+    plain, bfloat16, float16, clipped_gradients, large_rate_at_first, warm_up_from_zero, restarted_rate,
+    clipped_weights, projected_weights, spectral_norm, weight_norm, decay_by_hand, averages_swapped_for_evaluation,
+    schedule_free, schedule_free_bfloat16, skipped_by_a_scaler, accumulated_gradients, several_optimizers, tied_weights,
+    low_rank, compiled, compiled_step, by_hand,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("others", [0.01, 0.2])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_an_honest_loop_is_left_alone(case, others):
+    model, optimizer, step = case()
+    with structlog.testing.capture_logs() as logs, Watched(model, optimizer, step, others=others) as it:
+        it.rounds(60)
+        taken, trained = len(it.agent.taken), it.learner.stats().steps
+    assert logs == []
+    assert not it.abandoned
+    assert taken >= 2 * 8, f"{taken} in {trained} steps"
+    assert len(it.agent.taken) == taken + 2, "leaving sends the rest"

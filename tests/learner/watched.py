@@ -1,0 +1,125 @@
+"""A learner without a core, entered: its boundaries do what the test says, and what it sends is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from atoll import Learner
+from atoll.adoption import Fate, Outstanding
+from atoll.handover import Prepared, Taken
+from atoll.island import Alone
+from atoll.parameters import Optimizers, Parameters
+from atoll.places import load
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Layout, plan
+from torch import nn
+
+torch.set_num_threads(1)
+
+
+class Deaf:
+    """An agent without a core."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self.taken: list[Outstanding] = []
+
+    def submit(self, taken: Taken) -> None:
+        self.taken.append(taken.outstanding)
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).to(dtype)
+
+
+class Watched:
+    """A learner that trains a model on a task with an answer, and takes over what others would have made.
+
+    step: the optimizer's step and what comes with it. others: how far an adoption moves the anchors, relative to them.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizers, step: Callable[[], object] | None = None, *,
+        fragments: int = 2, others: float = 0.1, **options: object,
+    ) -> None:  # fmt: skip
+        self.model, self.others = model, others
+        self.learner = Learner(model, optimizer, "127.0.0.1:1", "a", drain_s=0.0, **options)
+        self.agent = self.learner._agent = Deaf()
+        self._step = step or (optimizer[0] if isinstance(optimizer, list) else optimizer).step
+        self._random = torch.Generator().manual_seed(1)
+        self._version = 1
+
+    def __enter__(self) -> Watched:
+        learner = self.learner
+        parameters = learner._parameters = Parameters(self.model, learner._optimizer, learner._unshared)
+        learner._island, learner._layout = Alone(), plan(parameters.tensors, 2)
+        flat = [parameter.detach().float().reshape(-1).numpy() for parameter in parameters.values]
+        self.layout: Layout = learner._layout
+        anchors = [
+            np.concatenate([flat[p.tensor][p.start : p.start + p.length] for p in fragment.pieces])
+            for fragment in self.layout.fragments
+        ]
+        learner._take_over(parameters, self.layout, [(1, anchor.copy()) for anchor in anchors], Codec.FLOAT32)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.learner._handover.wait_settled = lambda *_, **__: False
+        self.learner._handover._ended = True
+        self.learner.__exit__(kind, None, None)
+
+    def gradient(self) -> float:
+        """Of a task that can be learnt."""
+        kind = next(self.model.parameters()).dtype
+        x = torch.randn(16, 16, generator=self._random)
+        loss = (self.model(x.to(kind)).float() - x[:, :8].flip(1)).square().mean()
+        self.model.zero_grad(set_to_none=True)
+        loss.backward()
+        return loss.item()
+
+    def turn(self, times: int = 1) -> None:
+        """Inner steps."""
+        for _ in range(times):
+            self.gradient()
+            self._step()
+            self.learner.step(tokens=10)
+
+    def adopt(self) -> None:
+        """The next boundary finds new anchors of all fragments."""
+        self._version += 1
+        for fragment, track in enumerate(self.learner._local.tracks):
+            random = np.random.default_rng(self._version * 100 + fragment)
+            change = random.standard_normal(len(track.anchor)).astype(np.float32) * np.std(track.anchor) * self.others
+            self.learner._handover.offer(Prepared(fragment, self._version, track.anchor + change, Fate()))
+
+    def ask(self) -> None:
+        """The next boundary finds open rounds of all fragments."""
+        for fragment in range(len(self.layout.fragments)):
+            self.learner._handover.ask(fragment, self._version)
+
+    def rounds(self, turns: int = 60, every: int = 6) -> None:
+        """Trains, and sends and adopts now and then."""
+        for turn in range(turns):
+            if turn % every == every - 1:
+                self.adopt()
+            if turn % every == every // 2:
+                self.ask()
+            self.turn()
+            for track in self.learner._local.tracks:
+                if track.flying is not None:
+                    track.refused()
+
+    @property
+    def abandoned(self) -> float:
+        return self.learner.stats().abandoned_tokens
+
+    def distance(self) -> float:
+        """From the anchors, the largest."""
+        local = self.learner._local
+        return max(
+            float(np.abs(load(local._windows.read(number), track.shape) - track.anchor).max())
+            for number, track in enumerate(local.tracks)
+        )
