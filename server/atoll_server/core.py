@@ -33,7 +33,7 @@ from atoll_server.publications import HappeningLog
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import LEDGER, Restored, drop_damaged, restore
 from atoll_server.resumption import take_up
-from atoll_server.roster import Entry, Roster, unwanted
+from atoll_server.roster import Entry, Roster, Speaker, unwanted
 from atoll_server.rows import LearnerRow
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.writer import LedgerWriter, with_room
@@ -261,11 +261,11 @@ class Core:
 
     # ------------------------------------------------------------------------------ learners
 
-    def session(self, session: pb.Session) -> Entry:
-        """The entry that a call speaks for. Raises Refused."""
+    def session(self, session: pb.Session) -> Speaker:
+        """Whom a call comes from: the one way in for whatever has a session. Raises Refused."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
-        return self.roster.check(session.learner, session.incarnation, session.token)
+        return Speaker(self.roster.check(session.learner, session.incarnation, session.token), session.incarnation)
 
     def versions(self) -> list[int]:
         """Of each fragment; none before the first parameters."""

@@ -15,7 +15,7 @@ from atoll_server.diary import Look, Sight
 from atoll_server.goodput import overall
 from atoll_server.metrics import Reading
 from atoll_server.restore import LEDGER
-from atoll_server.roster import Entry
+from atoll_server.roster import MOST_REGIONS, Entry
 from atoll_server.status import merged_tokens, state_of, troubles
 
 log = structlog.get_logger()
@@ -45,6 +45,7 @@ def read(core: Core, ledger_bytes: int = 0) -> None:
     _read_run(core, reading, now)
     reading.set("atoll_ledger_bytes", ledger_bytes)
     core.metrics.read = reading
+    core.metrics.fold(core.roster.regions(), MOST_REGIONS)
     core.diary.look(
         Look(
             at=wall,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +17,59 @@ from atoll_server.budget import too_much
 from atoll_server.disk import DISK, Disk
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import INITIAL
+from atoll_server.roster import Entry
 from atoll_server.settings import CoreSettings
 from atoll_server.tensorfile import FORMAT_NAME, TensorFile, TensorFileError, open_tensors
 
 STAGING = "staging"  # the directory of files on their way in
 COPY_BYTES = 1 << 20
+RENEWING_BYTES = 1 << 20  # of a file: within each lease_s, where somebody else waits to send theirs
+WAITS_S = 5.0  # after it asked: a learner that waits for its turn asks every second
 
 
 @dataclass(slots=True)
 class Lease:
-    """The right to send the first parameters. until: monotonic seconds; renewed while bytes arrive."""
+    """The right of a name to send the first parameters. until: monotonic seconds.
 
-    learner: str
-    nonce: int
+    It is renewed by each further MiB that no upload under it has brought before, and by nothing else: neither by
+    joining again nor by sending the same again. most_bytes: that counted so far.
+    """
+
+    entry: Entry
     until: float
+    most_bytes: int = 0
+    upload: Staging | None = None  # the newest: an older one of the same name ends
+
+    def over(self, now: float) -> bool:
+        """Whether it may go to another name."""
+        return now > self.until or bool(self.entry.evicted) or not self.entry.token
+
+    def came(self, received: int, until: float) -> None:
+        """So many bytes of an upload are here."""
+        if received >= self.most_bytes + RENEWING_BYTES:
+            self.most_bytes, self.until = received, until
+
+
+class Turns:
+    """Who is given the lease when several want it: whoever had it least often, of those who wait."""
+
+    def __init__(self) -> None:
+        self._had: Counter[str] = Counter()
+        self._waiting: dict[str, float] = {}  # when it asked last
+
+    def of(self, name: str, now: float) -> bool:
+        """Whether it is this one's."""
+        waiting = (other for other, at in self._waiting.items() if now - at <= WAITS_S)
+        return all(self._had[name] <= self._had[other] for other in waiting)
+
+    def took(self, name: str) -> None:
+        """It has the lease now."""
+        self._had[name] += 1
+        self._waiting.pop(name, None)
+
+    def waits(self, name: str, now: float) -> None:
+        """It was let in, and told to ask again."""
+        self._waiting[name] = now
 
 
 class Staging:
@@ -37,17 +77,19 @@ class Staging:
 
     def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
         self._disk, self._part = disk, directory / STAGING / f"{secrets.token_hex(8)}.part"
-        self._size_bytes, self.sha256 = size_bytes, sha256
+        self.size_bytes, self.sha256 = size_bytes, sha256
         self._digest = hashlib.sha256()
-        self._received = 0
+        self.received = 0
         self._file = disk.create(self._part)
 
     def take(self, chunk: bytes) -> None:
-        """Appends a chunk. Raises Refused when there is more than was declared."""
-        self._received += len(chunk)
-        if self._received > self._size_bytes:
+        """Appends a chunk. Raises Refused for one that is empty, and when there is more than was declared."""
+        if not chunk:
+            raise Refused(Status.INVALID_ARGUMENT, "a chunk of the first parameters is empty: send bytes")
+        self.received += len(chunk)
+        if self.received > self.size_bytes:
             raise Refused(
-                Status.INVALID_ARGUMENT, f"the first parameters are longer than the {self._size_bytes} bytes declared"
+                Status.INVALID_ARGUMENT, f"the first parameters are longer than the {self.size_bytes} bytes declared"
             )
         self._digest.update(chunk)
         self._file.write(chunk)
@@ -58,10 +100,10 @@ class Staging:
         self._file.sync()
         crash.point("initial.synced")
         self._file.close()
-        if self._received != self._size_bytes or self._digest.digest() != self.sha256:
+        if self.received != self.size_bytes or self._digest.digest() != self.sha256:
             raise Refused(
                 Status.DATA_LOSS,
-                f"the first parameters came as {self._received} of {self._size_bytes} bytes, or changed: send again",
+                f"the first parameters came as {self.received} of {self.size_bytes} bytes, or changed: send again",
             )
         try:
             return checked(open_tensors(self._part, self._disk), layout.tensors)

@@ -18,10 +18,10 @@ from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, first_
 from atoll_server import crash, initial, ledger
 from atoll_server import events as ev
 from atoll_server.core import PROTOCOL, Core
-from atoll_server.initial import Lease, Staging
+from atoll_server.initial import Lease, Staging, Turns
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import INITIAL, Restored, initial_states
-from atoll_server.roster import Entry
+from atoll_server.roster import Entry, Speaker
 from atoll_server.tensorfile import TensorFileError, open_tensors
 
 log = structlog.get_logger()
@@ -36,6 +36,7 @@ class Joining:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._lease: Lease | None = None
+        self._turns = Turns()
         self._initialising = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None  # of `--init`
 
@@ -53,11 +54,13 @@ class Joining:
             )
         entry, state = await self._let_in(request, tensors)
         if state == pb.JoinReply.STATE_CONFIRM:
+            assert entry.challenge is not None, "it was asked to confirm just now"
             return pb.JoinReply(state=state, run=self._core.run_id, token=entry.challenge[1])
         token = entry.token
         entry.dirty, incarnation = False, entry.incarnation
         await self._core.writer.commit(partial(ledger.put_learner, row=self._core.row(entry)))
         crash.point("join.row committed")
+        Speaker(entry, incarnation).still()
         if self._core.engine is not None:
             self._core.engine.uploads.fence(entry.name, incarnation)
             self._core.engine.dispatch(ev.Joined(entry.name, incarnation))
@@ -77,11 +80,7 @@ class Joining:
         """Checks a model against the run's, and its name; before there are parameters, settles who sends them."""
         core, now = self._core, time.monotonic()
         async with self._initialising:
-            free = (
-                core.engine is None
-                and self._loading is None
-                and (self._lease is None or now > self._lease.until or self._lease.learner == request.learner)
-            )
+            free = core.engine is None and self._loading is None and self._free_for(request.learner, now)
             layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
             entry = core.roster.join(
                 request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
@@ -91,13 +90,25 @@ class Joining:
                 return entry, pb.JoinReply.STATE_CONFIRM
             if free:
                 core.layout, core.frozen_digest = layout, request.frozen_digest.hex()
-                self._lease = Lease(request.learner, request.nonce, now + core.settings.limits.lease_s)
+                if self._lease is None or self._lease.entry is not entry or self._lease.over(now):
+                    self._lease = Lease(entry, now + core.settings.limits.lease_s)
+                    self._turns.took(entry.name)
+            speaker = Speaker(entry, entry.incarnation)
             if core.engine is None and core.settings.init is not None:
                 await self._load(core.settings.init)
+                speaker.still()
             if core.engine is not None:
                 return entry, pb.JoinReply.STATE_READY
-            holds = self._lease is not None and self._lease.nonce == request.nonce
-            return entry, pb.JoinReply.STATE_INITIALISE if holds else pb.JoinReply.STATE_WAIT
+            if free:
+                return entry, pb.JoinReply.STATE_INITIALISE
+            self._turns.waits(entry.name, now)
+            return entry, pb.JoinReply.STATE_WAIT
+
+    def _free_for(self, name: str, now: float) -> bool:
+        """Whether a learner is given the lease, or has it."""
+        if self._lease is None or self._lease.over(now):
+            return self._turns.of(name, now)
+        return self._lease.entry.name == name
 
     def _tensors(self, request: pb.JoinRequest) -> tuple[TensorSpec, ...]:
         limits = self._core.settings.limits
@@ -147,28 +158,42 @@ class Joining:
 
     # ------------------------------------------------------------------------------ first parameters
 
-    async def stage(self, entry: Entry, header: pb.InitialiseHeader) -> Staging:
+    async def stage(self, speaker: Speaker, header: pb.InitialiseHeader) -> Staging:
         """Begins to take the first parameters from the holder of the lease. Raises Refused."""
-        if self._core.engine is not None:
-            raise Refused(Status.UNAVAILABLE, "the run has its first parameters: join again and fetch them")
-        if self._lease is None or self._lease.nonce != entry.nonce:
-            raise Refused(Status.UNAVAILABLE, "another learner sends the first parameters: join again and wait")
+        lease = self._held(speaker)
         assert self._core.layout is not None, "a lease comes with a layout"
         directory = self._core.settings.directory
         initial.check_room(self._core.settings, header.size_bytes, self._core.layout, self._core.disk)
-        return await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._core.disk)
+        made = await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._core.disk)
+        lease.upload = made
+        return made
 
-    def renew_lease(self, entry: Entry) -> None:
-        """Bytes arrive: the holder is alive."""
-        if self._lease is not None and self._lease.nonce == entry.nonce:
-            self._lease.until = time.monotonic() + self._core.settings.limits.lease_s
+    def came(self, speaker: Speaker, staging: Staging) -> None:
+        """Bytes arrived: the holder is alive, if it still is the holder. Raises Refused."""
+        until = time.monotonic() + self._core.settings.limits.lease_s
+        self._held(speaker, staging).came(staging.received, until)
 
-    async def accept(self, entry: Entry, staging: Staging) -> None:
+    def _held(self, speaker: Speaker, staging: Staging | None = None) -> Lease:
+        """The lease of whoever speaks. staging: its upload, which must be its newest. Raises Refused."""
+        speaker.still()
+        if self._core.engine is not None:
+            raise Refused(Status.UNAVAILABLE, "the run has its first parameters: join again and fetch them")
+        lease = self._lease
+        if lease is None or lease.entry is not speaker.entry:
+            raise Refused(Status.UNAVAILABLE, "another learner sends the first parameters: join again and wait")
+        if staging is not None and lease.upload is not staging:
+            raise Refused(Status.UNAVAILABLE, "the first parameters are sent anew, over another call: this one ends")
+        return lease
+
+    async def accept(self, speaker: Speaker, staging: Staging) -> None:
         """Version 0, all at once: checked, durable, committed, then visible. Accepted exactly once."""
         async with self._initialising:
-            if self._core.engine is not None or self._lease is None or self._lease.nonce != entry.nonce:
-                raise Refused(Status.UNAVAILABLE, "the lease went to another learner: join again")
-            await self._accept(staging)
+            lease, entry = self._held(speaker, staging), speaker.entry
+            try:
+                await self._accept(staging, speaker)
+            except Refused:
+                lease.until = -math.inf  # whoever waits is next
+                raise
             entry.account.bytes_whole += self._core.engine.initial.data.nbytes if self._core.engine is not None else 0
 
     async def _load(self, path: Path) -> None:
@@ -198,7 +223,8 @@ class Joining:
             log.error("first parameters refused", detail=text)
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
-    async def _accept(self, staging: Staging) -> None:
+    async def _accept(self, staging: Staging, speaker: Speaker | None = None) -> None:
+        """speaker: who sent it; None: it is the file of `--init`."""
         layout, directory = self._core.layout, self._core.settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)
@@ -206,6 +232,8 @@ class Joining:
             states = await asyncio.to_thread(initial_states, layout, file)
         except TensorFileError as error:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
+        if speaker is not None:
+            speaker.still()  # from here on it is under way to being durable
         await asyncio.to_thread(staging.publish, directory)
         meta = {
             "tensors": initial.tensors_as_data(layout.tensors), "fragments": len(layout.fragments),

@@ -7,7 +7,7 @@ thousand learners cost the loop next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from atoll_wire.codec import Codec
@@ -51,6 +51,7 @@ READ: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str,
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "That the WAN may carry in a month; absent without a budget"),
 )  # fmt: skip
+OTHERS = "others"  # regions that nobody is in any more, where there were too many
 READ_NAMES = frozenset(name for name, *_ in READ)
 
 Samples = list[tuple[tuple[str, ...], float]]
@@ -112,6 +113,7 @@ class Metrics(Collector):
         ):
             for label in labels:
                 counter.labels(label)  # 0 from the start: a rate needs something to begin at
+        self._regions: set[str] = set()  # that have series
         self.read = Reading()  # replaced, never changed
         r.register(self)
         self.served = Served()
@@ -120,8 +122,20 @@ class Metrics(Collector):
 
     def moved(self, region: str, direction: str, codec: Codec, size_bytes: int) -> None:
         """Payloads came up or went down."""
+        self._regions.add(region)
         self._wan.labels(region, direction).inc(size_bytes)
         self._payload.labels(region, direction, codec.name.lower()).inc(size_bytes)
+
+    def fold(self, used: Set[str], most: int) -> None:
+        """Regions that are not used make one series together, where there are more than so many: no sum falls."""
+        if len(self._regions) <= most:
+            return
+        for counter in (self._wan, self._payload):
+            for sample in [sample for metric in counter.collect() for sample in metric.samples]:
+                if sample.name.endswith("_total") and sample.labels["region"] not in used | {OTHERS}:
+                    counter.labels(**sample.labels | {"region": OTHERS}).inc(sample.value)
+                    counter.remove(*sample.labels.values())
+        self._regions &= used
 
     def collect(self) -> Iterator[Metric]:
         """What was read last."""

@@ -14,7 +14,7 @@ from atoll_server.goodput import Account
 from atoll_server.refusal import Refused, Status
 
 LARGEST_REGION = 64
-MOST_REGIONS = 256  # that a run can ever have: each is a series of metrics
+MOST_REGIONS = 256  # of learners that have neither left nor been evicted: each is a series of metrics
 MOST_TOKENS = (1 << 63) - 1  # what a message can say
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that does not report
 LATENCY_S = 0.5  # of a Join: how far the starts of processes are off
@@ -41,7 +41,7 @@ class Entry:
     nonces: list[int]
     account: Account
     token: bytes = b""  # empty until it joined this core process
-    challenge: tuple[int, bytes] = (0, b"")  # nonce of a process that may take the name over, and what proves it lives
+    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take the name over; proof that it lives
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
     due: bool = False  # it was connected when it joined again: its calls are on their way
     reports: Arrivals = field(default_factory=lambda: Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S))
@@ -78,12 +78,26 @@ class Entry:
             end(why)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Speaker:
+    """The process that a call came from. Whatever a call does after it has waited, it asks `still` first."""
+
+    entry: Entry
+    incarnation: int
+
+    def still(self) -> None:
+        """Raises Refused when it may speak no longer: fenced, or evicted."""
+        if self.entry.evicted:
+            raise evicted(self.entry)
+        if self.entry.incarnation != self.incarnation:
+            raise fenced(self.entry.name)
+
+
 class Roster:
     """All names, in a bounded number. Wall-clock times go into accounts."""
 
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, Entry] = {}
-        self._regions: set[str] = set()
         self._limit = limit
         self.since = 0.0  # when this core began to listen: nobody could be heard before
 
@@ -113,11 +127,13 @@ class Roster:
             )
         if len(region) > LARGEST_REGION or not region.isprintable():
             raise Refused(Status.INVALID_ARGUMENT, "region must be at most 64 printable characters")
-        if len(self._regions | {region}) > MOST_REGIONS:
-            raise Refused(Status.RESOURCE_EXHAUSTED, f"this run has seen {MOST_REGIONS} regions: use one of them")
+        if not nonce:
+            text = f'learner "{name}" says nonce 0, which is none: draw one at random for each process'
+            raise Refused(Status.INVALID_ARGUMENT, text)
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
             raise evicted(entry)
+        self._check_region(name, region, nonce)
         if entry is None:
             return self._add(name, region, nonce, age_s, token, wall)
         over = Refused(Status.UNAUTHENTICATED, f'learner "{name}" joined again since: this call is of before')
@@ -136,7 +152,6 @@ class Roster:
         entry.speaks(token, over)
         entry.due = was_here
         entry.region, entry.dirty = region, True
-        self._regions.add(region)
         entry.account.left_at = None
         return entry
 
@@ -155,6 +170,19 @@ class Roster:
             text = f'a younger process joined as "{name}" and may come back: wait for its {MOST_PATIENCE_S:.0f} s'
             raise Refused(Status.UNAVAILABLE, text)
 
+    def _check_region(self, name: str, region: str, nonce: int) -> None:
+        """Raises Refused for a process that moves, and for one region too many. A name has one region at a time."""
+        entry = self.entries.get(name)
+        if entry is not None and entry.nonce == nonce and entry.region != region:
+            text = f'learner "{name}" is in region "{entry.region}", and a process does not move: start another one'
+            raise Refused(Status.INVALID_ARGUMENT, text)
+        if entry is not None and entry.region == region and entry.account.left_at is None:
+            return
+        used = self.regions(but=entry)
+        if region not in used and len(used) >= MOST_REGIONS:
+            text = f"the learners of this run are in {MOST_REGIONS} regions, the most there may be: use one of them"
+            raise Refused(Status.RESOURCE_EXHAUSTED, text)
+
     def _older(self, entry: Entry, age_s: float, wall: float) -> bool:
         """Whether a process was replaced by the one that speaks for the name, which may come back any moment."""
         account = entry.account
@@ -172,7 +200,6 @@ class Roster:
         account.joined(wall, age_s, returning=False)
         entry = Entry(name, region, 1, [nonce], account, token, dirty=True)
         self.entries[name] = entry
-        self._regions.add(region)
         return entry
 
     def check(self, name: str, incarnation: int, token: bytes) -> Entry:
@@ -188,13 +215,10 @@ class Roster:
             raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is not known here: join again')
         return entry
 
-    @staticmethod
-    def still(entry: Entry, incarnation: int) -> None:
-        """Raises Refused for a stream whose process may speak no longer: fenced, or evicted."""
-        if entry.evicted:
-            raise evicted(entry)
-        if entry.incarnation != incarnation:
-            raise fenced(entry.name)
+    def regions(self, but: Entry | None = None) -> set[str]:
+        """That learners are in which have neither left nor been evicted."""
+        entries = (each for each in self.entries.values() if each is not but and not each.evicted)
+        return {each.region for each in entries if each.account.left_at is None}
 
     def evict(self, entry: Entry, reason: str, wall: float) -> None:
         """Sends a learner away, or lets it in again (no reason)."""
@@ -212,7 +236,6 @@ class Roster:
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
         """Takes a name up from the ledger; its process has to join again. reason: why it is evicted, if it is."""
-        self._regions.add(region)
         self.entries[name] = Entry(name, region, incarnation, nonces, Account.from_data(account), evicted=reason)
 
 

@@ -22,7 +22,7 @@ from atoll_server.engine import Engine
 from atoll_server.identity import caller
 from atoll_server.joining import Joining
 from atoll_server.refusal import Refused, Status
-from atoll_server.roster import Entry
+from atoll_server.roster import Entry, Speaker
 from atoll_server.spool import Upload
 
 log = structlog.get_logger()
@@ -65,12 +65,14 @@ class OuterService(rpc.OuterServicer):
         staging, accepting, wait = None, None, self._waits.begin()
         try:
             header = (await wait.first(requests, "an Initialise stream")).header
-            entry = self._session(context, header.session)
-            staging = await self._joining.stage(entry, header)
-            while (request := await wait.next(requests)) is not None:
+            speaker = self._session(context, header.session)
+            staging = await self._joining.stage(speaker, header)
+            lease_s = self._core.settings.limits.lease_s
+            late = f"no bytes of the first parameters came for {lease_s:.0f} s: join again"
+            while (request := await wait.next(requests, lease_s, late)) is not None:
                 await asyncio.to_thread(staging.take, request.chunk)
-                self._joining.renew_lease(entry)
-            accepting = self._core.underway(self._joining.accept(entry, staging))
+                self._joining.came(speaker, staging)
+            accepting = self._core.underway(self._joining.accept(speaker, staging))
             await asyncio.shield(accepting)  # once it has begun, the learner's going away does not stop it half-way
             return pb.InitialiseReply()
         except Refused as refused:
@@ -90,14 +92,14 @@ class OuterService(rpc.OuterServicer):
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
         """Tells what happens until the learner or this core goes."""
         try:
-            entry = self._session(context, request.session)
+            speaker = self._session(context, request.session)
             self._engine()
         except Refused as refused:
             await abort(context, refused)
         wait = Wait()  # not until this core stops: that is told as a happening
         try:
-            with entry.stream(wait.end):
-                news = self._core.happenings.follow(entry.name, request.log, request.sequence)
+            with speaker.entry.stream(wait.end):
+                news = self._core.happenings.follow(speaker.entry.name, request.log, request.sequence)
                 async with aclosing(news):
                     while (happening := await wait.next(news)) is not None:
                         yield happening
@@ -113,18 +115,18 @@ class OuterService(rpc.OuterServicer):
                 if request.ByteSize() > HEADER_BYTES:
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
-            entry, engine = self._session(context, header.session), self._engine()
+            speaker, engine = self._session(context, header.session), self._engine()
             self._fragment(engine, header.fragment)
             version, rounds = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment]
             answer = engine.uploads.offer(header, version, rounds, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
                 log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
-                engine.timeline.began(entry.name, header.fragment, header.cycle, time.monotonic())
+                engine.timeline.began(speaker.entry.name, header.fragment, header.cycle, time.monotonic())
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
                 # Each holds a message in memory: the others' senders wait.
                 async with (
                     wait.turn(self._slots),
-                    aclosing(self._frames(requests, wait, answer, entry, header)) as told,
+                    aclosing(self._frames(requests, wait, answer, speaker, header)) as told,
                 ):
                     async for have in told:
                         yield pb.PushReply(have=pb.Have(frames=have))
@@ -140,13 +142,13 @@ class OuterService(rpc.OuterServicer):
             await let_go(requests)
 
     async def _frames(
-        self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload, entry: Entry, header: pb.PushHeader
+        self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload, speaker: Speaker, header: pb.PushHeader
     ) -> AsyncGenerator[list[int], None]:
         """Takes what a stream brings, until the upload is whole; tells what has come."""
         uploads, syncer = self._engine().uploads, self._engine().syncer
         came, told_at = list[int](), time.monotonic()
         while not upload.whole() and (request := await self._next(requests, wait, upload)) is not None:
-            self._core.roster.still(entry, header.session.incarnation)
+            speaker.still()
             brought, now = frames.frames_in(request), time.monotonic()
             if header.asks_only:
                 raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
@@ -154,7 +156,7 @@ class OuterService(rpc.OuterServicer):
                 text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
                 raise Refused(Status.INVALID_ARGUMENT, text)
             if await uploads.take(upload, brought, now):
-                syncer.uploading(entry.name, header.fragment, now)
+                syncer.uploading(speaker.entry.name, header.fragment, now)
             came.extend(frame.index for frame in brought)
             if now > told_at + HEARD_S:
                 yield came
@@ -165,11 +167,12 @@ class OuterService(rpc.OuterServicer):
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
         """Sends a published update, or a whole fragment at its current version."""
         try:
-            entry, engine = self._session(context, request.session), self._engine()
+            speaker, engine = self._session(context, request.session), self._engine()
             self._fragment(engine, request.fragment)
             replies = self._whole if request.whole else self._update
-            async with aclosing(replies(engine, entry, request)) as them:
+            async with aclosing(replies(engine, speaker.entry, request)) as them:
                 async for reply in them:
+                    speaker.still()
                     yield reply
         except Refused as refused:
             await abort(context, refused)
@@ -224,7 +227,7 @@ class OuterService(rpc.OuterServicer):
         try:
             told: pb.Progress | None = await wait.first(requests, "a Report stream")
             assert told is not None, "there is a first one"
-            entry = self._session(context, told.session)
+            entry = self._session(context, told.session).entry
             entry.reports.again(time.monotonic())
             with entry.stream(wait.end):
                 while told is not None:
@@ -239,7 +242,8 @@ class OuterService(rpc.OuterServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Says good-bye to a learner."""
         try:
-            entry, last = self._session(context, request.session), request.last if request.HasField("last") else None
+            entry = self._session(context, request.session).entry
+            last = request.last if request.HasField("last") else None
             await asyncio.shield(asyncio.create_task(leave(self._core, entry, last)))
             self._core.acts.note("left", learner=entry.name, incarnation=str(entry.incarnation))
             return pb.LeaveReply()
@@ -248,8 +252,8 @@ class OuterService(rpc.OuterServicer):
 
     # ------------------------------------------------------------------------------ checks
 
-    def _session(self, context: Context, session: pb.Session) -> Entry:
-        """The entry that a call speaks for. Raises Refused."""
+    def _session(self, context: Context, session: pb.Session) -> Speaker:
+        """Whom a call comes from. Raises Refused."""
         try:
             caller(context).speaks_for(session.learner)
             return self._core.session(session)

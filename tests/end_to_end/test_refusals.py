@@ -261,7 +261,7 @@ def test_a_report_of_a_million_rounds_is_refused_before_it_is_read(running):
     with running.outer() as stub:
         hand = Hand(stub, "flood")
         declined = [pb.Declined(fragment=0, cycle=1)] * 100_000
-        with refused(running, grpc.StatusCode.INVALID_ARGUMENT, "at most 512"):
+        with refused(running, grpc.StatusCode.INVALID_ARGUMENT, "at most 256"):
             stub.Report(iter([pb.Progress(session=hand.session, declined=declined)]), timeout=20)
 
 

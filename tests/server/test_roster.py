@@ -7,10 +7,13 @@ from atoll_server.refusal import Refused, Status
 from atoll_server.roster import Roster
 
 
-def join(roster: Roster, name: str = "a", nonce: int = 1, incarnation: int = 0, token: bytes = b"t", wall: float = 0.0):
-    entry = roster.join(name, "eu", nonce, incarnation, 0.5, b"", token, wall, 0.0)
+def join(
+    roster: Roster, name: str = "a", nonce: int = 1, incarnation: int = 0, token: bytes = b"t", wall: float = 0.0,
+    region: str = "eu",
+):  # fmt: skip
+    entry = roster.join(name, region, nonce, incarnation, 0.5, b"", token, wall, 0.0)
     if entry.nonce != nonce:
-        entry = roster.join(name, "eu", nonce, incarnation, 0.5, entry.challenge[1], token, wall, 0.0)
+        entry = roster.join(name, region, nonce, incarnation, 0.5, entry.challenge[1], token, wall, 0.0)
     return entry
 
 
@@ -103,6 +106,37 @@ def test_regions_are_bounded():
     with pytest.raises(Refused, match="256 regions"):
         roster.join("one-more", "elsewhere", 1, 0, 0.5, b"", b"t", 0.0, 0.0)
     assert roster.join("one-more", "r7", 1, 0, 0.5, b"", b"t", 0.0, 0.0).region == "r7"
+    with pytest.raises(Refused, match="256 regions"):
+        join(roster, "one-more", nonce=2, region="elsewhere")
+    roster.evict(roster.entries["l3"], "it lies", 1.0)  # and what only it had is free again
+    assert join(roster, "one-more", nonce=2, region="elsewhere").region == "elsewhere"
+    roster.entries["l4"].account.left_at = 1.0
+    assert join(roster, "another", region="elsewhere too").region == "elsewhere too"
+    with pytest.raises(Refused, match="256 regions"):
+        join(roster, "l4", region="r4")  # comes back to a place that is taken
+
+
+def test_a_name_has_one_region_at_a_time():
+    roster = Roster(10)
+    for number in range(1, 1000):
+        assert join(roster, nonce=number, region=f"r{number}").region == f"r{number}"
+    with pytest.raises(Refused, match="does not move"):
+        join(roster, nonce=999, region="elsewhere")
+    assert join(roster, "b", region="another").region == "another"
+
+
+def test_a_name_is_not_taken_over_by_what_a_message_says_when_it_says_nothing():
+    roster = Roster(10)
+    join(roster)
+    with pytest.raises(Refused, match="nonce 0") as refused:
+        roster.join("a", "eu", 0, 0, 0.5, b"", b"t", 0.0, 0.0)
+    assert refused.value.status is Status.INVALID_ARGUMENT
+    assert roster.entries["a"].incarnation == 1
+    with pytest.raises(Refused, match="nonce 0"):
+        join(roster, "new", nonce=0)
+    again = Roster(10)
+    again.restore("a", "eu", 1, [0], roster.entries["a"].account.as_data(), "")  # of a process that said it before
+    assert again.join("a", "eu", 2, 0, 0.5, b"", b"proof", 0.0, 0.0).incarnation == 1
 
 
 def test_remembered_processes_are_bounded():

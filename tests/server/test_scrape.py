@@ -7,9 +7,11 @@ import time
 from collections import Counter
 
 from atoll_server.core import Core
+from atoll_server.front.metrics import MOST_NAMES, FrontMetrics
 from atoll_server.gauges import read
-from atoll_server.metrics import READ
+from atoll_server.metrics import READ, Metrics
 from atoll_server.settings import CoreSettings
+from atoll_wire.codec import Codec
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,7 +25,7 @@ async def core_with_learners(directory) -> Core:
     for number in range(LEARNERS):
         name = f"learner-{number}"
         entry = core.roster.join(
-            name, f"region-{number % REGIONS}", number, 0, 1.0, b"", b"token", core.clock.now(), 0.0
+            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.clock.now(), 0.0
         )
         entry.loss = 2.5
         entry.account.current.steps = number
@@ -50,6 +52,33 @@ def test_a_scrape_of_a_thousand_learners_takes_less_than_a_tenth_of_a_second(tmp
     assert Counter(
         sample.labels["region"] for sample in samples if sample.name == "atoll_learner_info"
     ) == dict.fromkeys((f"region-{number}" for number in range(REGIONS)), LEARNERS // REGIONS)
+
+
+def test_regions_that_nobody_is_in_any_more_make_one_series_and_no_sum_falls():
+    metrics = Metrics()
+    for number in range(1000):
+        metrics.moved(f"r{number}", "up", Codec.INT4, 1)
+        metrics.moved(f"r{number}", "down", Codec.FLOAT32, 2)
+        metrics.fold({"r0", f"r{number}"}, REGIONS)
+    for name in ("atoll_wan_bytes", "atoll_payload_bytes"):
+        text = generate_latest(metrics.registry).decode()
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        totals = [sample for sample in families[name].samples if sample.name.endswith("_total")]
+        assert sum(sample.value for sample in totals) == 3000
+        assert len({sample.labels["region"] for sample in totals}) <= REGIONS + 1
+        assert ("r0", 1) in {(sample.labels["region"], sample.value) for sample in totals}, "it is used"
+
+
+def test_a_name_that_the_core_does_not_know_takes_no_place_in_a_fronts_metrics():
+    metrics = FrontMetrics("eu")
+    for number in range(10 * MOST_NAMES):
+        metrics.learner(f"somebody-{number}", "up").inc(1)
+    metrics.vouched("honest")
+    metrics.learner("honest", "up").inc(7)
+    text = generate_latest(metrics.registry).decode()
+    assert 'atoll_front_learner_bytes_total{direction="up",learner="honest"} 7.0' in text
+    assert f'learner="others"}} {10.0 * MOST_NAMES}' in text
+    assert "somebody" not in text
 
 
 def test_fixed_names_and_kinds_are_as_promised(tmp_path):

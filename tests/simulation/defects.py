@@ -171,11 +171,11 @@ def first_parameters_accepted_twice() -> Iterator[None]:
     """Whoever asks is given the lease, and what it sends replaces what the run has."""
     accept, let_in = joining.Joining.accept, joining.Joining._let_in
 
-    async def again(self: joining.Joining, entry: Any, staging: Any) -> None:
+    async def again(self: joining.Joining, speaker: Any, staging: Any) -> None:
         self._core.engine, kept = None, self._core.engine
-        self._lease = initial.Lease(entry.name, entry.nonce, 1e9)
+        self._lease = initial.Lease(speaker.entry, 1e9, upload=staging)
         try:
-            await accept(self, entry, staging)
+            await accept(self, speaker, staging)
         finally:
             self._core.engine = self._core.engine or kept
 
@@ -184,13 +184,14 @@ def first_parameters_accepted_twice() -> Iterator[None]:
         early = request.incarnation == 0 and state != pb.JoinReply.STATE_CONFIRM and not sum(self._core.versions())
         return entry, pb.JoinReply.STATE_INITIALISE if early and self._core.engine is None else state
 
-    async def stage(self: joining.Joining, entry: Any, header: Any) -> Any:
+    async def stage(self: joining.Joining, _speaker: Any, header: Any) -> Any:
         return initial.Staging(self._core.settings.directory, header.size_bytes, header.sha256, self._core.disk)
 
     with (
         patch(joining.Joining, "accept", again),
         patch(joining.Joining, "_let_in", lease_for_all),
         patch(joining.Joining, "stage", stage),
+        patch(joining.Joining, "came", lambda *_: None),
     ):
         yield
 

@@ -79,6 +79,7 @@ class Fetching:
             self._sessions.clear()
             self._newest.clear()
         self._sessions.answered(session, time.monotonic())
+        self._metrics.vouched(session.learner)
         for number, version in versions:
             fragment = (session.run, session.generation, number)
             self._newest[fragment] = max(version, self._newest.get(fragment, 0))

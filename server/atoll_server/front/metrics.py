@@ -34,8 +34,11 @@ class FrontMetrics:
         self.registry.register(self.served)
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
 
-    def learner(self, name: str, direction: str) -> Counter:
-        """Of one learner; beyond so many names of all others together: they are what callers say."""
+    def vouched(self, name: str) -> None:
+        """The core knows this learner: a name that is only what a caller says takes nobody's place."""
         if len(self._names) < MOST_NAMES:
             self._names.add(name)
+
+    def learner(self, name: str, direction: str) -> Counter:
+        """Of one learner; of all others together, when the core has not vouched for it, or there are too many."""
         return self._learners.labels(name if name in self._names else OTHERS, direction)
