@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import json
 import os
 import sys
@@ -25,7 +24,6 @@ from tests.simulation.books import Violation
 from tests.simulation.loop import Dead
 from tests.simulation.seed import simulate
 
-KEPT = Path(__file__).with_name("seeds.txt")  # seeds that failed once: they run for ever
 BATCH = 25
 LINES = 60  # of a failing seed's trace
 MOST = 5  # failing seeds that are printed
@@ -51,11 +49,6 @@ class Found:
     def bad(self) -> dict[int, str]:
         """Everything that is wrong, by seed."""
         return self.violations | {seed: f"the simulator failed\n{text}" for seed, text in self.faults.items()}
-
-
-def kept_seeds() -> list[int]:
-    """Seeds that found a defect once."""
-    return [int(line.split("#")[0]) for line in KEPT.read_text().splitlines() if line.split("#")[0].strip()]
 
 
 def run(seeds: list[int]) -> Found:
@@ -100,11 +93,9 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--json", type=Path, help="write {seeds, events, crashes, partitions, violations, faults}")
     arguments = parser.parse_args()
-    began, total, shown = time.monotonic(), run(kept_seeds()), 0
-    print(f"{total.seeds} kept seeds, {_wrong(total)}", flush=True)
-    for found in itertools.chain([total], many(arguments.first, arguments.seeds)):
-        if found is not total:
-            total.add(found)
+    began, total, shown = time.monotonic(), Found(), 0
+    for found in many(arguments.first, arguments.seeds):
+        total.add(found)
         for seed, text in list(found.bad().items())[: max(0, MOST - shown)]:
             shown += 1
             print(f"\nseed {seed}: {text}\n", flush=True)

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from unittest import mock
 
+import pytest
+from atoll_server.roster import Roster
+
+from tests.simulation.books import Violation
+from tests.simulation.island import Island
 from tests.simulation.network import Weather
 from tests.simulation.seed import simulate
 from tests.simulation.storm import STORM_S, Storm
@@ -64,3 +70,40 @@ def test_the_last_account_does_not_die_with_the_core():
     world = simulate(1, DyingAuditee)
     assert world.counts["replays beside a core about to die"] == 1
     assert world.counts["replayed from the start"] == 1
+
+
+class LateElder(Transcript):
+    """A process is cut off before its Join arrives, a younger one takes its name, and loses its connections just as the
+    elder is back (found by seeds that mean something else by now)."""
+
+    def _faults(self) -> Faults:
+        yield 1.0, self._elder
+
+    def _elder(self) -> None:
+        world = self._world
+        first = world.islands["a"].process
+        for call in [call for call in world.network.calls if call.learner is first]:
+            call.hang_up(0.0)  # the core hears at once that it is dead
+        first.kill()
+        world.start_island("a")
+        elder = world.islands.pop("a")
+        world.zombies.append(elder)
+        world.network.part(elder.process)
+        world.loop.after(0.55, world.start_island, "a")  # where clocks tell the two apart
+        self._when_the_younger_is_in(elder)
+
+    def _when_the_younger_is_in(self, elder: Island) -> None:
+        world = self._world
+        if world.checks.highest["a"] < 2 or not world.islands["a"].counters.connected:
+            world.loop.after(0.02, self._when_the_younger_is_in, elder)
+            return
+        for call in [call for call in world.network.calls if call.learner is world.islands["a"].process]:
+            call.cut(0.01)
+        world.loop.after(0.03, world.network.heal, elder.process)
+
+
+def test_a_name_stays_with_the_younger_process():
+    world = simulate(2, LateElder)
+    assert world.checks.highest["a"] == 2
+    with mock.patch.object(Roster, "_older", return_value=False), pytest.raises(Violation, match="fenced off"):
+        simulate(2, LateElder)
