@@ -73,7 +73,7 @@ FLOORS = {
     ],
     "atoll": [
         ["errors", "places"],
-        ["adoption", "moves"],
+        ["adoption", "moves", "copies"],
         ["handover", "stats", "transport", "parameters", "windows", "samples"],
         ["island"],
         ["doctor"],

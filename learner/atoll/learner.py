@@ -21,6 +21,7 @@ from torch import nn
 
 from atoll.adoption import Track
 from atoll.agent import Agent
+from atoll.copies import Pairs
 from atoll.errors import LearnerError
 from atoll.handover import Due, Handover, Prepared, Taken
 from atoll.island import GO_ON, RESTORE, STAND, STOP, Agreed, Island, island
@@ -60,7 +61,8 @@ class Learner:
 
     optimizer: one, or a list of all. server: an address or several, tried in turn. region: its place, for people. name:
     unique in the run, by itself REGION.HOSTNAME. unshared: names or patterns ("teacher.*") of parameters that stay this
-    learner's own. adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" (the paper's) not.
+    learner's own. copies: gives pairs of a parameter and its copy that an optimizer keeps elsewhere than in its state,
+    such as float32 masters. adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" does not.
     metrics_listen: HOST:PORT for Prometheus; beyond loopback only with metrics_plaintext. tls: directory of
     certificates, see `atoll certs`; without it only loopback is dialled, unless insecure_plaintext allows more.
     """
@@ -74,6 +76,7 @@ class Learner:
         *,
         region: str = "",
         unshared: Collection[str] = (),
+        copies: Pairs = tuple,
         adoption: Literal["rebase", "overwrite"] = "rebase",
         connect_timeout_s: float = 600.0,
         drain_s: float = 30.0,
@@ -84,7 +87,7 @@ class Learner:
     ) -> None:
         if adoption not in {"rebase", "overwrite"}:
             raise LearnerError(f'adoption "{adoption}" does not exist: use "rebase" or "overwrite"')
-        self._model, self._optimizer, self._unshared = model, optimizer, unshared
+        self._model, self._optimizer, self._unshared, self._copies = model, optimizer, unshared, copies
         addresses = [server] if isinstance(server, str) else list(server)
         access = Access(None if tls is None else Path(tls), insecure_plaintext)
         self._identity = Identity(name or own_name(region), region, addresses, connect_timeout_s, access)
@@ -107,10 +110,11 @@ class Learner:
             raise LearnerError("a Learner is entered once: make a new one to join again")
         self._process = os.getpid()
         began, self._counters.prepared_s = time.perf_counter(), process_age_s()
-        self._parameters = Parameters(self._model, self._optimizer, self._unshared)
+        self._parameters = Parameters(self._model, self._optimizer, self._unshared, self._copies)
         self._island = island()
         try:
-            self._begin(self._parameters, self._island)
+            with self._parameters.copies.following(self._parameters.values, restart=True):
+                self._begin(self._parameters, self._island)
         except BaseException:
             self._leaving.close()  # at Ctrl-C too: the agent would dial on for ever
             raise
@@ -262,6 +266,12 @@ class Learner:
 
     def _restore(self) -> None:
         """All parameters are the run's again, and what is outstanding is given up."""
+        parameters = self._mine()
+        with parameters.copies.following(parameters.values, restart=True):
+            self._restore_anchors()
+            self._ranks().spread(parameters.values)
+
+    def _restore_anchors(self) -> None:
         if self._local is not None:
             fragments = range(len(self._local.tracks))
             with self._local.moving():
@@ -269,7 +279,6 @@ class Learner:
                     given_up = self._local.restore(fragment, self._counters.tokens, self._counters.steps)
                     self._abandon(fragment, given_up)
             self._seen(fragments)
-        self._ranks().spread(self._mine().values)
 
     def _seen(self, fragments: Sequence[int]) -> None:
         if self._watch is not None:
@@ -292,15 +301,22 @@ class Learner:
 
     def _adopt(self, fragments: Sequence[int], prepared: Sequence[Prepared]) -> None:
         """Moves fragments to their new anchors, on all ranks. prepared: of the rank that talks."""
-        if prepared and self._local is not None:
-            with self._local.moving():
-                for newer in prepared:
-                    self._abandon(newer.fragment, self._local.adopt(newer, self._counters.tokens, self._counters.steps))
-                    self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
-            self._seen(fragments)
-        for fragment in fragments:
-            assert self._layout is not None, "joined"
-            self._ranks().spread(self._mine().of(self._layout.fragments[fragment]))
+        if not fragments:
+            return
+        assert self._layout is not None, "joined"
+        moved = [self._mine().of(self._layout.fragments[fragment]) for fragment in fragments]
+        with self._mine().copies.following([parameter for group in moved for parameter in group]):
+            if self._local is not None:
+                self._adopt_anchors(self._local, prepared)
+            for parameters in moved:
+                self._ranks().spread(parameters)
+        self._seen(fragments)
+
+    def _adopt_anchors(self, local: Local, prepared: Sequence[Prepared]) -> None:
+        with local.moving():
+            for newer in prepared:
+                self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, self._counters.steps))
+                self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
 
     def _release(self, fragments: list[int]) -> None:
         """Contributions that were refused: their work is outstanding again."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
+from atoll.copies import Copies, Pairs
 from atoll.errors import LearnerError
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -23,12 +24,15 @@ class Parameters:
     """The trainable parameters: those that require gradients and that an optimizer updates, tied ones once.
 
     unshared: names, or patterns such as "teacher.*", of parameters that stay this learner's own: neither trained by the
-    run nor compared with it.
+    run nor compared with it. copies: of parameters, which optimizers may have in their stead.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Optimizers, unshared: Collection[str] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, optimizers: Optimizers, unshared: Collection[str] = (), copies: Pairs = tuple
+    ) -> None:
         self.model = model
         self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        self.copies = Copies(self._optimizers, copies)
         _check_whole(model)
         self._names = _names(model)
         self._unshared = _matching(self._names, unshared)
@@ -84,7 +88,9 @@ class Parameters:
         self._size = self._optimizers_size()
 
     def _updated(self) -> list[nn.Parameter]:
-        return [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        stepped = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        owners = {id(copy): parameter for parameter, copy in self.copies.named()}
+        return [owners.get(id(p), p) for p in stepped]
 
     def _optimizers_size(self) -> int:
         return sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)

@@ -55,7 +55,9 @@ class Watched:
 
     def __enter__(self) -> Watched:
         learner = self.learner
-        parameters = learner._parameters = Parameters(self.model, learner._optimizer, learner._unshared)
+        parameters = learner._parameters = Parameters(
+            self.model, learner._optimizer, learner._unshared, learner._copies
+        )
         learner._island, learner._layout = Alone(), plan(parameters.tensors, 2)
         flat = [parameter.detach().float().reshape(-1).numpy() for parameter in parameters.values]
         self.layout: Layout = learner._layout

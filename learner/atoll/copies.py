@@ -1,0 +1,70 @@
+"""Copies of the parameters that an optimizer keeps: float32 masters, slow or averaged weights. They move with them.
+
+An optimizer that steps its own copies, and writes those to the parameters, would undo each adoption at its next step.
+Copies in the state of the learner's optimizers are recognised: tensors of a parameter's shape, and near its values.
+Whoever keeps them elsewhere names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+Pairs = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
+
+NEAR = 0.1  # relative distance of a copy; a momentum's is around 1, whatever its direction
+LOOKED_AT = 4096  # values
+
+
+@dataclass(slots=True)
+class Copies:
+    """named: gives pairs of a parameter and its copy; asked each time, since optimizers make their state late."""
+
+    optimizers: Sequence[torch.optim.Optimizer]
+    named: Pairs = tuple
+    _known: dict[tuple[int, str], bool] = field(default_factory=dict)  # whether a parameter's state is a copy
+
+    @contextlib.contextmanager
+    def following(self, parameters: Sequence[torch.Tensor], *, restart: bool = False) -> Iterator[None]:
+        """Around a change of parameters: their copies change by as much. restart: they become equal."""
+        pairs = self._of(parameters)
+        before = [None if restart else parameter.detach().clone() for parameter, _ in pairs]
+        yield
+        with torch.no_grad():
+            for (parameter, copy), old in zip(pairs, before, strict=True):
+                if old is None:
+                    copy.copy_(parameter)
+                else:
+                    copy.add_(parameter.to(copy.device, copy.dtype) - old.to(copy.device, copy.dtype))
+
+    def _of(self, parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        wanted = {id(parameter) for parameter in parameters}
+        pairs = [(p, copy) for p, copy in self.named() if id(p) in wanted]
+        taken = {id(copy) for _, copy in pairs}
+        for optimizer in self.optimizers:
+            for parameter in parameters:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if id(value) not in taken and self._is_copy(parameter, key, value):
+                        taken.add(id(value))
+                        pairs.append((parameter, value))
+        return pairs
+
+    def _is_copy(self, parameter: torch.Tensor, key: str, value: object) -> bool:
+        """Judged once: what is one goes its own way later."""
+        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.is_floating_point():
+            return False
+        found = self._known.get((id(parameter), key))
+        if found is None:
+            found = self._known[id(parameter), key] = _near(parameter.detach(), value)
+        return found
+
+
+def _near(parameter: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether values here and there are nearly the same."""
+    stride = max(1, parameter.numel() // LOOKED_AT)
+    with torch.no_grad():
+        ours, theirs = ((t[::stride] if t.dim() else t).float() for t in (parameter, value))
+        return bool((theirs.to(ours.device) - ours).norm() < NEAR * ours.norm())
