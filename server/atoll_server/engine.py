@@ -163,7 +163,7 @@ class Engine:
         """The payload is on disk: commit the row, then count on it."""
         await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row))
         crash.point("contribution.committed")
-        self._accept(row)
+        self.contributions.accept(row)
         self.contributions.hold(row, stored)
         self.dispatch(ev.Contributed(row.key, row.cycle, row.base_version, row.tokens, row.steps))
 
@@ -172,16 +172,11 @@ class Engine:
         fate = FateRow(row.key, "refused", self.states[row.key.fragment].version, reason=reason, dropped=True)
         await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row, fate=fate))
         crash.point("contribution.refused")
-        self._accept(row)
+        self.contributions.accept(row)
         self.contributions.end(row, fate)
         log.warning("contribution refused", contribution=str(row.key), reason=reason)
         self.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
         return receipt_of(fate)
-
-    def _accept(self, row: ContributionRow) -> None:
-        self.contributions.accept(row)
-        region = self.roster.entries[row.key.learner].region
-        self.metrics.moved(region, "up", self.run.codec, row.size_bytes)
 
     def room(self, free_bytes: int) -> None:
         """What the disk has free now: a snapshot and the ledger must still find room when all uploads are here."""

@@ -76,7 +76,10 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         r = self.registry
         self._wan = Counter(
-            "atoll_wan_bytes_total", "Payload bytes between learners and this core", ["region", "direction"], registry=r
+            "atoll_wan_bytes_total",
+            "Payload bytes between learners and this core, as they come and go",
+            ["region", "direction"],
+            registry=r,
         )
         self._payload = Counter(
             "atoll_payload_bytes_total", "The same by codec: whole fragments are float32",

@@ -70,6 +70,7 @@ class OuterService(rpc.OuterServicer):
             lease_s = self._core.settings.limits.lease_s
             late = f"no bytes of the first parameters came for {lease_s:.0f} s: join again"
             while (request := await wait.next(requests, lease_s, late)) is not None:
+                self._core.metrics.moved(speaker.entry.region, "up", Codec.FLOAT32, len(request.chunk))
                 await asyncio.to_thread(staging.take, request.chunk)
                 self._joining.came(speaker, staging)
             accepting = self._core.underway(self._joining.accept(speaker, staging))
@@ -145,11 +146,14 @@ class OuterService(rpc.OuterServicer):
         self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload, speaker: Speaker, header: pb.PushHeader
     ) -> AsyncGenerator[list[int], None]:
         """Takes what a stream brings, until the upload is whole; tells what has come."""
-        uploads, syncer = self._engine().uploads, self._engine().syncer
+        engine = self._engine()
+        uploads, syncer = engine.uploads, engine.syncer
         came, told_at = list[int](), time.monotonic()
         while not upload.whole() and (request := await self._next(requests, wait, upload)) is not None:
             speaker.still()
             brought, now = frames.frames_in(request), time.monotonic()
+            came_bytes = sum(len(frame.payload) for frame in brought)
+            self._core.metrics.moved(speaker.entry.region, "up", engine.run.codec, came_bytes)  # whatever becomes of them
             if header.asks_only:
                 raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
             if not 0 < len(brought) <= frames.TOGETHER:

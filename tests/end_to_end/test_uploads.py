@@ -20,7 +20,9 @@ from torch import nn
 from torch.optim import SGD
 
 from tests.end_to_end.test_refusals import taken_over
-from tests.end_to_end.world import Core, Trainee, core, eventually
+from tests.end_to_end.world import Core, Trainee, core, eventually, figures
+
+METRICS_PORT = processes.free_port()
 
 
 class Large(nn.Module):
@@ -33,7 +35,8 @@ class Large(nn.Module):
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    with core(tmp_path_factory.mktemp("core"), "--fragments", "1") as it:
+    metrics = ("--metrics-listen", f"127.0.0.1:{METRICS_PORT}")
+    with core(tmp_path_factory.mktemp("core"), "--fragments", "1", *metrics) as it:
         first = Trainee(it.address, "first", lambda _: True, model=Large())
         first.start()
         first.done()
@@ -111,6 +114,21 @@ def test_a_cut_upload_goes_on_with_the_frames_that_are_missing(running):
         second.send(frames[1])
         assert second.receipt().fate == pb.FATE_PENDING
     assert accepted(running) == before + 1
+
+
+def test_bytes_over_the_wan_count_as_they_come_of_first_parameters_and_of_uploads_that_are_cut(running):
+    def up() -> float:
+        return figures(METRICS_PORT).get('atoll_wan_bytes_total{direction="up",region=""}', 0.0)
+
+    before = up()
+    assert before > 4 * sum(p.numel() for p in Large().parameters()), (
+        "the first parameters, and what was merged of them"
+    )
+    with running.outer() as stub:
+        header, frames = prepared(stub, "counted")
+        pushed = Push(stub, header, frames[0])
+        eventually(lambda: up() == before + len(frames[0].frames[0].payload))
+        pushed.cut()
 
 
 def test_frames_over_two_streams_make_one_contribution_and_both_have_its_receipt(running):

@@ -89,8 +89,8 @@ class FrontService(rpc.OuterServicer):
                         with until_it_ends():
                             await call.write(header)
                             async for request in requests:
-                                await call.write(request)
                                 self._metrics.whole_up.inc(len(request.chunk))
+                                await call.write(request)
                                 moved()
                             await call.done_writing()
 
@@ -183,9 +183,9 @@ class FrontService(rpc.OuterServicer):
         with until_it_ends():
             async for request in requests:
                 size = _checked(request, header)
-                await call.write(request)
                 self._metrics.up.inc(size)
                 up.inc(size)
+                await call.write(request)
             await call.done_writing()
 
     # ------------------------------------------------------------------------------ updates
