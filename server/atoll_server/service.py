@@ -152,8 +152,8 @@ class OuterService(rpc.OuterServicer):
         while not upload.whole() and (request := await self._next(requests, wait, upload)) is not None:
             speaker.still()
             brought, now = frames.frames_in(request), time.monotonic()
-            came_bytes = sum(len(frame.payload) for frame in brought)
-            self._core.metrics.moved(speaker.entry.region, "up", engine.run.codec, came_bytes)  # whatever becomes of them
+            size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
+            self._core.metrics.moved(speaker.entry.region, "up", engine.run.codec, size_bytes)
             if header.asks_only:
                 raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
             if not 0 < len(brought) <= frames.TOGETHER:

@@ -88,7 +88,8 @@ def test_a_process_with_four_learners_stops_at_once(tmp_path, behind):
             silent = Hand(mute, "silent")
             said = queue.SimpleQueue[pb.Progress | None]()
             report = mute.Report.future(iter(said.get, None))
-            said.put(pb.Progress(session=silent.session))
+            said.put(pb.Progress(session=silent.session, steps=1))
+            eventually(lambda: ("silent", 1) in {(each.learner, each.steps) for each in running.status().learners})
             began = time.monotonic()
             serving.stop()
             took_s = time.monotonic() - began
