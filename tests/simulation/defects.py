@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from unittest import mock
 
 import grpc
 import numpy as np
-from atoll import adoption, fetching, sending
+from atoll import adoption, fetching, presence, sending
 from atoll_server import (
     core,
     database,
@@ -630,6 +630,31 @@ class Anything(int):
         return False
 
     __hash__ = int.__hash__
+
+
+# ------------------------------------------------------------------------------------------------- calls
+
+
+@defect
+def a_learner_leaves_its_calls_open() -> Iterator[None]:
+    """Whoever joins again makes new calls beside those that it has."""
+    with patch(presence, "opened", lambda method, call: nullcontext(call)):
+        yield
+
+
+@defect
+def a_front_leaves_its_calls_open() -> Iterator[None]:
+    """When a learner is gone, what the front asked the core for it goes on, and the core lets it."""
+    opened = front_service.opened
+
+    def open_end(method: str, call: Any) -> Any:
+        return nullcontext(call) if method in {"Follow", "Report"} else opened(method, call)
+
+    def unheard(self: roster.Entry, token: bytes, _: Any) -> None:
+        self.token, self.due = token, False
+
+    with patch(front_service, "opened", open_end), patch(roster.Entry, "speaks", unheard):
+        yield
 
 
 # ------------------------------------------------------------------------------------------------- finding them

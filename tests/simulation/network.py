@@ -80,6 +80,10 @@ class Network:
             return self.rng.uniform(0.2, 3.0)
         return self.rng.expovariate(1 / self.weather.delay_s)
 
+    def open(self, method: str, *, caller: Process | None = None, address: str = "") -> int:
+        """How many calls have not ended for whoever made them: of one caller, or to one address."""
+        return sum(c.method == method and (c.learner is caller or c.address == address) for c in self.calls)
+
     def part(self, learner: Process) -> None:
         """Cuts a caller off; what is sent is held, and connections break when that lasts too long."""
         self.partitioned[learner] = self.loop.now

@@ -35,6 +35,7 @@ NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
 LEAST_EVENTS = 300
+STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
 
 
 class World:
@@ -106,6 +107,8 @@ class World:
             raise error if isinstance(error, Violation) else Violation(0, f"{context['message']}: {error!r}") from error
         for name, island in self.islands.items():
             older = next((z for z in self.zombies if z.name == name and z.process.alive), None)
+            if any(self.network.open(method, caller=island.process) > 1 for method in STANDING):
+                raise Violation(9, f"calls are left open: {self._leaks()}")
             if island.error is not None and older is not None and "is connected now" in str(island.error):
                 self.islands[name] = older  # it was back before the new one could take its place
             elif island.error is not None and "was evicted" in str(island.error):
@@ -161,6 +164,7 @@ class World:
                 and all(
                     i.tracks[f].version == s.version for i in self.islands.values() for f, s in enumerate(engine.states)
                 )
+                and not self._leaks()
             )
 
         await self._guarded(at_rest)
@@ -180,7 +184,28 @@ class World:
         )
         engine = self.core.engine if self.core is not None else None
         core = None if engine is None else (engine.versions(), list(map(str, engine.contributions.pending)))
-        return f"{what}: {islands}; core {core}"
+        return f"{what}: {islands}; core {core}; leaks {self._leaks()}"
+
+    def _leaks(self) -> list[str]:
+        """Calls that nobody has a use for: each learner has one of a kind, all the way to the core."""
+        found = [
+            f"{island.process.name} has {count} calls of {method}"
+            for island in self.islands.values()
+            for method in STANDING
+            if (count := self.network.open(method, caller=island.process)) > 1
+        ]
+        for front in self.gateways.values():
+            for method in STANDING:
+                up, down = (
+                    self.network.open(method, caller=front.process),
+                    self.network.open(method, address=front.name),
+                )
+                if up > down:
+                    found.append(f"{front.process.name} has {up} calls of {method} for {down} of learners")
+        entries = self.core.roster.entries.values() if self.core is not None else ()
+        return found + [
+            f"the core has {len(e.streams)} streams of {e.name}" for e in entries if len(e.streams) > len(STANDING)
+        ]
 
     async def _last_account(self) -> None:
         """Every acknowledged contribution has its one fate, and the disk alone gives the same state again."""
