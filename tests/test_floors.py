@@ -17,6 +17,7 @@ FLOORS = {
         ["__init__", "errors", "checksums", "allocator", "outer_pb2", "arrivals", "spans", "memory", "calling"],
         ["outer_pb2_grpc", "layout", "logs", "access"],
         ["certificate", "scrape"],
+        ["parts"],
         ["frames"],
         ["lanes"],
         ["links"],
@@ -27,10 +28,11 @@ FLOORS = {
         ["codec"],
     ],
     "atoll_server": [
+        ["quotas"],
         ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget", "diary", "showing", "served"],
         ["process"],
         ["settings", "tensorfile", "rows", "guard", "database", "calls", "identity", "acts"],
-        ["certificates", "tokens", "outer"],
+        ["certificates", "tokens", "outer", "gate"],
         ["members", "combining", "roster", "rounds"],  # pure, with the syncer
         ["merge"],
         ["reading", "syncer"],
@@ -107,6 +109,7 @@ PURE = {
         "goodput",
         "roster",
         "refusal",
+        "quotas",
         "guard",
         "admission",
         "rows",

@@ -25,6 +25,7 @@ from atoll_wire.access import Access, AccessError
 from atoll_wire.calling import opened
 from atoll_wire.certificate import CertificateError, Role, may_be, show
 from atoll_wire.layout import LayoutError, TensorSpec, plan
+from atoll_wire.parts import PART_BYTES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60.0
 PINGS, RATE_BYTES, PIECE_BYTES = 5, 8 << 20, 256 << 10
-FRAME_BYTES = 9 << 20  # the largest message that Atoll sends
+FRAME_BYTES = PART_BYTES  # the largest piece of a message that Atoll sends
 OPTIONS = [("grpc.max_send_message_length", 2 * FRAME_BYTES), ("grpc.max_receive_message_length", 2 * FRAME_BYTES)]
 CLOCK_S, DAYS, SLOW_MBIT = 5.0, 14.0, 10.0
 DISK_BYTES, SLOW_DISK_MB, FEW_BYTES = 64 << 20, 50.0, 4 << 30
@@ -199,7 +200,7 @@ def _way(stub: rpc.DoctorStub, patient: Patient) -> Iterator[Finding]:
     yield _judged(abs(offset_s) < CLOCK_S, off, "let both follow an NTP server: certificates are judged by the clock")
     yield from _rates(stub, trip_s)
     _probe(stub, [pb.ProbeRequest(padding=bytes(FRAME_BYTES))])
-    large = f"messages of {FRAME_BYTES >> 20} MiB come through"
+    large = f"messages of {FRAME_BYTES >> 10} KiB come through"
     yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the limit")
     if patient.tensors and told.fingerprint:
         yield from _model(patient, told)

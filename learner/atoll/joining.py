@@ -31,7 +31,7 @@ PROTOCOL = 1
 CODECS = frozenset(int(kind) for kind in Codec)
 JOIN_S = 60.0  # a core may have to read a whole model before it answers
 SHORTEST_RETRY_S = 0.5
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 256 << 10
 KINDS = {MergeKind.AVERAGE: pb.MERGE_KIND_AVERAGE, MergeKind.DIRECTION: pb.MERGE_KIND_DIRECTION}
 
 

@@ -8,8 +8,9 @@ to protobuf.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,6 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import Payload
+from atoll_wire.parts import PART_BYTES, Pieces, split
 
 TOGETHER = 4  # frames in one message at most: it costs more than the bytes in it
 FRAME = 0x12  # field 2, a message: of `frames` of PushRequest and of FetchReply
@@ -79,6 +81,17 @@ def fetch_reply(message: bytes) -> Fetched:
 def frames_in(message: Pushed | Fetched) -> Sequence[WireFrame | pb.Frame]:
     """Those of a message, however it was read."""
     return message if isinstance(message, list) else message.frames
+
+
+def fitting(sizes: Iterable[int], most: int = TOGETHER) -> int:
+    """How many of the frames that come next go into one message: not more than it can carry in one piece, or one."""
+    count = total = 0
+    for size in islice(sizes, most):
+        total += size
+        if count and total > PART_BYTES:
+            break
+        count += 1
+    return count
 
 
 def _read(message: bytes) -> Batch | None:
@@ -170,21 +183,65 @@ def _varint(value: int) -> bytes:
 
 
 READERS = {"Push": push_request}  # of requests
+REPLY_BYTES = 16 << 20  # of a reply to Fetch: its frames are 2 MiB each at most
+
+
+class _Pushing:
+    """A call to Push: what is written is cut into pieces."""
+
+    def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's
+        self._call = call
+
+    async def write(self, message: Sent) -> None:
+        """As gRPC's."""
+        for piece in split(serialise(message)):
+            await self._call.write(piece)
+
+    def __aiter__(self) -> AsyncIterator[pb.PushReply]:
+        replies: AsyncIterator[pb.PushReply] = self._call.__aiter__()
+        return replies
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the rest is gRPC's
+        return getattr(self._call, name)
+
+
+class _Fetching:
+    """A call to Fetch: what comes in pieces is put together."""
+
+    def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's
+        self._call, self._pieces = call, Pieces(REPLY_BYTES)
+
+    async def read(self) -> Any:  # noqa: ANN401 - a reply, or gRPC's EOF
+        """As gRPC's."""
+        while (raw := await self._call.read()) is not grpc.aio.EOF:
+            if (whole := self._pieces.take(raw)) is not None:
+                return fetch_reply(whole)
+        return raw
+
+    def __aiter__(self) -> _Fetching:
+        return self
+
+    async def __anext__(self) -> Fetched:
+        async for raw in self._call:
+            if (whole := self._pieces.take(raw)) is not None:
+                return fetch_reply(whole)
+        raise StopAsyncIteration
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the rest is gRPC's
+        return getattr(self._call, name)
 
 
 class FrameStub(rpc.OuterStub):
-    """As it was generated, but for the calls that carry frames."""
+    """As it was generated, but for the calls whose messages may be large."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         super().__init__(channel)  # type: ignore[no-untyped-call]
-        self.Push: Any = channel.stream_stream(
-            f"/{SERVICE}/Push", request_serializer=serialise, response_deserializer=pb.PushReply.FromString
-        )
-        self.Fetch: Any = channel.unary_stream(
-            f"/{SERVICE}/Fetch",
-            request_serializer=pb.FetchRequest.SerializeToString,
-            response_deserializer=fetch_reply,
-        )
+        push: Any = channel.stream_stream(f"/{SERVICE}/Push", response_deserializer=pb.PushReply.FromString)
+        fetch: Any = channel.unary_stream(f"/{SERVICE}/Fetch", request_serializer=pb.FetchRequest.SerializeToString)
+        join: Any = channel.stream_unary(f"/{SERVICE}/Join", response_deserializer=pb.JoinReply.FromString)
+        self.Push: Any = lambda **how: _Pushing(push(**how))
+        self.Fetch: Any = lambda request, **how: _Fetching(fetch(request, **how))
+        self.Join: Any = lambda request, **how: join(split(request.SerializeToString()), **how)
 
 
 def serve(servicer: rpc.OuterServicer, server: grpc.aio.Server) -> None:

@@ -66,7 +66,7 @@ class Tensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., kind: _Optional[_Union[MergeKind, str]] = ..., tied_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation", "proof")
+    __slots__ = ("protocol", "run", "learner", "region", "nonce", "tensors", "frozen_digest", "process_age_s", "incarnation", "proof", "part", "more")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,8 @@ class JoinRequest(_message.Message):
     PROCESS_AGE_S_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run: str
     learner: str
@@ -87,7 +89,9 @@ class JoinRequest(_message.Message):
     process_age_s: float
     incarnation: int
     proof: bytes
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    part: bytes
+    more: bool
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
 
 class RunSettings(_message.Message):
     __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness", "total_tokens")
@@ -288,12 +292,16 @@ class Frame(_message.Message):
     def __init__(self, index: _Optional[int] = ..., crc32c: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("header", "frames")
+    __slots__ = ("header", "frames", "part", "more")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     header: PushHeader
     frames: _containers.RepeatedCompositeFieldContainer[Frame]
-    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+    part: bytes
+    more: bool
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest", "asks_only")
@@ -356,12 +364,16 @@ class FetchRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ..., header_only: bool = ...) -> None: ...
 
 class FetchReply(_message.Message):
-    __slots__ = ("header", "frames")
+    __slots__ = ("header", "frames", "part", "more")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     header: FetchHeader
     frames: _containers.RepeatedCompositeFieldContainer[Frame]
-    def __init__(self, header: _Optional[_Union[FetchHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+    part: bytes
+    more: bool
+    def __init__(self, header: _Optional[_Union[FetchHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
 
 class FetchHeader(_message.Message):
     __slots__ = ("fragment", "version", "codec", "frames", "size_bytes", "crc32c", "receipts")

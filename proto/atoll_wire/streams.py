@@ -17,7 +17,7 @@ import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.checksums import crc32c
-from atoll_wire.frames import WireFrame, frames_in
+from atoll_wire.frames import WireFrame, fitting, frames_in
 from atoll_wire.lanes import Carried, Lane
 from atoll_wire.links import Link, hung_up
 
@@ -203,7 +203,8 @@ class _Streams:
         with until_it_ends():
             await call.write(pb.PushRequest(header=self._header))
             while frames:
-                some = [frames.popleft() for _ in range(min(len(frames), self._link.up.together))]
+                sizes = (len(self._messages[index]) for index in frames)
+                some = [frames.popleft() for _ in range(fitting(sizes, self._link.up.together))]
                 mine.update(some)
                 if frames is self._left:
                     self._out.update(dict.fromkeys(some, time.monotonic()))

@@ -10,21 +10,22 @@ from weakref import WeakSet
 
 import grpc
 import grpc.aio
+from atoll_wire import parts
 from atoll_wire.links import SAID
 
 from atoll_server.refusal import Refused, Status
 
-WINDOW_BYTES = 2 << 20  # on its way to a stream: 25 MB/s at 80 ms; who needs more has more connections
+MOST_SENT_BYTES = 16 << 20  # in one message: operators are told much at a time
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
-def message_options(most_bytes: int, window_bytes: int = WINDOW_BYTES) -> list[tuple[str, int]]:
+def message_options(window_bytes: int) -> list[tuple[str, int]]:
     """Of the server's channel: limits on what it takes, and how it finds out that a peer is gone."""
     return [
-        ("grpc.max_receive_message_length", most_bytes),
-        ("grpc.max_send_message_length", most_bytes),
+        ("grpc.max_receive_message_length", parts.MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MOST_SENT_BYTES),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
         ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: arrivals tell much earlier
         ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
@@ -80,16 +81,6 @@ class Wait:
         if (request := await self.next(requests)) is None:
             raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
         return request
-
-    @asynccontextmanager
-    async def turn(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
-        """One of so many, once it is this call's turn."""
-        async with self():
-            await slots.acquire()
-        try:
-            yield
-        finally:
-            slots.release()
 
     def _check(self) -> None:
         if self._why is not None:

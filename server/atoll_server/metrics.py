@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from atoll_server.quotas import LIMITS
 from atoll_server.served import Served
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
@@ -89,6 +90,10 @@ class Metrics(Collector):
             "atoll_contributions_total", "Contributions: accepted, then merged or refused; turned_away at the door",
             ["fate"], registry=r,
         )  # fmt: skip
+        self.limited = Counter(
+            "atoll_limited_total", "Calls refused, ended or held up, by the limit reached", ["limit"],
+            registry=r,
+        )  # fmt: skip
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged, lapsed", ["outcome"], registry=r)
         self.closed = Counter(
             "atoll_rounds_closed_total",
@@ -110,6 +115,7 @@ class Metrics(Collector):
             buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
         )  # fmt: skip
         for counter, labels in (
+            (self.limited, LIMITS),
             (self.contributions, ("accepted", "merged", "refused", "turned_away")),
             (self.rounds, ("merged", "lapsed")),
             (self.closed, ("everybody", "grace", "deadline", "nobody", "late")),

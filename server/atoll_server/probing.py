@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire import parts
 
 from atoll_server.calls import Context, abort, let_go
 from atoll_server.core import Core
@@ -59,7 +60,7 @@ class DoctorService(rpc.DoctorServicer):
     def _answer(self) -> pb.ProbeReply:
         core = self._core
         return pb.ProbeReply(
-            wall_s=time.time(), run=core.run_id, message_bytes=core.settings.limits.message_bytes,
+            wall_s=time.time(), run=core.run_id, message_bytes=parts.MESSAGE_BYTES,
             fingerprint=core.layout.fingerprint if core.layout is not None else b"",
             frozen_digest=bytes.fromhex(core.frozen_digest),
             fragments=len(core.layout.fragments) if core.layout is not None else 0,

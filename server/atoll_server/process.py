@@ -41,10 +41,16 @@ class Public:
 
     @classmethod
     def of(
-        cls, listen: Iterable[str], access: Access, options: list[tuple[str, int]], most_calls: int, served: Served
+        cls,
+        listen: Iterable[str],
+        access: Access,
+        options: list[tuple[str, int]],
+        most_calls: int,
+        gate: grpc.aio.ServerInterceptor,
+        served: Served,
     ) -> Public:
         """With health, and on loopback reflection. Raises AccessError."""
-        server = grpc.aio.server(interceptors=[served], options=options, maximum_concurrent_rpcs=most_calls)
+        server = grpc.aio.server(interceptors=[gate, served], options=options, maximum_concurrent_rpcs=most_calls)
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         if on_loopback(listen):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 from atoll_wire import allocator, frames, scrape
+from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.certificate import Role, check_role
 from atoll_wire.errors import UserError
@@ -20,10 +21,14 @@ from atoll_server.acts import Acts
 from atoll_server.audit import Audit
 from atoll_server.calls import message_options
 from atoll_server.core import STANDBY_S, Core
+from atoll_server.gate import Gate
 from atoll_server.gauges import keep_gauges
+from atoll_server.identity import Caller
 from atoll_server.operators import OperatorService
 from atoll_server.probing import DoctorService
 from atoll_server.process import GRACE_S, Public, SettingsError, open_files, told_to_stop
+from atoll_server.quotas import QUOTAS
+from atoll_server.refusal import Refused
 from atoll_server.service import OuterService
 from atoll_server.settings import CoreSettings
 from atoll_server.tokens import Tokens
@@ -59,8 +64,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         return
     core.acts = Acts(settings.directory / AUDIT_LOG)
     tokens = None if settings.operator_tokens is None else Tokens(settings.operator_tokens)
-    options, limits = message_options(settings.limits.message_bytes), settings.limits
-    public = Public.of(settings.listen, settings.access, options, limits.calls, core.metrics.served)
+    gate = Gate(QUOTAS, partial(_vouched, core), core.metrics.limited, lambda: core.acts)
+    options, most_calls = message_options(QUOTAS.window_bytes), settings.limits.calls
+    public = Public.of(settings.listen, settings.access, options, most_calls, gate, core.metrics.served)
     service = OuterService(core)
     frames.serve(service, public.server)
     rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
@@ -96,6 +102,14 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             scraped.end()
         core.acts.close()
     log.info("stopped", run=core.run_id)
+
+
+def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
+    """The learner that a session is of, if it is one of this core's."""
+    try:
+        return core.session(session).entry.name
+    except Refused:
+        return None
 
 
 async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

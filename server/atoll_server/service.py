@@ -38,7 +38,6 @@ class OuterService(rpc.OuterServicer):
     def __init__(self, core: Core) -> None:
         self._core = core
         self._joining = Joining(core)
-        self._slots = asyncio.Semaphore(core.settings.limits.pushes)
         self._waits = Waits()
 
     def stop(self) -> None:
@@ -124,11 +123,7 @@ class OuterService(rpc.OuterServicer):
                 log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
                 engine.timeline.began(speaker.entry.name, header.fragment, header.cycle, time.monotonic())
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
-                # Each holds a message in memory: the others' senders wait.
-                async with (
-                    wait.turn(self._slots),
-                    aclosing(self._frames(requests, wait, answer, speaker, header)) as told,
-                ):
+                async with aclosing(self._frames(requests, wait, answer, speaker, header)) as told:
                     async for have in told:
                         yield pb.PushReply(have=pb.Have(frames=have))
                 if not answer.whole():  # other streams of this contribution bring the rest
@@ -200,8 +195,9 @@ class OuterService(rpc.OuterServicer):
             return
         spans = engine.layout.fragments[request.fragment].frames[request.stripe :: request.stripes or 1]
         together = frames.TOGETHER if request.stripes <= 1 else 1  # who has many connections has none to spare for this
-        for start in range(0, len(spans), together):
-            some = spans[start : start + together]
+        while spans:
+            count = frames.fitting((publication.sizes[span.index] for span in spans), together)
+            some, spans = spans[:count], spans[count:]
             yield b"".join(publication.messages[span.index] for span in some)
             for span in some:
                 engine.sent(entry, publication.sizes[span.index], span.length, whole=False)

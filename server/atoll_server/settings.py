@@ -105,12 +105,10 @@ class Limits(BaseModel):
     tensor_name_bytes: int = 512
     parameters: int = 1 << 36  # trainable ones of the model
     tokens: int = 1 << 50  # that one learner may say it has trained; steps as well
-    message_bytes: Annotated[int, Field(ge=9 << 20)] = 16 << 20  # one gRPC message; its frames are 8 MiB at most
     model_bytes: int = 1 << 40  # of the file with the first parameters
     spool_bytes: int = 64 << 30
     learner_spool_bytes: int = 16 << 30  # of one learner, from its first frame to its fate
     norm_window: int = 32  # contributions of a fragment whose running median is what is usual
-    pushes: int = 256  # at a time: each holds a message in memory
     calls: int = 16_384  # at a time, of any kind
     headroom_bytes: int = 64 << 20  # of disk, beside a snapshot: kept free for the ledger
     receipts: int = 10_000  # in one answer

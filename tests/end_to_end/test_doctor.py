@@ -51,7 +51,7 @@ def test_all_is_well_on_the_way_through_a_front(eu, papers, home):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for said in ("a core is there by eu", "port", "the certificate of learner/a is valid for", "clocks", "Mbit/s up",
-                 "Mbit/s down", "messages of 9 MiB come through", home.status().run):  # fmt: skip
+                 "Mbit/s down", "messages of 264 KiB come through", home.status().run):  # fmt: skip
         assert said in done.stdout, done.stdout
     assert home.status().contributions == before.contributions
 

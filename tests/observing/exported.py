@@ -7,6 +7,7 @@ from atoll_server.front.metrics import FrontMetrics
 from atoll_server.gauges import STATES
 from atoll_server.goodput import CAUSES
 from atoll_server.metrics import READ, Metrics
+from atoll_server.quotas import LIMITS
 from atoll_wire.codec import Codec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
@@ -16,6 +17,7 @@ FIXED: Labels = {
     "state": set(STATES),
     "direction": {"up", "down", "whole"},
     "codec": {codec.name.lower() for codec in Codec},
+    "limit": set(LIMITS),
     "fate": {"accepted", "merged", "refused", "turned_away"},
     "outcome": {"merged", "lapsed"},
     "kind": {"contribution", "update", "whole"},

@@ -20,11 +20,11 @@ class Gateway:
         self.process = Process(f"{name}#{life}")
         self.name, self._network = name, network
         self._cache_bytes = rng.choice((600, 6_000, 1 << 20))  # nothing fits; some fragments; all of them
-        self._pushes = rng.choice((1, 64))
+        rng.choice((1, 64))  # once a limit: drawn on, so that seeds do what they did
         self.process.start(self._serve(), name=self.process.name)
 
     async def _serve(self) -> None:
         upstream = Upstream(CORE, dial=lambda address, _: SimulatedLink(self._network, self.process, address))
-        service = FrontService(upstream, FrontMetrics(self.name), self._cache_bytes, self._pushes, Acts(None))
+        service = FrontService(upstream, FrontMetrics(self.name), self._cache_bytes, Acts(None))
         self._network.servers[self.name] = (service, self.process)
         await upstream.watch()

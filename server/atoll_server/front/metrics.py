@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
+from atoll_server.quotas import LIMITS
 from atoll_server.served import Served
 
 MOST_NAMES, OTHERS = 1024, "others"
@@ -29,6 +30,12 @@ class FrontMetrics:
         self.refused = Counter(
             "atoll_front_refused_total", "Calls that ended here, by status", ["status"], registry=self.registry
         )
+        self.limited = Counter(
+            "atoll_front_limited_total", "Calls refused, ended or held up, by the limit reached",
+            ["limit"], registry=self.registry,
+        )  # fmt: skip
+        for limit in LIMITS:
+            self.limited.labels(limit)
         self.cached = Gauge("atoll_front_cached_bytes", "Updates and fragments in memory", registry=self.registry)
         self.served = Served()
         self.registry.register(self.served)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import structlog
 from atoll_wire import allocator, frames, scrape
+from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import on_loopback
 from atoll_wire.certificate import Role, check_role
 
@@ -17,11 +18,13 @@ from atoll_server.front.passing import pass_on
 from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
 from atoll_server.front.upstream import Upstream
+from atoll_server.gate import Gate
+from atoll_server.identity import Caller
 from atoll_server.process import Public, open_files, told_to_stop
+from atoll_server.quotas import QUOTAS
 
 log = structlog.get_logger()
 
-WINDOW_BYTES = 512 << 10  # on its way to a stream: learners are near
 GOODBYE_S = 2.0  # for calls that run: whoever follows was told to go elsewhere
 
 
@@ -33,9 +36,10 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
     upstream, acts = Upstream(settings.core, settings.access), Acts(settings.audit_log)
-    service = FrontService(upstream, metrics, settings.cache_bytes, settings.pushes, acts)
-    options = message_options(settings.message_bytes, WINDOW_BYTES)
-    public = Public.of(settings.listen, settings.access, options, settings.calls, metrics.served)
+    service = FrontService(upstream, metrics, settings.cache_bytes, acts)
+    gate = Gate(QUOTAS, _said, metrics.limited, lambda: acts)
+    options = message_options(QUOTAS.window_bytes)
+    public = Public.of(settings.listen, settings.access, options, settings.calls, gate, metrics.served)
     frames.serve(service, public.server)
     pass_on(public.server, upstream, settings.region, acts, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
@@ -68,3 +72,8 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
             scraped.end()
         acts.close()
     log.info("stopped")
+
+
+def _said(who: Caller, session: pb.Session) -> Hashable:
+    """Whose a session is: a certificate says who may use the name; without one only the core knows a token."""
+    return session.learner if who.role is not None else (session.learner, session.token)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager
@@ -40,12 +39,11 @@ QUICK_S = 20.0
 class FrontService(rpc.OuterServicer):
     """What learners of a region call."""
 
-    def __init__(self, upstream: Upstream, metrics: FrontMetrics, cache_bytes: int, pushes: int, acts: Acts) -> None:
-        """cache_bytes: of updates and whole fragments; pushes: that carry frames at a time."""
+    def __init__(self, upstream: Upstream, metrics: FrontMetrics, cache_bytes: int, acts: Acts) -> None:
+        """cache_bytes: of updates and whole fragments."""
         self._upstream, self._metrics, self._acts = upstream, metrics, acts
         self._sessions = Sessions()
         self.fetching = Fetching(upstream, self._sessions, metrics, cache_bytes)
-        self._slots = asyncio.Semaphore(pushes)
         self._waits, self._stopping = Waits(), False
 
     def stop(self) -> None:
@@ -159,21 +157,20 @@ class FrontService(rpc.OuterServicer):
                 self._may(context, header.session.learner)
                 name = contribution(header.session, header.fragment, header.seq)
                 log.debug("passing on", contribution=name, cycle=header.cycle)
-                async with contextlib.nullcontext() if header.asks_only else wait.turn(self._slots):
-                    trunk = self._upstream.quick if header.asks_only else self._upstream.carriers
-                    with (
-                        trunk.line() as line,
-                        opened("Push", line.stub.Push()) as call,
-                        self._upstream.link.transfers.of(call) as moved,
-                    ):
-                        with until_it_ends():
-                            await call.write(request)
-                        async with _beside(call, self._frames(call, requests, header)):
-                            while (reply := await wait.next(aiter(call))) is not None:
-                                moved()
-                                if reply.HasField("receipt"):
-                                    log.debug("answered by the core", contribution=name)
-                                yield reply
+                trunk = self._upstream.quick if header.asks_only else self._upstream.carriers
+                with (
+                    trunk.line() as line,
+                    opened("Push", line.stub.Push()) as call,
+                    self._upstream.link.transfers.of(call) as moved,
+                ):
+                    with until_it_ends():
+                        await call.write(request)
+                    async with _beside(call, self._frames(call, requests, header)):
+                        while (reply := await wait.next(aiter(call))) is not None:
+                            moved()
+                            if reply.HasField("receipt"):
+                                log.debug("answered by the core", contribution=name)
+                            yield reply
             finally:
                 await let_go(requests)
 

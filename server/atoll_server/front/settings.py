@@ -20,10 +20,8 @@ class FrontSettings:
     access: Access = LOCAL
     metrics_plaintext: bool = False
     cache_bytes: int = 48 << 20  # of updates and whole fragments; what does not fit is passed through
-    pushes: int = 64  # that carry frames at a time: each holds a message in memory
     calls: int = 16_384  # at a time, of any kind
     audit_log: Path | None = None
-    message_bytes: int = 16 << 20
 
     def check(self) -> None:
         """Refuses an address that would offer the run to a network in plain text."""

@@ -87,7 +87,10 @@ class Item:
                 for index in some:
                     while not self.messages[index]:
                         await self._next()
-                yield b"".join(self.messages[index] for index in some)
+                while some:
+                    count = frames.fitting(len(self.messages[index]) for index in some)
+                    yield b"".join(self.messages[index] for index in some[:count])
+                    some = some[count:]
         finally:
             self.readers -= 1
 

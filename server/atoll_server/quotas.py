@@ -1,0 +1,123 @@
+"""PURE: what one caller may take up of a core or a front, in one place for both, and how much of it is left.
+
+A peer is a certificate, or where there is none an address: it is known before anything was read. A learner is known by
+its session, once a call's first message is here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+LIMITS = ("first_message", "calls_per_s", "streams", "messages_per_s", "stalled")  # as metrics name them
+MANY = 16  # times, for a peer that speaks for many: a front, or whoever comes without a certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Of each peer or learner. Reached: RESOURCE_EXHAUSTED, or a wait; `atoll_limited_total` counts by limit."""
+
+    window_bytes: int = 64 << 10  # that gRPC takes of a call before it is read
+    first_calls: int = 24  # of a peer, whose first message is being read: what is half sent is held
+    first_waiting: int = 128  # of a peer, for a place among these
+    first_s: float = 60.0  # until the first message is here: a Join may be large
+    fresh_s: float = 1.0  # so old a call without a first message makes room for a new one
+    pushes: int = 72  # streams of a learner: two for each of 32 connections, and those that ask
+    fetches: int = 72
+    follows: int = 4
+    reports: int = 4
+    other_calls: int = 8  # of a peer or learner, to each other method
+    frame_bytes: int = (2 << 20) + (64 << 10)  # of a message of frames whose pieces are put together
+    joining_bytes: int = 10 << 20  # of a Join, of which a peer may send one at a time in pieces
+    assembling: int = 4  # messages of a learner or peer whose pieces are put together at a time
+    calls_per_s: float = 300.0
+    calls_burst: float = 600.0
+    messages_per_s: float = 1000.0  # of a learner, over all its streams of one method
+    messages_burst: float = 2000.0
+    reports_per_s: float = 20.0  # a learner sends four
+    reports_burst: float = 40.0
+    patience_s: float = 10.0  # with a rate: who would have to wait longer is refused
+    stalled_s: float = 120.0  # until a reader has taken a piece of an answer: 18 kbit/s
+
+    def streams(self, method: str) -> int:
+        """Open calls of one learner to a method of `Outer`."""
+        named = {"Push": self.pushes, "Fetch": self.fetches, "Follow": self.follows, "Report": self.reports}
+        return named.get(method, self.other_calls)
+
+    def half_sent_bytes(self, message_bytes: int) -> int:
+        """The most that a peer that is one learner makes this process hold with messages that never come whole."""
+        read = self.first_calls + self.pushes + self.reports
+        unread = self.first_waiting + self.fetches + self.follows
+        buffered = (read + unread) * self.window_bytes + read * message_bytes
+        return buffered + self.assembling * self.frame_bytes + self.joining_bytes
+
+
+QUOTAS = Quotas()
+
+
+class Bucket:
+    """A rate, of which some may come at once."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._left, self._at = burst, 0.0
+
+    def take(self, now: float, cost: float = 1.0) -> float:
+        """Counts it; returns the seconds until it is within the rate."""
+        self._fill(now)
+        self._left -= cost
+        return max(0.0, -self._left / self._per_s)
+
+    def full(self, now: float) -> bool:
+        """Whether it can be forgotten."""
+        self._fill(now)
+        return self._left >= self._burst
+
+    def _fill(self, now: float) -> None:
+        self._left = min(self._burst, self._left + self._per_s * max(0.0, now - self._at))
+        self._at = now
+
+
+T = TypeVar("T")
+
+
+class NoPlaceError(Exception):
+    """All are taken, by calls that are too young to end, or that do not."""
+
+
+class Pool(Generic[T]):
+    """Places of one owner, oldest first. Who comes when all are taken is given the oldest one's.
+
+    So a learner whose connections died is never kept out by what it left behind.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: OrderedDict[T, float] = OrderedDict()  # since when
+        self._ending: set[T] = set()
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def enter(self, call: T, now: float, young_s: float = 0.0) -> T | None:
+        """Takes a place; returns the call that has to end for it, if any. Raises NoPlaceError.
+
+        young_s: of so young a call the place is not taken.
+        """
+        oldest = None
+        if len(self._taken) - len(self._ending) >= self._most:
+            oldest, since = next(each for each in self._taken.items() if each[0] not in self._ending)
+            if now - since < young_s:
+                raise NoPlaceError
+        if len(self._taken) >= self._most + max(1, self._most // 4):
+            raise NoPlaceError
+        if oldest is not None:
+            self._ending.add(oldest)
+        self._taken[call] = now
+        return oldest
+
+    def leave(self, call: T) -> None:
+        """Its place is free."""
+        self._taken.pop(call, None)
+        self._ending.discard(call)

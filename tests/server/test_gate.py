@@ -1,0 +1,193 @@
+"""The gate before the services, over real gRPC: every limit answers, and whoever keeps to them notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+import pytest
+from atoll_server.acts import Acts
+from atoll_server.calls import message_options
+from atoll_server.gate import Gate
+from atoll_server.metrics import Metrics
+from atoll_server.quotas import QUOTAS
+from atoll_wire import frames
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.frames import FrameStub, frames_in
+from atoll_wire.parts import PART_BYTES
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Service(rpc.OuterServicer):
+    """Takes what comes. heard: reports; fetched: bytes of the frame that it answers with."""
+
+    def __init__(self) -> None:
+        self.heard, self.fetched, self.joined = 0, 10, pb.JoinRequest()
+
+    async def Join(self, request, _):
+        self.joined = request
+        return pb.JoinReply(run="here")
+
+    async def Report(self, requests, _):
+        async for _ in requests:
+            self.heard += 1
+        return pb.ReportReply()
+
+    async def Push(self, requests, _):
+        async for request in requests:
+            brought = [frame.index for frame in frames_in(request)]
+            yield pb.PushReply(have=pb.Have(frames=brought))
+
+    async def Fetch(self, request, _):
+        yield pb.FetchReply(header=pb.FetchHeader(frames=1))
+        for _ in range(200 if request.whole else 1):
+            yield frames.encode(7, 1, bytes(self.fetched))
+
+
+@contextlib.asynccontextmanager
+async def served(**changes):
+    """A stub, the service, and what is counted by limit."""
+    metrics, service = Metrics(), Service()
+    vouched = lambda _, session: session.learner  # noqa: E731
+    gate = Gate(replace(QUOTAS, **changes), vouched, metrics.limited, lambda: Acts(None))
+    server = grpc.aio.server(options=message_options(QUOTAS.window_bytes), interceptors=[gate])
+    frames.serve(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    count = lambda limit: metrics.limited.labels(limit)._value.get()  # noqa: E731
+    # As a reader that takes no more than it was told to: a window of gRPC's own grows while nobody reads.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        yield FrameStub(channel), service, count
+    await server.stop(0)
+
+
+def session(name: str) -> pb.Session:
+    return pb.Session(learner=name)
+
+
+async def ends(call, code, saying: str) -> None:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    assert (await call.code(), saying in await call.details()) == (code, True), await call.details()
+
+
+async def push(stub, name: str):
+    """A stream that says whose it is, and has been heard."""
+    call = stub.Push()
+    await call.write(pb.PushRequest(header=pb.PushHeader(session=session(name))))
+    assert (await call.read()).HasField("have")
+    return call
+
+
+def test_messages_of_any_size_go_through_in_pieces():
+    async def scene():
+        async with served() as (stub, service, _):
+            tensors = [pb.Tensor(name=f"{n}." + 60 * "x") for n in range(20_000)]
+            await stub.Join(pb.JoinRequest(learner="a", tensors=tensors))
+            assert service.joined.tensors == tensors
+            assert service.joined.ByteSize() > 4 * PART_BYTES
+            call = await push(stub, "a")
+            await call.write(frames.encode(3, 1, bytes(2 << 20)))
+            assert (await call.read()).have.frames == [3]
+            service.fetched = 2 << 20
+            header, frame = [reply async for reply in stub.Fetch(pb.FetchRequest(session=session("a")))]
+            assert header.HasField("header")
+            assert len(frame[0].payload) == 2 << 20
+
+    asyncio.run(scene())
+
+
+def test_pieces_beyond_the_limit_are_refused():
+    async def scene():
+        async with served(joining_bytes=2 * PART_BYTES) as (stub, _, _):
+            request = pb.JoinRequest(frozen_digest=bytes(3 * PART_BYTES))
+            with pytest.raises(grpc.aio.AioRpcError, match="in all") as error:
+                await stub.Join(request)
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(scene())
+
+
+def test_a_learners_newest_streams_run_and_its_oldest_end():
+    async def scene():
+        async with served(pushes=3) as (stub, _, count):
+            other = await push(stub, "b")
+            mine = [await push(stub, "a") for _ in range(4)]
+            await ends(mine[0], EXHAUSTED, "the oldest one ends")
+            assert count("streams") == 1
+            for call in (*mine[1:], other):
+                await call.write(frames.encode(1, 1, b"x"))
+                assert (await call.read()).have.frames == [1]
+
+    asyncio.run(scene())
+
+
+def test_a_call_that_says_nothing_makes_room_for_one_that_does():
+    async def scene():
+        async with served(first_calls=2, fresh_s=0.0) as (stub, _, count):
+            silent = [stub.Push() for _ in range(2)]
+            waiting = [asyncio.create_task(ends(call, EXHAUSTED, "without a first message")) for call in silent]
+            while not count("first_message"):
+                await push(stub, "a")
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert [task.exception() for task in done] == [None]
+
+    asyncio.run(scene())
+
+
+def test_a_first_message_comes_in_time_or_not_at_all():
+    async def scene():
+        async with served(first_s=0.05) as (stub, _, count):
+            await ends(stub.Push(), EXHAUSTED, "no message came")
+            assert count("first_message") == 1
+
+    asyncio.run(scene())
+
+
+def test_reports_are_taken_at_their_rate_and_none_is_lost():
+    async def scene():
+        async with served(reports_per_s=100.0, reports_burst=5.0) as (stub, service, count):
+            began = asyncio.get_running_loop().time()
+            await stub.Report(iter([pb.Progress(session=session("a"))] * 40))
+            assert service.heard == 40
+            assert asyncio.get_running_loop().time() - began > 0.3
+            assert count("messages_per_s") > 20
+
+    asyncio.run(scene())
+
+
+def test_calls_that_would_wait_too_long_are_refused():
+    async def scene():
+        async with served(calls_per_s=1.0, calls_burst=2.0, patience_s=0.0) as (stub, _, count):
+            made = [stub.Fetch(pb.FetchRequest(session=session("a"))) for _ in range(4)]
+            refused = 0
+            for call in made:
+                try:
+                    assert len([reply async for reply in call]) == 2
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() is EXHAUSTED
+                    refused += 1
+            assert refused == count("calls_per_s") == 2
+
+    asyncio.run(scene())
+
+
+def test_a_reader_that_stands_still_is_given_up_and_one_that_reads_is_not():
+    async def scene():
+        async with served(stalled_s=0.3) as (stub, service, count):
+            service.fetched = 100_000
+            still = stub.Fetch(pb.FetchRequest(session=session("a"), whole=True))
+            await still.read()
+            while not count("stalled"):  # noqa: ASYNC110 - gRPC's own thread tells nobody
+                await asyncio.sleep(0.01)
+            reading = stub.Fetch(pb.FetchRequest(session=session("a"), whole=True))
+            assert len([reply async for reply in reading]) == 201
+
+    asyncio.run(scene())

@@ -1,0 +1,54 @@
+"""What one caller may take up: rates, places, and the sum of it all."""
+
+from __future__ import annotations
+
+import pytest
+from atoll_server.quotas import QUOTAS, Bucket, NoPlaceError, Pool
+from atoll_wire.lanes import MOST, SLOTS
+from atoll_wire.parts import MESSAGE_BYTES
+
+
+def test_half_sent_messages_of_one_learner_hold_64_mib_at_most():
+    assert QUOTAS.half_sent_bytes(MESSAGE_BYTES) <= 64 << 20
+
+
+def test_a_learner_may_use_all_the_connections_that_it_would():
+    assert min(QUOTAS.pushes, QUOTAS.fetches) >= SLOTS * MOST
+
+
+def test_a_rate_lets_a_burst_through_and_then_so_many_a_second():
+    bucket = Bucket(10.0, 5.0)
+    assert [bucket.take(100.0) for _ in range(5)] == [0.0] * 5
+    assert bucket.take(100.0) == pytest.approx(0.1)
+    assert bucket.take(100.0) == pytest.approx(0.2)
+    assert bucket.take(100.4) == pytest.approx(0.0)
+    assert not bucket.full(100.4)
+    assert bucket.full(101.0)
+
+
+def test_a_newcomer_is_given_the_oldest_ones_place():
+    pool: Pool[str] = Pool(2)
+    assert pool.enter("a", 0.0) is None
+    assert pool.enter("b", 1.0) is None
+    assert pool.enter("c", 2.0) == "a"
+    pool.leave("a")
+    assert pool.enter("d", 3.0) == "b"
+
+
+def test_places_of_calls_that_never_end_are_not_given_away_for_ever():
+    pool: Pool[int] = Pool(8)
+    for call in range(8):
+        pool.enter(call, 0.0)
+    assert [pool.enter(call, 1.0) for call in (8, 9)] == [0, 1]
+    with pytest.raises(NoPlaceError):
+        pool.enter(10, 2.0)
+    pool.leave(0)
+    assert pool.enter(10, 3.0) == 2
+
+
+def test_a_young_call_keeps_its_place():
+    pool: Pool[str] = Pool(1)
+    pool.enter("a", 10.0)
+    with pytest.raises(NoPlaceError):
+        pool.enter("b", 10.5, young_s=1.0)
+    assert pool.enter("b", 11.0, young_s=1.0) == "a"
