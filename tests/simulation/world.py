@@ -276,10 +276,11 @@ class World:
     async def _core(self, process: Process) -> None:
         every_s = 0.3 if self.rotting else self.rng.choice((0.5, 1.0, 60.0))
         keep_snapshots = self.rng.choice((2, 3))
+        self.rng.choice((1, 2, 256))  # once a limit: drawn on, so that seeds do what they did
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=every_s,
             limits=Limits(
-                norm_window=4, pushes=self.rng.choice((1, 2, 256)), happenings=self.rng.choice((8, 64, 4096)),
+                norm_window=4, happenings=self.rng.choice((8, 64, 4096)),
                 update_cache_versions=self.rng.choice((1, 4, 16)),
             ),
         )  # fmt: skip
