@@ -30,7 +30,7 @@ FLOORS = {
     "atoll_server": [
         ["quotas"],
         ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget", "diary", "showing", "served"],
-        ["process"],
+        ["process", "unshared"],
         ["settings", "tensorfile", "rows", "guard", "database", "calls", "identity", "acts"],
         ["certificates", "tokens", "outer", "gate"],
         ["members", "combining", "roster", "rounds"],  # pure, with the syncer

@@ -111,6 +111,7 @@ class Learner:
         self._process = os.getpid()
         began, self._counters.prepared_s = time.perf_counter(), process_age_s()
         self._parameters = Parameters(self._model, self._optimizer, self._unshared, self._copies)
+        self._parameters.warn(self._identity.name)
         self._island = island()
         try:
             with self._parameters.copies.following(self._parameters.values, restart=True):

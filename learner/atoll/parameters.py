@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
+import structlog
 import torch
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec
 from numpy.typing import NDArray
@@ -17,6 +19,12 @@ from torch import nn
 from atoll.copies import Copies, Pairs
 from atoll.errors import LearnerError
 
+log = structlog.get_logger()
+
+AVERAGES = (
+    "averages of BatchNorm are not shared, and an export has the first ones: recompute them there with "
+    "torch.optim.swa_utils.update_bn(loader, model)"
+)
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
@@ -124,7 +132,13 @@ class Parameters:
                 copy = value.detach().cpu().contiguous()
                 tensors[plain] = copy.clone() if copy.data_ptr() in seen else copy
                 seen.add(copy.data_ptr())
-        save_file(tensors, path)
+        own = {given[0] for parameter, given in self._names.items() if id(parameter) in self._unshared}
+        save_file(tensors, path, metadata={"format": "pt", "atoll.initial": json.dumps(sorted(own & set(tensors)))})
+
+    def warn(self, learner: str) -> None:
+        """Says what of the model is trained and will not be shared."""
+        if averages := [_plain(name) for name, _ in self.model.named_buffers() if name.endswith("running_mean")]:
+            log.warning(AVERAGES, learner=learner, layers=len(averages), first=averages[0])
 
     def of(self, fragment: Fragment) -> list[nn.Parameter]:
         """The parameters that a fragment touches."""

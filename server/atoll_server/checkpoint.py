@@ -1,11 +1,13 @@
 """The published model as a safetensors file that `load_state_dict(strict=True)` takes.
 
 Trainable tensors are written at one set of fragment versions, in the model's own types; tied names are given their
-own copies; frozen tensors and buffers are those of the accepted first parameters.
+own copies; frozen tensors and buffers are those of the accepted first parameters, and its metadata names those of them
+that may have changed since.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
@@ -14,6 +16,7 @@ from atoll_wire.layout import Layout
 from numpy.typing import NDArray
 
 from atoll_server.tensorfile import FORMAT_NAME, TensorFile, cast_float32, write_data, write_header
+from atoll_server.unshared import LISTED, unshared
 
 
 def write_checkpoint(
@@ -29,6 +32,8 @@ def write_checkpoint(
         else:
             heads.append((name, initial.entries[name].dtype, initial.entries[name].shape))
     metadata = {"format": "pt", "atoll.versions": ",".join(map(str, versions))}
+    if stale := unshared(initial.entries, owners, initial.metadata):
+        metadata[LISTED] = json.dumps(stale)
     size = write_header(file, heads, metadata)
     for name, dtype, _ in heads:
         if name in owners:

@@ -15,7 +15,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, first_difference, plan
 
-from atoll_server import crash, initial, ledger
+from atoll_server import crash, initial, ledger, unshared
 from atoll_server import events as ev
 from atoll_server.core import PROTOCOL, Core
 from atoll_server.initial import Lease, Staging, Turns
@@ -248,6 +248,8 @@ class Joining:
         file = open_tensors(directory / INITIAL, self._core.disk)
         self._core.begin(Restored(layout, file, states, {}, []), None)
         self._lease = None
+        if speaker is None and (stale := unshared.warning(unshared.listed(file.metadata))):
+            log.warning("the run begins with tensors that the run before did not share", detail=stale)
         log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))
 
 

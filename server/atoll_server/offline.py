@@ -17,6 +17,7 @@ from atoll_server.merge import FragmentState
 from atoll_server.process import SettingsError
 from atoll_server.restore import LEDGER, Restored, check_initial, initial_states, restore
 from atoll_server.tensorfile import TensorFile
+from atoll_server.unshared import warning_of
 
 
 def read_run(directory: Path, *, from_start: bool = False, check: bool = False) -> Restored:
@@ -63,3 +64,5 @@ def write_model(out: Path, layout: Layout, initial: TensorFile, states: Sequence
     finally:
         part.unlink(missing_ok=True)
     print(f"wrote {out} ({size / 1e6:.1f} MB)")
+    if any(versions) and (stale := warning_of(out)):
+        print(f"warning: {stale}")

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from atoll_server.showing import console
 from atoll_server.tokens import BEARER, HEADER
+from atoll_server.unshared import warning_of
 
 TIMEOUT_S = 10.0
 AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -126,3 +127,5 @@ def export_checkpoint(remote: Remote, out: Path, *, initial: bool) -> None:
     finally:
         part.unlink(missing_ok=True)
     print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
+    if not initial and (stale := warning_of(out)):
+        print(f"warning: {stale}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import atoll
@@ -9,6 +10,7 @@ import pytest
 import torch
 from atoll_server.offline import export_from_directory
 from atoll_server.remote import Remote, export_checkpoint, list_checkpoints, take_checkpoint
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -94,3 +96,46 @@ def test_snapshots_can_be_taken_and_listed(tmp_path, capsys):
         assert "checkpoint 1 taken" in capsys.readouterr().out
         list_checkpoints(Remote(running.address))
         assert str(sum(f.version for f in running.status().fragments)) in capsys.readouterr().out
+
+
+class Normalised(nn.Module):
+    """Learns the task, with averages that are not shared, and a teacher of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.norm, self.head = nn.Embedding(32, 16), nn.BatchNorm1d(16), nn.Linear(16, 32)
+        self.teacher = nn.Linear(16, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.table(x)))
+
+
+def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_are_recomputed(tmp_path, capsys):
+    model, options = Normalised(), {"unshared": ["teacher.*"]}
+    with core(tmp_path) as running:
+        train(running.address, "a", steps=60, model=model, **options)
+        export_checkpoint(Remote(running.address), tmp_path / "now.safetensors", initial=False)
+        online = capsys.readouterr().out
+        export_checkpoint(Remote(running.address), tmp_path / "then.safetensors", initial=True)
+        assert "warning" not in capsys.readouterr().out
+        running.stop()
+        export_from_directory(running.directory, tmp_path / "offline.safetensors", initial=False)
+    for said in (online, capsys.readouterr().out):
+        assert 'warning: "norm.num_batches_tracked" and 4 more: not shared' in said
+        assert "torch.optim.swa_utils.update_bn(loader, model)" in said
+    with safe_open(tmp_path / "now.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["atoll.initial"]) == [
+            "norm.num_batches_tracked", "norm.running_mean", "norm.running_var", "teacher.bias", "teacher.weight",
+        ]  # fmt: skip
+    with core(tmp_path / "next", "--init", str(tmp_path / "now.safetensors")) as running:
+        train(running.address, "a", steps=2, model=Normalised(), **options)
+        assert "the run begins with tensors that the run before did not share" in running.log()
+
+    exported = Normalised()
+    exported.load_state_dict(load_file(tmp_path / "now.safetensors"), strict=True)
+    x = torch.arange(32)
+    torch.optim.swa_utils.update_bn([x for _ in range(20)], exported)
+    assert (exported.eval()(x).argmax(1) == (x * 7 + 3) % 32).float().mean() > (
+        model.eval()(x).argmax(1) == (x * 7 + 3) % 32
+    ).float().mean() - 0.2

@@ -1,0 +1,54 @@
+"""Tensors of a model that change while it is trained, and are not shared: an export has them as the run began.
+
+Those are the averages of BatchNorm and its kin, known by their names, and what the first learner listed. The list is in
+the metadata of safetensors files: of the first parameters, and of exports.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+LISTED = "atoll.initial"  # the metadata's key; a JSON list of names
+AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # as torch names them
+MOST_SHOWN = 80  # characters of a name
+REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
+
+
+def unshared(names: Collection[str], trained: Collection[str], metadata: Mapping[str, str]) -> list[str]:
+    """Of a file with these tensors and this metadata. trained: the names of what the run trains."""
+    told = set(listed(metadata))
+    return sorted(
+        name for name in names if name not in trained and (name in told or name.rpartition(".")[2] in AVERAGES)
+    )
+
+
+def warning(names: Collection[str]) -> str:
+    """What to know of an export with these; empty where there are none."""
+    if not names:
+        return ""
+    first = json.dumps(min(names)[:MOST_SHOWN])
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{first}{others}: not shared in training, and here as the run began. The model may be useless with these: "
+        f"recompute averages of BatchNorm with {REMEDY}"
+    )
+
+
+def warning_of(export: Path) -> str:
+    """As above, of a file that was exported."""
+    with export.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return warning(listed(header.get("__metadata__", {})))
+
+
+def listed(metadata: Mapping[str, str]) -> list[str]:
+    """The names in a file's metadata; empty where there is none, or something else in its place: a learner wrote it."""
+    try:
+        names = json.loads(metadata.get(LISTED, "[]"))
+    except (ValueError, TypeError, RecursionError):
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
