@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from atoll import sending
-from atoll.handover import Due, Prepared
+from atoll.handover import Due
 from atoll.learner import Learner
 from atoll.places import Coded
 from atoll.reference.model import SIZES, Transformer
@@ -37,8 +37,8 @@ class Watched(Learner):
     taken = 0
     adoptions = 0
 
-    def _adopt(self, fragments: Sequence[int], prepared: Sequence[Prepared]) -> None:
-        super()._adopt(fragments, prepared)
+    def _adopt(self, fragments: Sequence[int]) -> None:
+        super()._adopt(fragments)
         self.adoptions += len(fragments)
 
     def _take(self, due: Due) -> None:
@@ -48,7 +48,7 @@ class Watched(Learner):
     @property
     def acknowledged(self) -> int:
         """So far."""
-        return self.taken - self._handover._unsettled
+        return self.taken - self._handover.unsettled
 
 
 def peak_bytes() -> int:

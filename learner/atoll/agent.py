@@ -28,6 +28,8 @@ from atoll.transport import GOODBYE_S
 
 log = structlog.get_logger()
 
+ENDING_S = 1.0  # from the interpreter's closing its thread pools to the end of its main thread
+
 
 class Agent:
     """Started once, ended once."""
@@ -68,9 +70,9 @@ class Agent:
         return Codec(self._presence.standing.settings.codec)
 
     def submit(self, taken: Taken) -> None:
-        """Hands a pseudo-gradient over to be sent."""
+        """Hands a pseudo-gradient over to be sent; again is as good as once."""
         assert self._presence is not None, "ready comes first"
-        self._handover.submitted()
+        self._handover.submitted(taken)
         self._call(lambda presence: presence.submit(taken))
 
     def leave(self) -> None:
@@ -119,9 +121,9 @@ class Agent:
             self._main.cancel()
 
     def _fail(self, error: Exception) -> None:
-        if self.failure is not None:
-            return
         known = isinstance(error, LearnerError)
+        if self.failure is not None or (not known and _interpreter_ends()):
+            return
         text = str(error) if known else f"the learner's agent failed: {error!r}"
         self.failure = LearnerError(text)
         self._handover.end()
@@ -140,6 +142,13 @@ class Agent:
                     self._main.cancel()
 
         self._goodbye = asyncio.get_running_loop().create_task(leave_and_end())
+
+
+def _interpreter_ends() -> bool:
+    """Then nothing works any more, thread pools first; and what ended it must be the last thing that is said."""
+    main = threading.main_thread()
+    main.join(ENDING_S)
+    return not main.is_alive()
 
 
 def _seen_to(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from atoll_wire import outer_pb2 as pb
@@ -39,10 +39,36 @@ class Due:
     since: float
 
 
+@dataclass(slots=True, eq=False)
+class Taken:
+    """A pseudo-gradient on its way to the agent. It may be handed over again, and is sent once."""
+
+    fragment: int
+    cycle: int
+    outstanding: Outstanding
+    received: bool = False  # by the agent
+    settled: bool = False  # acknowledged or refused
+
+
+@dataclass(slots=True)
+class Todo:
+    """What a step boundary has to do: fragments set free, anchors to be adopted, and rounds to be answered after that.
+
+    Whoever has done one of them removes it: an exception in between, say of a signal's handler, loses none.
+    """
+
+    released: deque[int] = field(default_factory=deque)
+    prepared: deque[Prepared] = field(default_factory=deque)
+    due: deque[Due] = field(default_factory=deque)
+
+    def __bool__(self) -> bool:
+        return bool(self.released or self.prepared or self.due)
+
+
 class Handover:
     """What the agent has for the next step boundary, and what the step boundary has for the agent.
 
-    `something` may be read without the lock: a step with nothing due costs one look at it.
+    `something` may be read without the lock: a step with nothing due costs one look at it, and one at `todo`.
     """
 
     def __init__(self) -> None:
@@ -51,7 +77,8 @@ class Handover:
         self._due: OrderedDict[int, Due] = OrderedDict()
         self._released: list[int] = []
         self._boundary_at = 0.0  # the newest with something to do
-        self._unsettled = 0
+        self._unsettled: set[Taken] = set()
+        self.todo = Todo()
         self._ended = False
         self._news = threading.Condition(self._lock)
         self.something = False
@@ -96,10 +123,11 @@ class Handover:
             self.something = True
             self._news.notify_all()
 
-    def settle(self) -> None:
-        """One contribution was acknowledged or refused."""
+    def settle(self, taken: Taken) -> None:
+        """A contribution was acknowledged or refused."""
         with self._lock:
-            self._unsettled -= 1
+            taken.settled = True
+            self._unsettled.discard(taken)
             self._news.notify_all()
 
     def pause(self, reason: str) -> None:
@@ -118,10 +146,16 @@ class Handover:
 
     # ------------------------------------------------------------------------------ the step boundary's side
 
-    def submitted(self) -> None:
-        """One contribution was handed to the agent."""
+    def submitted(self, taken: Taken) -> None:
+        """A contribution is handed to the agent, perhaps once more."""
         with self._lock:
-            self._unsettled += 1
+            if not taken.settled:
+                self._unsettled.add(taken)
+
+    @property
+    def unsettled(self) -> int:
+        """Contributions that were neither acknowledged nor refused."""
+        return len(self._unsettled)
 
     def clear(self) -> None:
         """Forgets what was offered."""
@@ -135,7 +169,7 @@ class Handover:
         fates: more is to be sent when a fate is known, so waits for something to adopt or released instead.
         """
         with self._lock:
-            done = (lambda: self.something) if fates else (lambda: self._unsettled == 0)
+            done = (lambda: self.something or bool(self.todo)) if fates else (lambda: not self._unsettled)
             end = time.monotonic() + timeout_s
             while not (self._ended or done()) and (left_s := end - time.monotonic()) > 0:
                 self._news.wait(min(left_s, PIECE_S))
@@ -151,26 +185,21 @@ class Handover:
         with self._lock:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
-    def next(self) -> tuple[list[int], list[Prepared], list[Due]]:
-        """Fragments set free, what is to be adopted, and rounds to be answered after that; AT_ONCE of each at most.
+    def next(self) -> Todo:
+        """What there is to do, AT_ONCE of each at most; what is left of the last boundary comes first.
 
         Whoever steps slowly finds several rounds at a boundary: answering one of them only, it would be late for all.
         """
         with self._lock:
             self._boundary_at = time.monotonic()
-            released, self._released = self._released, []
-            prepared = [self._prepared.popitem(last=False)[1] for _ in range(min(AT_ONCE, len(self._prepared)))]
-            due = [each for each in self._due.values() if each.fragment not in self._prepared][:AT_ONCE]
-            for each in due:
-                del self._due[each.fragment]
-            self.something = bool(self._prepared or self._due)
-            return released, prepared, due
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A pseudo-gradient on its way to the agent."""
-
-    fragment: int
-    cycle: int
-    outstanding: Outstanding
+            if not self.todo:
+                prepared = list(self._prepared.items())
+                waiting = OrderedDict(prepared[AT_ONCE:])
+                due = [each for each in self._due.values() if each.fragment not in waiting][:AT_ONCE]
+                todo = Todo(deque(self._released), deque(each for _, each in prepared[:AT_ONCE]), deque(due))
+                answered = {each.fragment for each in due}
+                left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
+                more = bool(waiting or left)
+                # Nothing but stores: no signal's handler runs between them.
+                self.todo, self._released, self._prepared, self._due, self.something = todo, [], waiting, left, more
+            return self.todo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -23,14 +24,14 @@ from atoll.adoption import Track
 from atoll.agent import Agent
 from atoll.copies import Pairs
 from atoll.errors import LearnerError
-from atoll.handover import Due, Handover, Prepared, Taken
+from atoll.handover import Due, Handover, Prepared, Taken, Todo
 from atoll.island import GO_ON, RESTORE, STAND, STOP, Agreed, Island, island
 from atoll.joining import FirstModel, Identity, own_name, process_age_s
 from atoll.local import Local
 from atoll.moves import Verdict
 from atoll.parameters import Optimizers, Parameters
 from atoll.samples import Samples
-from atoll.stats import Counters, LearnerMetrics, Stats
+from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
 from atoll.watch import FOUND, Watch
 from atoll.windows import Windows
 
@@ -43,6 +44,7 @@ NO_FORKS = (
     "this process cannot fork while it is a learner: grpc was imported before atoll, and its fork handlers would crash "
     f"it; import atoll before grpc, or start with {forking.SETTING}=0"
 )
+LEFT = "the learner has left the run: call step() within its block, or make a new Learner to join again"
 STAND_S = 1.0  # at most, until ranks agree again that the run is paused, and the time is told
 
 
@@ -102,6 +104,9 @@ class Learner:
         self._local: Local | None = None
         self._watch: Watch | None = None
         self._undone: LearnerError | None = None
+        self._taking: int | None = None  # a fragment, while a pseudo-gradient of it is taken and handed over
+        self._taken: Taken | None = None
+        self._left = self._rests = False
         self._agreed, self._left_step_at, self._paused_since_step = Agreed(0, GO_ON, 0, 0), 0.0, 0.0
 
     def __enter__(self) -> Learner:
@@ -145,6 +150,7 @@ class Learner:
                 return LearnerError(str(error))
         if problem := self._identity.problem():
             return problem
+        self._leaving.callback(lambda: self._counters.left(self._handover.unsettled))
         model = FirstModel(parameters.tensors, parameters.frozen_digest(), parameters.save)
         self._leaving.enter_context(forking.refused(LearnerError(NO_FORKS)))
         self._agent = Agent(self._identity, model, self._handover, self._counters)
@@ -171,6 +177,7 @@ class Learner:
         """Sends what is left (not after an error in the loop), and says good-bye."""
         if os.getpid() != self._process:
             return  # a forked child unwinds its copy of the block: the learner is its parent's
+        self._left = True
         with self._leaving:  # Ctrl-C ends the draining, not the good-bye
             if kind is None and self._local is not None and self._failure() is None:
                 self._give_up_what_is_no_work(self._local)
@@ -190,6 +197,7 @@ class Learner:
     def _drain(self, local: Local) -> None:
         """Sends the last pseudo-gradients, also of fragments whose contribution in flight meets its fate meanwhile."""
         deadline, steps = time.monotonic() + self._drain_s, self._counters.steps
+        self._hand_over()
         patience_s = max(LEAST_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
         late = min(deadline, time.monotonic() + patience_s)
         while True:
@@ -201,62 +209,70 @@ class Learner:
             settled = self._handover.wait_settled(max(0.0, end - time.monotonic()), fates=more)
             if not more or (not settled and time.monotonic() < end):
                 return
-            released, prepared, due = self._handover.next()
-            self._release(released)
-            for newer in prepared:  # not in the model: other ranks could not follow
+            todo = self._handover.next()
+            self._release(todo)
+            while todo.prepared:  # not in the model: other ranks could not follow
+                newer = todo.prepared.popleft()
                 self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, steps, apart=True))
-            for one in due:
-                self._decline(one, "it leaves")
+            while todo.due:
+                self._decline(todo.due.popleft(), "it leaves")
 
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Says that the optimizer made a step over so many tokens (of this rank); takes over what has come.
 
         Fragments are taken and adopted. Nothing here waits for the network, but while an operator has paused the run.
-        Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run.
+        Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run. A loop may catch what a
+        signal's handler raises in here, and go on: what was not done is done at the next step.
         """
         began, counters = time.perf_counter(), self._counters
+        tokens, loss = whole(tokens), None if loss is None else number(loss)
+        if self._left:
+            raise LearnerError(LEFT)
         if self._parameters is not None:
             self._parameters.check_unchanged()
         if self._watch is not None:
             self._watch.step()
-        prepared, due = self._decide(tokens)
+        self._hand_over()
+        self._decide(tokens)
         counters.stepped(began - self._left_step_at, self._paused_since_step, self._agreed.tokens, loss)
         self._paused_since_step = 0.0
         while self._agreed.wish == STAND:
             began += self._stand()
-            prepared, due = self._decide(0)
+            self._decide(0)
         counters.paused = False
         if self._agreed.wish == STOP:
             raise self._failure() or LearnerError("rank 0 stopped: see its message")
         if self._agreed.wish == RESTORE:
             self._restore()
-        self._adopt(self._agreed.adopt, prepared)
-        for one in due:
-            self._answer(one)
+        self._adopt(self._agreed.adopt)
+        due = self._handover.todo.due
+        while due:
+            self._answer(due[0])
+            due.popleft()
         self._left_step_at = time.perf_counter()
         counters.blocked_s += self._left_step_at - began
 
-    def _decide(self, tokens: int) -> tuple[list[Prepared], list[Due]]:
-        """What there is for this step boundary; all ranks agree on it."""
-        prepared, due, wish = list[Prepared](), list[Due](), GO_ON
+    def _decide(self, tokens: int) -> None:
+        """All ranks agree on what there is to do at this step boundary."""
+        adopt, wish = list[int](), GO_ON
         if self._failure() is not None:
             wish = STOP
         elif self._handover.stands:
             wish = STAND
         elif (found := self._judge()) != GO_ON:
             wish = found
-        elif self._handover.something:
-            released, prepared, due = self._handover.next()
-            self._release(released)
-        known, adopt = max(self.run_tokens, self._counters.known_tokens()), [newer.fragment for newer in prepared]
+        elif self._handover.something or self._handover.todo:
+            todo = self._handover.next()
+            self._release(todo)
+            adopt = [newer.fragment for newer in todo.prepared]
+        known = max(self.run_tokens, self._counters.known_tokens())
         self._agreed = self._ranks().agree(tokens, wish, known, self._counters.total_tokens, adopt)
-        return prepared, due
 
     def _judge(self) -> int:
         """RESTORE when something other than the optimizer moved the parameters, STOP when that cannot be helped."""
         if self._watch is None:
             return GO_ON
-        verdict = self._watch.judge() if self._handover.something else self._watch.glance()
+        verdict = self._watch.judge() if self._handover.something or self._handover.todo else self._watch.glance()
         if verdict is Verdict.FINE:
             return GO_ON
         if verdict is Verdict.COPIES:
@@ -300,29 +316,33 @@ class Learner:
             return LearnerError("an adoption was interrupted by the error before this one: start the learner again")
         return self._undone or (self._agent.failure if self._agent is not None else None)
 
-    def _adopt(self, fragments: Sequence[int], prepared: Sequence[Prepared]) -> None:
-        """Moves fragments to their new anchors, on all ranks. prepared: of the rank that talks."""
+    def _adopt(self, fragments: Sequence[int]) -> None:
+        """Moves fragments to their new anchors, on all ranks; the rank that talks has these."""
         if not fragments:
             return
         assert self._layout is not None, "joined"
         moved = [self._mine().of(self._layout.fragments[fragment]) for fragment in fragments]
-        with self._mine().copies.following([parameter for group in moved for parameter in group]):
+        with (
+            contextlib.nullcontext() if self._local is None else self._local.moving(),
+            self._mine().copies.following([parameter for group in moved for parameter in group]),
+        ):
             if self._local is not None:
-                self._adopt_anchors(self._local, prepared)
+                self._adopt_anchors(self._local, self._handover.todo.prepared)
             for parameters in moved:
                 self._ranks().spread(parameters)
         self._seen(fragments)
 
-    def _adopt_anchors(self, local: Local, prepared: Sequence[Prepared]) -> None:
-        with local.moving():
-            for newer in prepared:
-                self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, self._counters.steps))
-                self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
+    def _adopt_anchors(self, local: Local, prepared: deque[Prepared]) -> None:
+        while prepared:
+            newer = prepared.popleft()
+            self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, self._counters.steps))
+            self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
 
-    def _release(self, fragments: list[int]) -> None:
+    def _release(self, todo: Todo) -> None:
         """Contributions that were refused: their work is outstanding again."""
-        for fragment in fragments:
-            self._abandon(fragment, self._track(fragment).refused())
+        while todo.released:
+            self._abandon(todo.released[0], self._track(todo.released[0]).refused())
+            todo.released.popleft()
 
     def _abandon(self, fragment: int, tokens: int) -> None:
         assert self._layout is not None, "joined"
@@ -341,9 +361,22 @@ class Learner:
         self._handover.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
     def _take(self, due: Due) -> None:
-        assert self._agent is not None and self._local is not None, "only the rank that talks sends"  # noqa: PT018
+        assert self._local is not None, "only the rank that talks sends"
+        self._taking = due.fragment
         outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
-        self._agent.submit(Taken(due.fragment, due.cycle, outstanding))
+        self._taken = Taken(due.fragment, due.cycle, outstanding)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Submits what was taken; also what an exception, say of a signal's handler, kept from being submitted."""
+        if self._taking is None:
+            return
+        assert self._agent is not None, "only the rank that talks sends"
+        if self._taken is not None:
+            self._agent.submit(self._taken)
+        else:
+            self._track(self._taking).refused()  # the taking itself was interrupted
+        self._taken = self._taking = None
 
     def _track(self, fragment: int) -> Track:
         assert self._local is not None, "only the rank that talks is told of fragments"
@@ -355,16 +388,19 @@ class Learner:
 
         The parameters may be moved meanwhile, to another device and back.
         """
+        if self._rests:  # within another one, which counts
+            yield
+            return
         began = time.perf_counter()
-        self._counters.paused = True
-        if self._local is not None and self._mine().on_accelerator():
-            self._local.forget()  # its memory is short: what is moved off it must be free
-            if self._watch is not None:
-                self._watch.forget()
+        self._rests = self._counters.paused = True
         try:
+            if self._local is not None and self._mine().on_accelerator():
+                self._local.forget()  # its memory is short: what is moved off it must be free
+                if self._watch is not None:
+                    self._watch.forget()
             yield
         finally:
-            self._counters.paused = False
+            self._rests = self._counters.paused = False
             self._paused_since_step += self._counters.rested(began)
 
     def leave_soon(self) -> None:

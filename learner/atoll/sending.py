@@ -48,7 +48,10 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, line: Line, taken: Taken) -> None:
-        """Takes a pseudo-gradient on; returns at once."""
+        """Takes a pseudo-gradient on; returns at once. One that was handed over before is on its way."""
+        if taken.received:
+            return
+        taken.received = True
         assert line.flight is None, "at most one contribution of a fragment is in flight"
         line.seq += 1
         line.flight = Flight(taken, line.seq)
@@ -195,7 +198,7 @@ class Sender:
     def _acknowledged(self, flight: Flight) -> None:
         if not flight.acknowledged:
             flight.acknowledged = True
-            self._handover.settle()
+            self._handover.settle(flight.taken)
 
 
 def _messages(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:

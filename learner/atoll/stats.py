@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 from atoll_wire import calling, scrape
 from atoll_wire import outer_pb2 as pb
@@ -13,14 +14,18 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from atoll.errors import LearnerError
+
 STEP_SMOOTHING = 0.1
+MOST_TOKENS = 1 << 40  # of one step of one rank
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """`Learner.stats()`: one moment. Seconds, bytes of payloads, counts; versions: of each fragment's anchor.
 
-    stands: who paused the run and why, "" while it goes on.
+    stands: who paused the run and why, "" while it goes on. pending: contributions whose fate is not known; after
+    leaving those that the core did not acknowledge: they are lost, and what it acknowledged is its own to merge.
     """
 
     steps: int
@@ -89,13 +94,18 @@ class Counters:
 
     def stepped(self, whole_s: float, paused_s: float, tokens: int, loss: float | None) -> None:
         """An inner step was made: it took so long, deliberate pauses in it included."""
-        self.stepping_s += max(0.0, whole_s - paused_s)
+        step_s = max(0.0, whole_s - paused_s)
+        self.stepping_s += step_s
         if not self.steps:
-            self.first_step_s = whole_s
-        self.step_time_s += (whole_s - self.step_time_s) * (STEP_SMOOTHING if self.steps else 1.0)
+            self.first_step_s = step_s
+        self.step_time_s += (step_s - self.step_time_s) * (STEP_SMOOTHING if self.steps else 1.0)
         self.steps += 1
         self.tokens += tokens
         self.loss = self.loss if loss is None else loss
+
+    def left(self, unsettled: int) -> None:
+        """The learner has left; so many contributions were never acknowledged."""
+        self.connected, self.pending = False, unsettled
 
     def rested(self, began: float) -> float:
         """A deliberate pause that began then is over, or a piece of it. Returns its seconds."""
@@ -117,6 +127,25 @@ class Counters:
             bytes_down=self.bytes_down, bytes_whole=self.bytes_whole,
             prepared_s=self.prepared_s, first_step_s=self.first_step_s,
         )  # fmt: skip
+
+
+def whole(tokens: SupportsIndex) -> int:
+    """What `step` was told, as an integer; raises LearnerError at once for what no count of tokens is."""
+    try:
+        count = -1 if isinstance(tokens, bool) else operator.index(tokens)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= MOST_TOKENS:
+        raise LearnerError(f"step(tokens={tokens!r}): give the tokens of this step as an integer, 0 to {MOST_TOKENS}")
+    return count
+
+
+def number(loss: SupportsFloat) -> float:
+    """What `step` was told, without a tensor's graph. Raises LearnerError."""
+    try:
+        return float(loss.detach() if hasattr(loss, "detach") else loss)
+    except (TypeError, ValueError) as error:
+        raise LearnerError(f"step(loss=...): give one number, or nothing; this is a {type(loss).__name__}") from error
 
 
 class LearnerMetrics(Collector):

@@ -88,7 +88,7 @@ class Ears:
             session = pb.Session(learner="a", incarnation=1)
             line.flight, line.seq = Flight(self._taken(line.fragment), 1, *self._coded[line.fragment], session), 1
             presence._counters.pending += 1
-            presence._handover.submitted()
+            presence._handover.submitted(line.flight.taken)
         hear = rng.choice((self._join, self._follow, self._fetch, self._push))(rng, presence, link)
         try:
             heard = await hear

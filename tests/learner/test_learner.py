@@ -156,12 +156,53 @@ def test_paused_time_is_neither_stepping_nor_blocked(core):
         loop.turn()
         before = learner.stats()
         with learner.pause():
-            BREATH.wait(0.3)
+            with learner.pause():
+                BREATH.wait(0.2)
+            assert learner._counters.paused
+            BREATH.wait(0.1)
         loop.turn()
         after = learner.stats()
-    assert 0.3 <= after.paused_s - before.paused_s < 0.6
+    assert 0.3 <= after.paused_s - before.paused_s < 0.6, "once, though paused within a pause"
+    assert learner._counters.step_time_s < 0.2, "rounds are not waited for as long as pauses take"
     assert after.stepping_s - before.stepping_s < 0.2
     assert after.blocked_s - before.blocked_s < 0.1
+
+
+def test_after_leaving_a_step_is_one_line_and_the_stats_tell_how_it_ended(core):
+    loop = Loop(core.address, drain_s=0.3)
+    with loop.learner as learner:
+        loop.turn()
+        assert learner.stats().connected
+        core.fail("Push", grpc.StatusCode.UNAVAILABLE, times=1000)
+    assert (learner.stats().connected, learner.stats().pending) == (False, 2), "neither fragment's was acknowledged"
+    with pytest.raises(LearnerError, match="has left the run"):
+        loop.turn()
+
+
+def test_the_error_that_ends_a_program_is_the_last_thing_that_it_says(core):
+    script = f"""
+import atexit, sys, torch, atoll
+model = torch.nn.Linear(24, 24)
+learner = atoll.Learner(model, torch.optim.SGD(model.parameters(), 0.1), "{core.address}", "a").__enter__()
+atexit.register(sys.stdin.read)  # after the interpreter's pools have closed
+learner.step(1)
+print("steps", flush=True)
+raise RuntimeError("the trainer's own")
+"""
+    core.fragments = 1
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], text=True, **streams) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == "steps\n"
+        said = []
+        while not (said and said[-1].startswith("RuntimeError")):
+            said.append(child.stderr.readline())
+        fetched = len(core.fetches)
+        core.merge(0)
+        until(lambda: len(core.fetches) > fetched)
+        _, rest = child.communicate("", timeout=30)
+    assert rest == "", "what the agent cannot do any more is not told behind it"
 
 
 @pytest.mark.parametrize("left", [True, False])

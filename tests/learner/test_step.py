@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
 import time
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -33,7 +35,9 @@ class Deaf:
         self.taken: list[Outstanding] = []
 
     def submit(self, taken: Taken) -> None:
-        self.taken.append(taken.outstanding)
+        if not taken.received:  # as the Sender
+            taken.received = True
+            self.taken.append(taken.outstanding)
 
 
 def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple[Learner, Local, Deaf]:
@@ -105,6 +109,95 @@ def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatc
         learner.step(tokens=1)
     with pytest.raises(LearnerError, match="interrupted"):
         learner.step(tokens=1)
+
+
+class Tick(Exception):
+    """What a signal's handler raises: a watchdog's, say, that the loop catches."""
+
+
+def interrupted(learner: Learner, line: int) -> bool:
+    """A step that is interrupted at so many lines of Atoll's own; whether it had that many."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal count
+        file = frame.f_code.co_filename
+        if "/atoll/" not in file or event not in {"line", "return"}:
+            return trace
+        if not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):  # no signal comes before its exit
+            count += 1
+            if count == line:
+                sys.settrace(None)
+                raise Tick
+        return trace
+
+    sys.settrace(trace)
+    try:
+        learner.step(tokens=1)
+    except Tick:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_what_a_signal_interrupts_in_a_step_is_done_by_the_next_one():
+    line = 0
+    while True:
+        line += 1
+        learner, local, agent = joined(torch.nn.Linear(4, 4))
+        handover = learner._handover
+        learner.step(tokens=1)
+        local.tracks[1].flying = (1, 1)
+        handover.release(1)
+        for fragment in (0, 1):
+            handover.ask(fragment, 7)
+        if not interrupted(learner, line):
+            break
+        learner.step(tokens=1)
+        assert len(agent.taken) == 2, f"interrupted at line {line}: one of each fragment"
+        assert all(track.flying for track in local.tracks)
+        assert not handover.todo
+    assert line > 50, "all of a step"
+
+
+def test_an_adoption_that_a_signal_interrupts_is_done_by_the_next_step_or_the_learner_says_that_it_cannot_go_on():
+    line = done = told = 0
+    while True:
+        line += 1
+        learner, local, agent = joined(torch.nn.Linear(4, 4))
+        learner._handover.ask(0, 7)
+        learner.step(tokens=1)
+        anchor = local.tracks[0].anchor + 1
+        learner._handover.offer(Prepared(0, 2, anchor, Fate(agent.taken[0].coded)))
+        if not interrupted(learner, line):
+            break
+        try:
+            learner.step(tokens=1)
+            done += 1
+            assert (local.tracks[0].version, local.tracks[0].flying) == (2, None)
+            assert [each.version for each in learner._handover.adopted] == [2]
+        except LearnerError as error:
+            assert "interrupted" in str(error)
+            told += 1
+    assert min(done, told) > 10, "all of a step"
+
+
+@pytest.mark.parametrize("tokens", [8.0, "8", None, True, -1, 1 << 64, torch.tensor(8.0)])
+def test_what_is_no_count_of_tokens_is_refused_at_once_in_one_line(tokens):
+    learner, _, _ = joined(torch.nn.Linear(4, 4))
+    with pytest.raises(LearnerError, match="as an integer"):
+        learner.step(tokens=tokens)
+    assert learner.stats().steps == 0
+
+
+def test_counts_of_other_libraries_and_a_loss_with_its_graph_are_taken_as_numbers():
+    learner, _, _ = joined(torch.nn.Linear(4, 4))
+    learner.step(tokens=np.int64(8), loss=torch.ones(1, requires_grad=True).sum())
+    learner.step(tokens=torch.tensor(8))
+    assert (learner.stats().tokens, type(learner._counters.tokens), learner._counters.loss) == (16, int, 1.0)
+    with pytest.raises(LearnerError, match="one number"):
+        learner.step(tokens=8, loss="low")
 
 
 def test_a_loop_that_gives_its_optimizer_more_parameters_is_told_so_at_its_next_step():

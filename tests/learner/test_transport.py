@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from atoll import handover as handover_module
 from atoll.adoption import Fate
-from atoll.handover import AT_ONCE, Handover, Prepared
+from atoll.handover import AT_ONCE, Handover, Prepared, Taken
 from atoll.transport import CURES, LONGEST_BACKOFF_S, Cure, backoff_s, cure
 from atoll_wire.links import SAID
 
@@ -22,6 +22,15 @@ def test_every_status_of_the_contract_has_its_cure():
     assert CURES[grpc.StatusCode.OUT_OF_RANGE] is Cure.DROP_WORK
     for passing in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DATA_LOSS):
         assert passing not in CURES
+
+
+def drained(handover: Handover) -> tuple[list, list, list]:
+    """What there is to do at a boundary, done."""
+    todo = handover.next()
+    done = list(todo.released), list(todo.prepared), list(todo.due)
+    for each in (todo.released, todo.prepared, todo.due):
+        each.clear()
+    return done
 
 
 def refusal(code: grpc.StatusCode, *trailing: tuple[str, str]) -> grpc.aio.AioRpcError:
@@ -46,7 +55,7 @@ def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
     handover = Handover()
     handover.offer(Prepared(0, 5, ONE, Fate(q=ONE)))
     handover.offer(Prepared(0, 6, 2 * ONE, Fate()))
-    _, (prepared,), _ = handover.next()
+    _, (prepared,), _ = drained(handover)
     assert (prepared.version, prepared.anchor[0]) == (6, 2.0)
     assert prepared.fate.q is ONE
     assert not handover.something
@@ -57,10 +66,10 @@ def test_a_fragment_is_adopted_before_it_is_taken():
     for fragment in range(AT_ONCE + 1):
         handover.ask(fragment, 1)
         handover.offer(Prepared(fragment, 5, ONE, Fate()))
-    _, prepared, due = handover.next()
+    _, prepared, due = drained(handover)
     assert [each.fragment for each in prepared] == [each.fragment for each in due] == list(range(AT_ONCE))
     assert handover.something
-    _, prepared, due = handover.next()
+    _, prepared, due = drained(handover)
     assert [each.fragment for each in prepared] == [each.fragment for each in due] == [AT_ONCE]
 
 
@@ -68,8 +77,8 @@ def test_all_rounds_that_are_due_are_answered_at_a_boundary_but_never_too_many()
     handover = Handover()
     for fragment in range(2 * AT_ONCE + 1):
         handover.ask(fragment, 1)
-    assert [len(handover.next()[2]) for _ in range(4)] == [AT_ONCE, AT_ONCE, 1, 0]
-    assert handover.next() == ([], [], [])
+    assert [len(drained(handover)[2]) for _ in range(4)] == [AT_ONCE, AT_ONCE, 1, 0]
+    assert drained(handover) == ([], [], [])
 
 
 def test_rounds_that_found_no_step_boundary_are_taken_back():
@@ -78,7 +87,7 @@ def test_rounds_that_found_no_step_boundary_are_taken_back():
     assert handover.withdraw(60.0) == []
     (late,) = handover.withdraw(-1.0)
     assert late.cycle == 4
-    assert handover.next()[2] == []
+    assert drained(handover)[2] == []
 
 
 def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back(monkeypatch):
@@ -89,7 +98,7 @@ def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back(m
         handover.ask(fragment, 1)
     for _ in range(3):  # each takes long, and some of the rounds
         now[0] += 0.8
-        handover.next()
+        drained(handover)
         assert handover.withdraw(1.0) == []
     now[0] += 1.1
     (late,) = handover.withdraw(1.0)
@@ -99,7 +108,9 @@ def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back(m
 def test_waiting_for_acknowledgements_ends_with_the_last_one():
     handover = Handover()
     assert handover.wait_settled(0.0)
-    handover.submitted()
+    handover.submitted(taken := Taken(0, 1, None))
+    handover.submitted(taken)
     assert not handover.wait_settled(0.0)
-    handover.settle()
+    handover.settle(taken)
+    handover.submitted(taken)  # after an interruption that nobody noticed
     assert handover.wait_settled(0.0)

@@ -120,10 +120,11 @@ class Island:
             self._checks.trained[self.name, self.presence.standing.session.incarnation] = counters.tokens
         if self._handover.paused or not self._handover.something:
             return
-        released, prepared, due = self._handover.next()
-        for fragment in released:
-            self.tracks[fragment].refused()
-        for newer in prepared:
+        todo = self._handover.next()
+        while todo.released:
+            self.tracks[todo.released.popleft()].refused()
+        while todo.prepared:
+            newer = todo.prepared.popleft()
             track, fate = self.tracks[newer.fragment], newer.fate
             if fate.drop:  # whatever was not merged is given up
                 self._told[newer.fragment] += track.origin - self._local[newer.fragment]
@@ -133,7 +134,8 @@ class Island:
             track.adopt(newer.anchor, newer.version, fate, counters.tokens, counters.steps, places, keep=True)
             self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
             self._checks.adopted(self, newer.fragment, newer.version, newer.anchor)
-        for one in due:
+        while todo.due:
+            one = todo.due.popleft()
             self._answer(one.fragment, one.cycle)
 
     def _values(self, number: int, coded: Coded) -> np.ndarray:
@@ -151,9 +153,9 @@ class Island:
             return
         places = Places.in_vector(self._local[fragment], track.shape)
         outstanding = track.take(places, self.counters.tokens, self.counters.steps)
-        self._handover.submitted()
         assert self.presence is not None, "a round comes through it"
-        self.presence.submit(Taken(fragment, cycle, outstanding))
+        self._handover.submitted(taken := Taken(fragment, cycle, outstanding))
+        self.presence.submit(taken)
 
     async def leave(self) -> None:
         """Says good-bye, and ends."""
