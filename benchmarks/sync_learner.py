@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from atoll import sending
-from atoll.handover import Due
 from atoll.learner import Learner
 from atoll.places import Coded
 from atoll.reference.model import SIZES, Transformer
@@ -34,21 +33,16 @@ def _counted(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ..
 class Watched(Learner):
     """Counts adoptions, and contributions that the core has acknowledged."""
 
-    taken = 0
     adoptions = 0
 
     def _adopt(self, fragments: Sequence[int]) -> None:
         super()._adopt(fragments)
         self.adoptions += len(fragments)
 
-    def _take(self, due: Due) -> None:
-        super()._take(due)
-        self.taken += 1
-
     @property
     def acknowledged(self) -> int:
         """So far."""
-        return self.taken - self._handover.unsettled
+        return self._handover.settled
 
 
 def peak_bytes() -> int:

@@ -83,7 +83,7 @@ FLOORS = {
         ["sending", "joining"],
         ["fetching"],
         ["presence"],
-        ["agent"],
+        ["agent", "rounds"],
         ["learner"],
         ["__init__"],
         ["reference.__init__", "reference.model", "reference.data"],

@@ -78,6 +78,7 @@ class Handover:
         self._released: list[int] = []
         self._boundary_at = 0.0  # the newest with something to do
         self._unsettled: set[Taken] = set()
+        self.settled = 0  # contributions that were acknowledged or refused
         self.todo = Todo()
         self._ended = False
         self._news = threading.Condition(self._lock)
@@ -126,6 +127,7 @@ class Handover:
     def settle(self, taken: Taken) -> None:
         """A contribution was acknowledged or refused."""
         with self._lock:
+            self.settled += not taken.settled
             taken.settled = True
             self._unsettled.discard(taken)
             self._news.notify_all()

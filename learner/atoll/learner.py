@@ -14,22 +14,20 @@ import structlog
 from atoll_wire import forking
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
-from atoll_wire.blocks import F32
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, plan
 from atoll_wire.scrape import ScrapeError
 from torch import nn
 
-from atoll.adoption import Track
 from atoll.agent import Agent
 from atoll.copies import Pairs
 from atoll.errors import LearnerError
-from atoll.handover import Due, Handover, Prepared, Taken, Todo
+from atoll.handover import Due, Handover, Prepared, Todo
 from atoll.island import GO_ON, RESTORE, STAND, STOP, Agreed, Island, island
 from atoll.joining import FirstModel, Identity, own_name, process_age_s
 from atoll.local import Local
 from atoll.moves import Verdict
 from atoll.parameters import Optimizers, Parameters
+from atoll.rounds import Rounds
 from atoll.samples import Samples
 from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
 from atoll.watch import FOUND, Watch
@@ -104,8 +102,7 @@ class Learner:
         self._local: Local | None = None
         self._watch: Watch | None = None
         self._undone: LearnerError | None = None
-        self._taking: int | None = None  # a fragment, while a pseudo-gradient of it is taken and handed over
-        self._taken: Taken | None = None
+        self._rounds: Rounds | None = None
         self._left = self._rests = False
         self._agreed, self._left_step_at, self._paused_since_step = Agreed(0, GO_ON, 0, 0), 0.0, 0.0
 
@@ -161,16 +158,16 @@ class Learner:
         except LearnerError as error:
             return error
         self._handover.clear()  # the first anchors are taken from the agent itself
-        self._take_over(parameters, self._layout, self._agent.anchors(), self._agent.run_codec)
+        self._take_over(parameters, self._layout, self._agent)
         return None
 
-    def _take_over(
-        self, parameters: Parameters, layout: Layout, anchors: Sequence[tuple[int, F32]], codec: Codec
-    ) -> None:
+    def _take_over(self, parameters: Parameters, layout: Layout, agent: Agent) -> None:
         """The model is the run's."""
+        anchors = agent.anchors()
         self._watch = Watch(Samples(parameters.values, layout.fragments))
         self._leaving.callback(self._watch.end)
-        self._local = Local(Windows(parameters.values, layout, codec), anchors, keep=self._keep)
+        self._local = Local(Windows(parameters.values, layout, agent.run_codec), anchors, keep=self._keep)
+        self._rounds = Rounds(self._local, self._handover, self._counters, agent.submit)
         self._watch.adopted(tuple(range(len(anchors))))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -179,9 +176,9 @@ class Learner:
             return  # a forked child unwinds its copy of the block: the learner is its parent's
         self._left = True
         with self._leaving:  # Ctrl-C ends the draining, not the good-bye
-            if kind is None and self._local is not None and self._failure() is None:
+            if kind is None and self._local and self._rounds and self._failure() is None:
                 self._give_up_what_is_no_work(self._local)
-                self._drain(self._local)
+                self._drain(self._local, self._rounds)
         if self._local is not None:
             self._local.forget()
         if kind is None:
@@ -194,16 +191,16 @@ class Learner:
             for fragment, track in enumerate(local.tracks):
                 self._abandon(fragment, track.give_up(self._counters.tokens, self._counters.steps))
 
-    def _drain(self, local: Local) -> None:
+    def _drain(self, local: Local, rounds: Rounds) -> None:
         """Sends the last pseudo-gradients, also of fragments whose contribution in flight meets its fate meanwhile."""
         deadline, steps = time.monotonic() + self._drain_s, self._counters.steps
-        self._hand_over()
+        rounds.hand_over()
         patience_s = max(LEAST_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
         late = min(deadline, time.monotonic() + patience_s)
         while True:
             for fragment, track in enumerate(local.tracks):
                 if track.flying is None and track.steps_from < steps:
-                    self._take(Due(fragment, 0, 0.0))
+                    rounds.take(Due(fragment, 0, 0.0))
             more = time.monotonic() < late and any(track.later(steps) for track in local.tracks)
             end = late if more else deadline
             settled = self._handover.wait_settled(max(0.0, end - time.monotonic()), fates=more)
@@ -215,7 +212,7 @@ class Learner:
                 newer = todo.prepared.popleft()
                 self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, steps, apart=True))
             while todo.due:
-                self._decline(todo.due.popleft(), "it leaves")
+                rounds.decline(todo.due.popleft(), "it leaves")
 
     def step(self, tokens: int, loss: float | None = None) -> None:
         """Says that the optimizer made a step over so many tokens (of this rank); takes over what has come.
@@ -232,7 +229,8 @@ class Learner:
             self._parameters.check_unchanged()
         if self._watch is not None:
             self._watch.step()
-        self._hand_over()
+        if self._rounds is not None:
+            self._rounds.hand_over()
         self._decide(tokens)
         counters.stepped(began - self._left_step_at, self._paused_since_step, self._agreed.tokens, loss)
         self._paused_since_step = 0.0
@@ -245,10 +243,8 @@ class Learner:
         if self._agreed.wish == RESTORE:
             self._restore()
         self._adopt(self._agreed.adopt)
-        due = self._handover.todo.due
-        while due:
-            self._answer(due[0])
-            due.popleft()
+        if self._rounds is not None:
+            self._rounds.answer()
         self._left_step_at = time.perf_counter()
         counters.blocked_s += self._left_step_at - began
 
@@ -341,46 +337,13 @@ class Learner:
     def _release(self, todo: Todo) -> None:
         """Contributions that were refused: their work is outstanding again."""
         while todo.released:
-            self._abandon(todo.released[0], self._track(todo.released[0]).refused())
+            assert self._local is not None, "only the rank that talks is told of fragments"
+            self._abandon(todo.released[0], self._local.tracks[todo.released[0]].refused())
             todo.released.popleft()
 
     def _abandon(self, fragment: int, tokens: int) -> None:
         assert self._layout is not None, "joined"
         self._counters.abandoned_tokens += tokens * self._layout.fragments[fragment].length / self._layout.parameters
-
-    def _answer(self, due: Due) -> None:
-        """Takes a pseudo-gradient for a round, or says why there is none."""
-        if (track := self._track(due.fragment)).flying is not None:
-            self._decline(due, "its contribution is in flight")
-        elif track.steps_from == self._counters.steps:
-            self._decline(due, "nothing was trained since its anchor")
-        else:
-            self._take(due)
-
-    def _decline(self, due: Due, reason: str) -> None:
-        self._handover.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
-
-    def _take(self, due: Due) -> None:
-        assert self._local is not None, "only the rank that talks sends"
-        self._taking = due.fragment
-        outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
-        self._taken = Taken(due.fragment, due.cycle, outstanding)
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Submits what was taken; also what an exception, say of a signal's handler, kept from being submitted."""
-        if self._taking is None:
-            return
-        assert self._agent is not None, "only the rank that talks sends"
-        if self._taken is not None:
-            self._agent.submit(self._taken)
-        else:
-            self._track(self._taking).refused()  # the taking itself was interrupted
-        self._taken = self._taking = None
-
-    def _track(self, fragment: int) -> Track:
-        assert self._local is not None, "only the rank that talks is told of fragments"
-        return self._local.tracks[fragment]
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

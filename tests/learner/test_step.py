@@ -19,6 +19,7 @@ from atoll.island import Alone
 from atoll.learner import Learner
 from atoll.local import Local
 from atoll.parameters import Optimizers, Parameters
+from atoll.rounds import Rounds
 from atoll.windows import Windows
 from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
@@ -49,6 +50,7 @@ def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple
     layout = learner._layout = plan(parameters.tensors, 2)
     first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
     local = learner._local = Local(Windows(parameters.values, layout, Codec.INT4), first, keep=True)
+    learner._rounds = Rounds(local, learner._handover, learner._counters, agent.submit)
     return learner, local, agent
 
 
