@@ -32,7 +32,7 @@ FLOORS = {
         ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget", "diary", "showing", "served"],
         ["process", "unshared"],
         ["settings", "tensorfile", "rows", "guard", "database", "calls", "identity", "acts"],
-        ["certificates", "tokens", "outer", "gate"],
+        ["certificates", "tokens", "outer", "gate", "versions"],
         ["members", "combining", "roster", "rounds"],  # pure, with the syncer
         ["merge"],
         ["reading", "syncer"],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ from atoll_server.refusal import Refused, Status
 MOST_SENT_BYTES = 16 << 20  # in one message: operators are told much at a time
 
 T = TypeVar("T")
+End: TypeAlias = Callable[["Refused"], None]
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -107,6 +109,19 @@ class Waits:
         self._why = Refused(Status.UNAVAILABLE, why)
         for wait in list(self._waits):
             wait.end(self._why)
+
+
+_ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)
+
+
+def may_end(end: End) -> None:
+    """The gate says how the call of this task is ended, whatever it waits for: its reader, too."""
+    _ending.set(end)
+
+
+def ending() -> End:
+    """How it is; what this gives does nothing where there is no gate."""
+    return _ending.get()
 
 
 async def abort(context: Context, refused: Refused) -> NoReturn:

@@ -238,6 +238,8 @@ class Engine:
             crash.point("merge.committed")
             refused = [self.contributions.pending[refusal.key].row for refusal in effect.refusals]
             self.states[fragment.index] = merged.state
+            if read:
+                self.readers.passed(fragment.index)
             self.unsaved_s += took_s
         self._publish(effect, publication, fates)
         crash.point("merge.published")

@@ -23,7 +23,7 @@ from atoll_wire.certificate import Role
 from google.protobuf.message import DecodeError
 
 from atoll_server.acts import Acts
-from atoll_server.calls import Context, abort
+from atoll_server.calls import Context, abort, may_end
 from atoll_server.identity import Caller, caller
 from atoll_server.quotas import MANY, Bucket, NoPlaceError, Pool, Quotas
 from atoll_server.refusal import Refused, Status
@@ -130,6 +130,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def _pass(self, method: _Method, context: Context) -> None:
         call, who = _Call(), _who(context)
+        may_end(call.end)
         peer = self._peer(who, context)
         places = list[Pool[_Call]]()
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 
+from atoll_server.calls import ending
 from atoll_server.merge import FragmentState
 from atoll_server.refusal import Refused, Status
+from atoll_server.versions import Versions
 
 PATIENCE_S = 10.0  # with a merge that is being made durable, or a snapshot
 
@@ -21,13 +22,14 @@ class Readers:
     ) -> None:
         """failed: a merge came to no end; what it left behind is nobody's to read."""
         self._states, self._locks, self._failed = states, locks, failed
-        self._reading: Counter[int] = Counter()  # each theta_pub, by its identity
+        self._versions = Versions()  # each theta_pub, by its identity
 
     @contextlib.asynccontextmanager
-    async def newest(self, fragment: int) -> AsyncIterator[FragmentState]:
+    async def newest(self, fragment: int, reader: Hashable = None) -> AsyncIterator[FragmentState]:
         """A fragment's newest durable version; while it lasts its theta_pub, and nothing else of it, stays as it is.
 
-        Raises Refused when it cannot be had soon.
+        reader: a learner, which reads few versions of it at a time; None: it is soon done. Raises Refused when it
+        cannot be had soon.
         """
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -39,14 +41,18 @@ class Readers:
             if self._failed():
                 raise Refused(Status.UNAVAILABLE, "the core has failed, and stops: try again later")
             state = self._states[fragment]
-            self._reading[id(state.theta_pub)] += 1
-        finally:
+        except BaseException:
             self._locks[fragment].release()
-        try:
+            raise
+        who = reader if reader is not None else object()
+        with self._versions.read(who, fragment, id(state.theta_pub), ending()):
+            self._locks[fragment].release()  # not before: a merge looks who reads
             yield state
-        finally:
-            self._reading -= Counter([id(state.theta_pub)])
 
     def any_of(self, state: FragmentState) -> bool:
         """Whether somebody reads it: a merge writes the next one to memory of its own."""
-        return id(state.theta_pub) in self._reading
+        return self._versions.reads(id(state.theta_pub))
+
+    def passed(self, fragment: int) -> None:
+        """A merge wrote the next one."""
+        self._versions.passed(fragment)

@@ -204,7 +204,7 @@ class OuterService(rpc.OuterServicer):
 
     async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
         fragment = engine.layout.fragments[request.fragment]
-        async with engine.readers.newest(fragment.index) as state:
+        async with engine.readers.newest(fragment.index, None if request.header_only else entry.name) as state:
             newest = engine.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
             crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(

@@ -17,11 +17,13 @@ from atoll_wire.frames import Sent, WireFrame, frames_in
 from atoll_wire.links import SAID, hung_up, said
 from atoll_wire.streams import download
 
+from atoll_server.calls import ending
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.sessions import Sessions
 from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
 from atoll_server.front.upstream import Upstream
 from atoll_server.refusal import Refused, Status
+from atoll_server.versions import Versions
 
 log = structlog.get_logger()
 
@@ -37,7 +39,7 @@ class Fetching:
 
     def __init__(self, upstream: Upstream, sessions: Sessions, metrics: FrontMetrics, limit_bytes: int) -> None:
         self._upstream, self._sessions, self._metrics = upstream, sessions, metrics
-        self.shelf = Shelf(limit_bytes)
+        self.shelf, self._versions = Shelf(limit_bytes), Versions()
         self._counts: dict[tuple[str, int, int], int] = {}  # frames of each run's and generation's fragments
         self._newest: dict[tuple[str, int, int], int] = {}  # versions of them that were heard of
         self._log = 0
@@ -55,9 +57,11 @@ class Fetching:
                     begun = True
                     stripes = request.stripes or 1
                     mine = range(request.stripe, header.frames, stripes)
-                    async for message in item.read(mine, frames.TOGETHER if stripes == 1 else 1):
-                        served.inc(len(message))
-                        yield message
+                    reader = (request.session.learner, item.place[:4], item.place[4:])
+                    with self._versions.read(*reader, ending()):
+                        async for message in item.read(mine, frames.TOGETHER if stripes == 1 else 1):
+                            served.inc(len(message))
+                            yield message
                     return
                 except SpoiltError as error:
                     if begun:

@@ -1,0 +1,59 @@
+"""A reader that stands still keeps few versions in memory, and is told to ask again."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from atoll_server.refusal import Status
+from atoll_server.versions import MOST_OF_ONE, Versions
+
+
+class Readers:
+    def __init__(self, most_old: int) -> None:
+        self.versions, self.stack, self.ended = Versions(most_old), ExitStack(), list[str]()
+
+    def read(self, learner: str, thing: int, version: int) -> None:
+        def end(why):
+            assert why.status is Status.UNAVAILABLE
+            self.ended.append(f"{learner}/{thing}/{version}")
+
+        self.stack.enter_context(self.versions.read(learner, thing, version, end))
+
+
+def test_a_learner_reads_two_versions_of_a_fragment_and_the_older_ones_end():
+    it = Readers(100)
+    for version in range(40):
+        it.read("still", 0, version)
+    assert it.ended[:3] == ["still/0/0", "still/0/0", "still/0/1"], "each is told, again too"
+    assert set(it.ended) == {f"still/0/{version}" for version in range(40 - MOST_OF_ONE)}
+
+
+def test_others_and_other_fragments_are_left_alone():
+    it = Readers(100)
+    for learner in "abcdef":
+        it.read(learner, 0, ord(learner))
+        it.read("a", ord(learner), 1)
+    assert it.ended == []
+
+
+def test_of_all_old_versions_few_are_kept_and_the_oldest_end_first():
+    it = Readers(2)
+    for learner, version in (("a", 1), ("b", 2), ("b2", 2), ("c", 3)):
+        it.read(learner, 0, version)
+        assert it.ended == []
+        it.versions.passed(0)
+    assert it.ended == ["a/0/1"]
+    it.read("d", 0, 4)
+    it.ended.clear()
+    it.versions.passed(0)
+    assert it.ended == ["a/0/1", "b/0/2", "b2/0/2"]
+
+
+def test_the_newest_is_nobodys_burden():
+    it = Readers(0)
+    for learner in "abc":
+        it.read(learner, 0, 7)
+    assert it.ended == []
+    assert it.versions.reads(7)
+    it.stack.close()
+    assert not it.versions.reads(7)
