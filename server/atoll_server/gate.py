@@ -129,31 +129,40 @@ class Gate(grpc.aio.ServerInterceptor):
         return self._handlers[path]
 
     async def _pass(self, method: _Method, context: Context) -> None:
-        call, who = _Call(), _who(context)
+        call = _Call()
         may_end(call.end)
-        peer = self._peer(who, context)
         places = list[Pool[_Call]]()
         try:
-            try:
-                async with call.limit:
-                    inward = _Inward(self, method, context, peer)
-                    request = await self._first(method, peer, call, inward)
-                    owner = self._whose(who, peer, request)
-                    inward.owner = owner
-                    self._enter(owner.streams(method.name), call, method)
-                    places.append(owner.streams(method.name))
-                    await self._run(method, request, inward, _Outward(self, context, method, call))
-            except TimeoutError:
-                if call.why is None:
-                    raise
-                raise call.why from None
-        except Refused as refused:
-            call.ended = True
-            self._acts().refused("limited", context.peer(), method=method.name, detail=refused.detail)
-            await abort(context, refused)  # its place is free when that is done: a reader that stands still keeps it
+            if (why := await self._carried_out(method, context, call, places)) is not None:
+                call.ended = True
+                self._acts().refused("limited", context.peer(), method=method.name, detail=why.detail)
+                await abort(context, why)  # its place is free when that is done: a reader that stands still keeps it
         finally:
             for place in places:
                 place.leave(call)
+
+    async def _carried_out(
+        self, method: _Method, context: Context, call: _Call, places: list[Pool[_Call]]
+    ) -> Refused | None:
+        """Why a call has to end, in a value that holds nothing of what it did."""
+        who = _who(context)
+        peer = self._peer(who, context)
+        inward, outward = _Inward(self, method, context, peer), _Outward(self, context, method, call)
+        try:
+            async with call.limit:
+                request = await self._first(method, peer, call, inward)
+                inward.owner = self._whose(who, peer, request)
+                pool = inward.owner.streams(method.name)
+                self._enter(pool, call, method)
+                places.append(pool)
+                await self._run(method, request, inward, outward)
+        except TimeoutError:
+            if call.why is None:
+                raise
+            return call.why
+        except Refused as refused:
+            return Refused(refused.status, refused.detail)
+        return None
 
     # ------------------------------------------------------------------------------ before the first message is here
 
