@@ -100,27 +100,39 @@ class Moves:
             return self._look(rows, happened)
 
     def _look(self, rows: F32, happened: Sequence[Cycle | Adoption]) -> Verdict:
+        self._learn()
         cycles = [each for each in happened if isinstance(each, Cycle)]
         columns = np.array([(c.start, c.before, c.after, c.end) for c in cycles], np.int64).reshape(-1, 4).T
-        start, before, after, end = rows[columns]
-        moved = end - start
-        whole, own, early, late = map(self._norms, (moved, after - before, before - start, end - after))
-        sizes = np.where(own > 0, own, late)  # late: what steps, and then writes by other means
+        moved = rows[columns[3]] - rows[columns[0]]
+        whole = self._norms(moved)
+        # Most cycles need no closer look, and numpy takes as long for one as for all.
+        beside: list[bool] = np.any(
+            (rows[columns[0]] != rows[columns[1]]) | (rows[columns[2]] != rows[columns[3]]), axis=1
+        ).tolist()
+        large: list[bool] = np.any(whole > LATER_STEPS * self._usual, axis=1).tolist()
         worst, number = Verdict.FINE, 0
-        self._learn()
         for each in happened:
             if isinstance(each, Adoption):
                 self._adopted(rows[each.before], rows[each.after], each.fragments)
                 continue
-            usual = self._usual if self._steps else sizes[number]
-            written = self._written(early[number], start[number], usual)
-            if self._steps >= (1 if each.leaving else RELIABLE):
-                written |= self._written(late[number], end[number], usual)
-            verdict = Verdict.WRITTEN if written else self._undone(moved[number], whole[number])
+            verdict, size = self._beside(rows, each) if beside[number] else (Verdict.FINE, whole[number])
+            if verdict is Verdict.FINE and self._watched:
+                verdict = self._undone(moved[number], whole[number], later=large[number])
             if verdict < Verdict.UNDONE and not each.leaving:
-                self._count(sizes[number])
+                self._count(size)
             worst, number, self._slack = max(worst, verdict), number + 1, None
         return worst
+
+    def _beside(self, rows: F32, each: Cycle) -> tuple[Verdict, F32]:
+        """Whether the parameters were written beside the optimizer's step; and that step's size."""
+        start, before, after, end = rows[[each.start, each.before, each.after, each.end]]
+        early, own, late = self._norms(np.stack((before - start, after - before, end - after)))
+        size = np.where(own > 0, own, late)  # late: what steps, and then writes by other means
+        usual = self._usual if self._steps else size
+        written = self._written(early, start, usual)
+        if self._steps >= (1 if each.leaving else RELIABLE):
+            written |= self._written(late, end, usual)
+        return Verdict.WRITTEN if written else Verdict.FINE, size
 
     def _norms(self, values: F32) -> F32:
         """Of each place. values: (..., values)."""
@@ -156,12 +168,15 @@ class Moves:
         if square > least * least:
             self._watched.append(_Given(change, places, square, usual))
 
-    def _undone(self, moved: F32, whole: F32) -> Verdict:
-        """Whether this step took an adoption back. moved, whole: what it moved, and its size in each place."""
+    def _undone(self, moved: F32, whole: F32, *, later: bool) -> Verdict:
+        """Whether this step took an adoption back. moved, whole: what it moved, and its size in each place.
+
+        later: it may be large enough to take back what is older than a step.
+        """
         for given in list(self._watched):
             given.age += 1
             back = 0.0
-            if given.age == 1 or _norm(whole[given.places]) > LATER_STEPS * given.usual:
+            if given.age == 1 or (later and _norm(whole[given.places]) > LATER_STEPS * given.usual):
                 back = -float(moved @ given.change) / given.square
             undone = back > (UNDONE_AT_ONCE if given.age == 1 else UNDONE_LATER)
             if undone or given.age == WATCHED:

@@ -13,7 +13,7 @@ from torch import nn
 
 from atoll.places import I64, gather
 
-PLACES, VALUES, LEAST_VALUES = 8, 512, 8  # places and values in all; of a place, where there are many fragments
+PLACES, VALUES, LEAST_VALUES = 8, 256, 8  # places and values in all; of a place, where there are many fragments
 MOST_PLACES = VALUES // LEAST_VALUES
 
 Row = F32 | torch.Tensor  # values of all places, one after the other; on a device they are still on their way
@@ -43,9 +43,10 @@ class Samples:
 
     def settle(self) -> bool:
         """The parameters may have other memory now: looks where they are. Whether rows are not what they were."""
+        if self._views and self._at == [parameter.data_ptr() for parameter in self.parameters]:
+            return False
         before = self.edges
-        if not self._views or self._at != [parameter.data_ptr() for parameter in self.parameters]:
-            self._look()
+        self._look()
         return not np.array_equal(before, self.edges)
 
     def forget(self) -> None:

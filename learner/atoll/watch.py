@@ -30,6 +30,7 @@ class Watch:
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
         self._mine: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
+        self._last: torch.optim.Optimizer | None = None  # that it is mine is known
         self._begin()
         self._hooks = (
             register_optimizer_step_pre_hook(torch.compiler.disable(self._stepping)),
@@ -92,7 +93,7 @@ class Watch:
     def _cycle(self, *, leaving: bool) -> None:
         start, end = self._start, self._read()
         before, after = self._before, self._after
-        if NONE in {before, after}:
+        if after == NONE:
             before, after = start, start if leaving else end
         self._happened.append(Cycle(start, before, after, end, leaving))
         self._start, self._before, self._after = end, NONE, NONE
@@ -126,9 +127,13 @@ class Watch:
         """Whether it updates what is read here, and not while a CUDA graph records it: replayed, it calls nobody."""
         if self._samples.recorded():
             return False
+        if optimizer is self._last:
+            return True
         found = self._mine.get(optimizer)
         if found is None:
             mine = {id(parameter) for parameter in self._samples.parameters}
             found = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
             self._mine[optimizer] = found
+        if found:
+            self._last = optimizer
         return found
