@@ -2,8 +2,9 @@
 
 Provisioned: from a name's first joining until it leaves or the run ends, downtime included; deliberate pauses are
 left out. Useful: time in inner steps whose tokens were merged or are pending. What a learner reports is bounded by
-what the core saw: it cannot have trained longer than it was there, and tokens of a dead incarnation count only when
-the core acknowledged them. Times are wall-clock seconds, since accounts outlive a core process.
+what the core saw: it cannot have trained longer than it was there, a process that was silent for longer than its steps
+explain was frozen, and tokens of a dead incarnation count only when the core acknowledged them. Times are wall-clock
+seconds, since accounts outlive a core process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 SILENT_S = 10.0
+SLOW = 2.0  # times its usual step time: what a step may take that is made while nothing is heard
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
 
@@ -31,6 +33,7 @@ class Spent:
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     accepted_tokens: float = 0.0  # acknowledged, mean over fragments weighted by parameters
+    frozen_s: float = 0.0  # of stepping_s as it was said: the process stood, and did not know
 
     def thrown_away_s(self, dead: bool) -> float:
         """Stepping time of tokens that will never be merged."""
@@ -72,6 +75,7 @@ class Account:
     parameters_up: int = 0  # that the coded bytes stand for
     parameters_down: int = 0
     step_time_s: float | None = None  # of its inner steps, as last seen
+    silence_s: float = 0.0  # not heard of for longer than SILENT_S, since its last step
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
 
@@ -88,21 +92,37 @@ class Account:
             self._bury()
         self.began_at = now - min(now, max(0.0, process_age_s))
         self.left_at = None
-        self.heard_at = now
+        self.heard_at, self.silence_s = now, 0.0
         self.current = Spent(joined_at=now)
 
     def heard(self, now: float, seen: Spent) -> None:
         """Takes in the counters of a report; time spent cannot exceed the time since joining."""
-        seen.joined_at, seen.accepted_tokens = self.current.joined_at, self.current.accepted_tokens
+        was = self.current
+        seen.joined_at, seen.accepted_tokens, seen.frozen_s = was.joined_at, was.accepted_tokens, was.frozen_s
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
         # It tells how long joining took from its own start on; provisioned it is from its first Join.
-        seen.joining_s = min(seen.joining_s, self.current.joining_s or there)
+        seen.joining_s = min(seen.joining_s, was.joining_s or there)
+        self.silence_s += self._silent_s(now)
+        if seen.steps > was.steps:
+            self._freeze(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.steps - was.steps)
+        seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
+
+    def _freeze(self, seen: Spent, stepping_s: float, steps: int) -> None:
+        """Steps that it says took so long, with silences between them: what they cannot have taken, it was frozen.
+
+        Who is only cut off trains on: its steps explain the time.
+        """
+        likely_s = SLOW * steps * self.step_time_s if self.step_time_s is not None else stepping_s
+        frozen_s = max(0.0, min(self.silence_s, stepping_s - likely_s))
+        seen.frozen_s += frozen_s
+        self.down_s += frozen_s
+        self.silence_s = 0.0
 
     def forget_contributions(self) -> None:
         """Before they are counted again from the ledger, which is exact; this account was written some time before."""
@@ -124,7 +144,7 @@ class Account:
             return
         total = self.past[0]
         for name in ("steps", "tokens", "stepping_s", "blocked_s", "joining_s", "paused_s",
-                     "abandoned_tokens", "accepted_tokens"):  # fmt: skip
+                     "abandoned_tokens", "accepted_tokens", "frozen_s"):  # fmt: skip
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def total(self, name: str) -> Any:  # noqa: ANN401

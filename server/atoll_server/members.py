@@ -36,6 +36,8 @@ class Member:
     first_at: float = 0.0  # when the step counter was first seen, at first_steps
     first_steps: int = 0
     report_interval_s: float | None = None
+    woke_at: float | None = None  # when it was heard of again after a silence; its process may have been frozen
+    silences: int = 0  # in a row: reports each of which came after a silence
     answer_s: float | None = None  # round opened -> its contribution durable
     paused: bool = False
     gone: bool = False
@@ -44,7 +46,10 @@ class Member:
 
     def hear(self, steps: int, paused: bool, now: float) -> None:
         """Takes in a report. Cadence comes from the core's clock, not from the learner's word."""
-        if now > self.heard_at:
+        slept = self._sleeps(now - self.heard_at)
+        if slept:
+            self.woke_at = now
+        elif now > self.heard_at:
             self.report_interval_s = smoothed(self.report_interval_s, now - self.heard_at)
         self.heard_at = now
         grown = steps - self.steps
@@ -52,7 +57,7 @@ class Member:
             if self.stepped_at is None:
                 self.first_at, self.first_steps = now, steps
             elif not self.paused and now > self.stepped_at:
-                self._see_steps(steps, (now - self.stepped_at) / grown, now)
+                self._see_steps(grown, steps, now - self.stepped_at, now)
             self.stepped_at = now
             self.steps = steps
         self.paused = paused
@@ -62,7 +67,23 @@ class Member:
         if self.paused and self.stepped_at is not None:
             self.stepped_at, self.first_at, self.first_steps = now, now, self.steps
 
-    def _see_steps(self, steps: int, each_s: float, now: float) -> None:
+    def _sleeps(self, gap_s: float) -> bool:
+        """Whether nothing was heard for much longer than usual. Twice in a row: that is what is usual now."""
+        interval_s = self.report_interval_s
+        silent = interval_s is not None and gap_s > max(EXPECTED_S, LIVE_REPORTS * interval_s)
+        self.silences = self.silences + 1 if silent else 0
+        return self.silences == 1
+
+    def awake_since(self, at: float) -> float:
+        """That moment, or a later one at which it was heard of again: what came between was no work of its."""
+        return at if self.woke_at is None else max(at, self.woke_at)
+
+    def _see_steps(self, grown: int, steps: int, took_s: float, now: float) -> None:
+        each_s = took_s / grown
+        slower = self.step_time_s is None or each_s > self.step_time_s
+        if slower and self.awake_since(now - took_s) > now - took_s:  # frozen meanwhile: that was no step's time
+            self.first_at, self.first_steps = self.first_at + took_s, self.first_steps + grown
+            return
         seen = steps - self.first_steps
         if seen > FIRST_STEPS:
             self.step_time_s = smoothed(self.step_time_s, max(LEAST_STEP_S, each_s))
@@ -76,7 +97,7 @@ class Member:
     def live(self, now: float) -> bool:
         """Whether rounds count on this learner: it steps, or it announced a pause and still reports."""
         if self.gone or self.step_time_s is None or self.stepped_at is None:
-            return False
+            return self.silences == 1
         return self.pausing(now) if self.paused else now - self.stepped_at <= self.silent_after_s()
 
     def pausing(self, now: float) -> bool:

@@ -92,7 +92,8 @@ class Syncer:
                 rounds = self.fragments[event.fragment]
                 if rounds.closed_at and event.version == rounds.version and event.learner in rounds.adopters:
                     rounds.adopters.discard(event.learner)
-                    self.sync_s = smoothed(self.sync_s, now - rounds.closed_at)
+                    awake_since = self.members[event.learner].awake_since(rounds.closed_at)
+                    self.sync_s = smoothed(self.sync_s, now - awake_since)
                 return []  # no round waits for it, and there may be many
             case ev.Gone():
                 effects = self._gone(event)
@@ -127,7 +128,7 @@ class Syncer:
         rounds.pending[event.key] = Pending(event.cycle, event.base_version, event.tokens, event.steps)
         member.uploading.pop(event.key.fragment, None)
         if rounds.asked == event.cycle and rounds.opened_at:
-            member.answer_s = smoothed(member.answer_s, now - rounds.opened_at)
+            member.answer_s = smoothed(member.answer_s, now - member.awake_since(rounds.opened_at))
         return self._refuse_all(event.key.learner, member.unwanted)  # evicted while this became durable
 
     def _gone(self, event: ev.Gone) -> list[ev.Effect]:
@@ -164,7 +165,8 @@ class Syncer:
             if rounds.phase is Phase.OPEN:
                 if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
                     rounds.quorum_at = present.now
-                    self.quorum_s = smoothed(self.quorum_s, present.now - rounds.opened_at)
+                    began_at = max(self.members[name].awake_since(rounds.opened_at) for name in rounds.fresh())
+                    self.quorum_s = smoothed(self.quorum_s, present.now - began_at)
                 decision = self.decide(index, present)
                 if isinstance(decision, Closing):
                     effects += self._close(index, decision, present)

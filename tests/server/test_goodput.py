@@ -66,6 +66,33 @@ def test_a_learner_cannot_have_trained_longer_than_it_was_there():
         assert 0.0 <= a.balance(10.0).ratio <= 1.0
 
 
+def test_a_frozen_process_is_lost_while_it_is_frozen_and_stays_lost_when_it_wakes():
+    a = account()
+    a.step_time_s = 0.5
+    a.heard(20.0, Spent(steps=40, tokens=400, stepping_s=20.0))
+    assert a.balance(80.0).ratio == pytest.approx(0.25)
+    a.heard(80.0, Spent(steps=40, tokens=400, stepping_s=20.0))  # it wakes, in the middle of a step
+    a.heard(80.5, Spent(steps=41, tokens=410, stepping_s=80.5))
+    a.heard(90.0, Spent(steps=60, tokens=600, stepping_s=90.0))
+    balance = a.balance(90.0)
+    assert balance.useful_s == pytest.approx(30.0, abs=1.0)
+    assert balance.lost_s["down"] == pytest.approx(60.0, abs=1.0)
+    a.heard(110.0, Spent(steps=100, tokens=1000, stepping_s=110.0))
+    assert a.balance(110.0).useful_s == pytest.approx(50.0, abs=1.0), "what is trained afterwards counts"
+
+
+def test_who_is_cut_off_and_trains_on_is_not_taken_for_frozen_and_a_slow_step_neither():
+    a = account()
+    a.step_time_s = 0.5
+    a.heard(20.0, Spent(steps=40, tokens=400, stepping_s=20.0))
+    a.heard(80.0, Spent(steps=160, tokens=1600, stepping_s=80.0))
+    assert a.balance(80.0).ratio == pytest.approx(1.0)
+    for second in range(81, 141):
+        a.heard(float(second), Spent(steps=160, tokens=1600, stepping_s=80.0))
+    a.heard(140.0, Spent(steps=161, tokens=1610, stepping_s=140.0))
+    assert a.balance(140.0).ratio == pytest.approx(1.0)
+
+
 def test_training_while_the_core_was_away_is_not_lost():
     a = account()
     a.heard(10.0, Spent(tokens=100, stepping_s=10.0))

@@ -684,3 +684,52 @@ def test_to_be_paused_as_before_changes_nothing():
     syncer.due_at = 5.0
     syncer.on(ev.Paused(False), 10.0)
     assert syncer.due_at == 5.0, "what an outage left undone is still to be caught up"
+
+
+def second_by_second(syncer: Syncer, now: float, until: float, steps: dict[str, int]) -> list[float]:
+    """Each learner steps every two seconds and reports once a second; returns when merges were made."""
+    merged = []
+    while now < until:
+        now += 1.0
+        for name, made in list(steps.items()):
+            steps[name] = made + (now % 2 == 0)
+            effects = syncer.on(ev.Heard(name, steps[name], False), now)
+            while effects:
+                effect = effects.pop(0)
+                if isinstance(effect, ev.OpenRound):
+                    for who in steps:
+                        key = Key(who, 1, effect.fragment, effect.cycle)
+                        version = syncer.fragments[effect.fragment].version
+                        effects += syncer.on(ev.Contributed(key, effect.cycle, version, 10, 4), now)
+                elif isinstance(effect, ev.Merge):
+                    merged.append(now)
+                    effects += syncer.on(ev.Merged(effect.fragment, effect.version), now)
+        syncer.on(ev.Ticked(), now)
+    return merged
+
+
+def test_a_majority_that_wakes_from_an_hours_freeze_and_dies_holds_nobody_up():
+    """Its step times, its answers and its reports are not those of the hour."""
+    syncer, steps = Syncer(RunSettings(inner_steps=24), 8, lambda *_: 1.0), dict.fromkeys("abc", 0)
+    for name in steps:
+        syncer.on(ev.Joined(name, 1), 0.0)
+    assert second_by_second(syncer, 0.0, 1800.0, steps)
+    alone = {"a": steps["a"]}
+    assert second_by_second(syncer, 1800.0, 5400.0, alone)[-1] > 5380, "one trains on alone"
+    woken = {"a": alone["a"], "b": steps["b"], "c": steps["c"]}
+    second_by_second(syncer, 5400.0, 5403.0, woken)
+    for name in "bc":
+        assert syncer.members[name].step_time_s == pytest.approx(2.0, rel=0.5)
+        assert not syncer.members[name].live(5430.0)
+    merged = second_by_second(syncer, 5403.0, 6000.0, {"a": woken["a"]})
+    assert merged[0] < 5403 + 60
+    assert max(b - a for a, b in itertools.pairwise(merged)) < 60
+
+
+def test_steps_that_have_really_become_slow_are_followed_though_nothing_is_heard_between_them():
+    member = Member(1, 0.0, 0.0)
+    for step in range(1, 40):
+        member.hear(step, False, float(step))
+    for step in range(1, 40):
+        member.hear(39 + step, False, 39.0 + 100.0 * step)
+    assert member.step_time_s == pytest.approx(100.0, rel=0.1)
