@@ -102,6 +102,7 @@ class Learner:
         self._local: Local | None = None
         self._watch: Watch | None = None
         self._undone: LearnerError | None = None
+        self._to_restore = False
         self._rounds: Rounds | None = None
         self._left = self._rests = False
         self._agreed, self._left_step_at, self._paused_since_step = Agreed(0, GO_ON, 0, 0), 0.0, 0.0
@@ -266,8 +267,8 @@ class Learner:
 
     def _judge(self) -> int:
         """RESTORE when something other than the optimizer moved the parameters, STOP when that cannot be helped."""
-        if self._watch is None:
-            return GO_ON
+        if self._watch is None or self._to_restore:
+            return RESTORE if self._to_restore else GO_ON
         verdict = self._watch.judge() if self._handover.something or self._handover.todo else self._watch.glance()
         if verdict is Verdict.FINE:
             return GO_ON
@@ -275,6 +276,7 @@ class Learner:
             self._undone = LearnerError(FOUND[verdict])
             return STOP
         log.warning(FOUND[verdict], learner=self._identity.name, consequence="the parameters are the run's again")
+        self._to_restore = True  # until it is done: a signal's handler may raise in between
         return RESTORE
 
     def _restore(self) -> None:
@@ -283,6 +285,7 @@ class Learner:
         with parameters.copies.following(parameters.values, restart=True):
             self._restore_anchors()
             self._ranks().spread(parameters.values)
+        self._to_restore = False
 
     def _restore_anchors(self) -> None:
         if self._local is not None:

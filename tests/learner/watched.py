@@ -24,11 +24,19 @@ class Deaf:
 
     failure = None
 
+    run_codec = Codec.FLOAT32
+
     def __init__(self) -> None:
         self.taken: list[Outstanding] = []
+        self.first: list[np.ndarray] = []
+
+    def anchors(self) -> list[tuple[int, np.ndarray]]:
+        return [(1, anchor) for anchor in self.first]
 
     def submit(self, taken: Taken) -> None:
-        self.taken.append(taken.outstanding)
+        if not taken.received:  # as the Sender
+            taken.received = True
+            self.taken.append(taken.outstanding)
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -61,11 +69,11 @@ class Watched:
         learner._island, learner._layout = Alone(), plan(parameters.tensors, 2)
         flat = [parameter.detach().float().reshape(-1).numpy() for parameter in parameters.values]
         self.layout: Layout = learner._layout
-        anchors = [
+        self.agent.first = [
             np.concatenate([flat[p.tensor][p.start : p.start + p.length] for p in fragment.pieces])
             for fragment in self.layout.fragments
         ]
-        learner._take_over(parameters, self.layout, [(1, anchor.copy()) for anchor in anchors], Codec.FLOAT32)
+        learner._take_over(parameters, self.layout, self.agent)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
