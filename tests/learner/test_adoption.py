@@ -80,8 +80,16 @@ class Island:
         if drop or not self.keep:
             self.abandoned += outstanding - (q if merged else 0)
 
+    def restore(self) -> None:
+        """The parameters were written by something else."""
+        self.abandoned += self.track.origin.astype(np.float64) - self.local
+        keep, self.keep = self.keep, False
+        self.move(self.track.anchor, self.track.version, Fate())
+        self.keep = keep
 
-moves = st.lists(st.sampled_from(["train", "train", "send", "adopt", "merged", "drop", "refused"]), max_size=60)
+
+MOVES = ["train", "train", "send", "adopt", "merged", "drop", "refused", "restore"]
+moves = st.lists(st.sampled_from(MOVES), max_size=60)
 
 
 @given(moves=moves, seed=st.integers(0, 2**32), narrow=st.booleans())
@@ -100,6 +108,8 @@ def test_displacement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
             island.adopt(merged=True)
         elif move == "drop" and flying:
             island.adopt(merged=False, drop=True)
+        elif move == "restore" and not flying:  # what is in flight then is merged or not, and counts as given up here
+            island.restore()
         elif move == "refused" and flying:
             island.track.refused()
             island.flight = None
@@ -123,6 +133,22 @@ def test_nothing_outstanding_means_the_anchor_itself():
     island.adopt(merged=False)
     assert np.array_equal(island.local, island.track.anchor)
     assert island.track.base_version == island.track.version
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_tokens_that_are_given_up_in_flight_are_given_up_only_when_they_are_not_merged(merged):
+    island = Island(5)
+    island.train()
+    island.send()
+    island.train()
+    assert island.track.give_up(island.tokens, island.steps) == 10  # what came after
+    assert not island.track.later(island.steps)
+    if merged:
+        island.adopt(merged=True)
+        assert island.track.refused() == 0
+    else:
+        assert island.track.refused() == 10
+    assert island.track.steps_from == island.steps
 
 
 def test_staleness_cannot_hide_behind_an_adoption():

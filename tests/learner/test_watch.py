@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from typing import ClassVar
 
 import pytest
 import structlog
 import torch
 from atoll import LearnerError
+from atoll.island import Alone
 from torch import nn
 
 from tests.learner.watched import Watched, mlp
@@ -104,6 +106,46 @@ def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said):
         assert not it.agent.taken
         assert it.distance() == 0.0
     assert len(said) == 1
+
+
+def test_all_ranks_are_given_what_is_restored(said):
+    class Others(Alone):
+        """Ranks beside this one, which are given values."""
+
+        given: ClassVar[list[torch.Tensor]] = []
+
+        def spread(self, parameters) -> None:
+            self.given.extend(parameters)
+
+    model = mlp()
+    with Watched(model, adamw(model)) as it:
+        it.learner._island = Others()
+        it.turn(10)
+        write(model, "by hand", {name: value + 1 for name, value in model.state_dict().items()})
+        it.ask()
+        it.turn()
+        assert len(Others.given) == len(list(model.parameters()))
+        it.turn()
+        assert len(Others.given) == len(list(model.parameters())), "once"
+
+
+def test_a_restoring_that_was_interrupted_before_it_began_is_done_at_the_next_step(said, monkeypatch):
+    model = mlp()
+    with Watched(model, adamw(model)) as it:
+        it.turn(10)
+        write(model, "by hand", {name: value + 1 for name, value in model.state_dict().items()})
+        it.ask()
+        with monkeypatch.context() as patched, contextlib.suppress(InterruptedError):
+            patched.setattr(it.learner, "_restore", raising)
+            it.turn()
+        assert not it.agent.taken
+        it.learner.step(tokens=10)
+        assert it.distance() == 0.0
+    assert len(said) == 1
+
+
+def raising() -> None:
+    raise InterruptedError
 
 
 # ------------------------------------------------------------------------------ undone
