@@ -357,7 +357,7 @@ class Learner:
         if self._rests:  # within another one, which counts
             yield
             return
-        began = time.perf_counter()
+        began = self._counters.resting_since = time.perf_counter()
         self._rests = self._counters.paused = True
         try:
             if self._local is not None and self._mine().on_accelerator():
@@ -367,6 +367,7 @@ class Learner:
             yield
         finally:
             self._rests = self._counters.paused = False
+            self._counters.resting_since = None
             self._paused_since_step += self._counters.rested(began)
 
     def leave_soon(self) -> None:

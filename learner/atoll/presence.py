@@ -261,18 +261,19 @@ class Presence:
     # ------------------------------------------------------------------------------ reporting
 
     async def _report(self) -> None:
-        told, told_at = -1, 0.0
+        told, told_at = (-1, False), 0.0
         with opened("Report", self.standing.link.control.Report()) as call:
             while not call.done():
                 for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
                     self._decline(due.fragment, due.cycle, "no inner step while it was open")
                 now = time.monotonic()
-                news = bool(self._handover.adopted or self._handover.declined) or self._counters.steps != told
+                state = (self._counters.steps, self._counters.pausing(time.perf_counter()))
+                news = bool(self._handover.adopted or self._handover.declined) or state != told
                 if news or now - told_at >= LONGEST_REPORT_S:
                     progress = self._progress()
-                    if told < 0:
+                    if told[0] < 0:
                         progress.session.CopyFrom(self.standing.session)
-                    told, told_at = progress.steps, now
+                    told, told_at = (progress.steps, progress.paused), now
                     with until_it_ends():
                         await call.write(progress)
                 if not call.done():

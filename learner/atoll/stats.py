@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, SupportsFloat, SupportsIndex
 
 from atoll_wire import calling, scrape
@@ -17,6 +18,8 @@ from prometheus_client.registry import Collector
 from atoll.errors import LearnerError
 
 STEP_SMOOTHING = 0.1
+SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # one that is no longer belongs to a step: it throttles
+LATELY = 4  # steps
 MOST_TOKENS = 1 << 40  # of one step of one rank
 
 
@@ -66,6 +69,9 @@ class Counters:
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     paused: bool = False
+    resting_since: float | None = None  # in a pause of the loop's own
+    period_s: float = 0.0  # the shortest of the last steps, pauses included
+    periods: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_whole: int = 0
@@ -99,6 +105,8 @@ class Counters:
         if not self.steps:
             self.first_step_s = step_s
         self.step_time_s += (step_s - self.step_time_s) * (STEP_SMOOTHING if self.steps else 1.0)
+        self.periods.append(whole_s)
+        self.period_s = min(self.periods)
         self.steps += 1
         self.tokens += tokens
         self.loss = self.loss if loss is None else loss
@@ -118,12 +126,18 @@ class Counters:
         mine: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(Stats)}
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
+    def pausing(self, now: float) -> bool:
+        """Whether the core is told of a pause: a throttled learner is live, and its pauses are a part of its steps."""
+        since = self.resting_since  # once: the training thread writes it
+        return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
+
     def progress(self) -> pb.Progress:
         """As the core is told."""
+        paused = self.pausing(time.perf_counter())
         return pb.Progress(
             steps=self.steps, tokens=self.tokens, loss=self.loss, step_time_s=self.step_time_s,
             stepping_s=self.stepping_s, blocked_s=self.blocked_s, joining_s=self.joining_s, paused_s=self.paused_s,
-            abandoned_tokens=round(self.abandoned_tokens), paused=self.paused, bytes_up=self.bytes_up,
+            abandoned_tokens=round(self.abandoned_tokens), paused=paused, bytes_up=self.bytes_up,
             bytes_down=self.bytes_down, bytes_whole=self.bytes_whole,
             prepared_s=self.prepared_s, first_step_s=self.first_step_s,
         )  # fmt: skip

@@ -1,0 +1,47 @@
+"""What a core makes of pauses: a learner that is throttled by them is live, one that evaluates for long is paused."""
+
+from __future__ import annotations
+
+import pytest
+from atoll.presence import REPORT_S
+from atoll.stats import Counters
+from atoll_server.members import Member
+
+
+def trained(counters: Counters, member: Member, busy_s: float, pause_s: float, until: float) -> list[tuple[float, str]]:
+    """Steps with a pause after each, and a report every quarter of a second. Returns when which state was seen."""
+    seen, turn_s, now = [], busy_s + pause_s, 0.0
+    while now < until:
+        turns, within = divmod(now, turn_s)
+        while counters.steps < int(turns + (within >= busy_s)):
+            counters.stepped(turn_s if counters.steps else busy_s, pause_s if counters.steps else 0.0, 10, None)
+        counters.paused = counters.steps > 0 and not turns + (within >= busy_s) > counters.steps and within >= busy_s
+        counters.resting_since = turns * turn_s + busy_s if counters.paused else None
+        member.hear(counters.steps, counters.pausing(now), now)
+        seen.append((now, member.state(now)))
+        now += REPORT_S
+    return seen
+
+
+@pytest.mark.parametrize("busy_s", [0.01, 0.1, 0.33, 2.0])
+def test_a_throttled_learner_is_live_and_its_step_time_is_that_of_its_turns(busy_s):
+    member = Member(1, 0.0, 0.0)
+    seen = trained(Counters(), member, busy_s, 4 * busy_s, 200 * busy_s + 20)
+    assert {state for now, state in seen if now > 30 * busy_s + 2} == {"live"}
+    assert member.step_time_s == pytest.approx(5 * busy_s, rel=0.3)
+
+
+def test_a_long_pause_is_told_before_the_learner_would_be_silent():
+    counters, member = Counters(), Member(1, 0.0, 0.0)
+    seen = trained(counters, member, 0.2, 0.0, 20.0)
+    assert seen[-1][1] == "live"
+    counters.paused, counters.resting_since = True, 20.0
+    states = []
+    for quarter in range(400):
+        now = 20.0 + REPORT_S * quarter
+        member.hear(counters.steps, counters.pausing(now), now)
+        states.append(member.state(now))
+    assert set(states) == {"live", "paused"}
+    assert set(states[4:]) == {"paused"}
+    counters.resting_since = None  # an operator paused the run: that is told at once
+    assert counters.pausing(0.0)
