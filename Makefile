@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not root and not k8s and not compose and not observe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz bench wheel clean
+.PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-newest test-oldest test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -30,6 +30,15 @@ test: $(READY) ## the fast tests, on two workers
 
 test-slow: $(READY) ## tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-newest: $(READY) ## learner and end-to-end tests with the newest versions, for each Python at hand: ARGS="--only 3.12"
+	@$(BIN)/python -m tests.versions newest $(ARGS)
+
+test-oldest: $(READY) ## the same with the oldest versions that pyproject.toml allows
+	@$(BIN)/python -m tests.versions oldest $(ARGS)
+
+test-newest-grpc: $(READY) ## how gRPC is used, with the newest grpcio and protobuf: a minute
+	@$(BIN)/python -m tests.versions grpc $(ARGS)
 
 test-root: $(READY) ## tests that make file systems and network namespaces: as root
 	@$(BIN)/python -m pytest -m root $(ARGS)

@@ -1,0 +1,134 @@
+"""Tests with other versions than constraints.txt has: `make test-newest`, `make test-oldest`, `make test-newest-grpc`.
+
+newest: what pip installs today, with Hugging Face's Trainer and Lightning. oldest: the floors in pyproject.toml. Both
+for each Python from 3.11 on that is at hand, in environments of their own under build/versions; torch only where there
+is a CPU build of it, else the tests that need none. grpc: the newest grpcio and protobuf over this environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+HOME = ROOT / "build/versions"
+GRPC = ["grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf"]
+EXTRAS = ["numerics", "learner", "server", "dashboard"]
+TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "packaging"]
+FRAMEWORKS = ["transformers", "accelerate", "lightning"]
+FAST = "not slow and not root and not k8s and not compose and not observe"
+NEED_TORCH = ["tests/server/test_budget.py", "tests/server/test_tensorfile.py"]
+WITHOUT_TORCH = ["tests/server", "tests/wire", *(f"--ignore={each}" for each in NEED_TORCH)]
+WITH_TORCH = ["tests/server", "tests/wire", "tests/learner", "tests/end_to_end"]
+SHORT = ["test_forking.py", "test_training.py", "test_front.py", "test_uploads.py"]  # how gRPC is used
+PIP = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+
+
+def pythons() -> Iterator[tuple[str, Path]]:
+    """Version ("3.11") and interpreter of each that is at hand: on PATH, or one of pyenv's."""
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in range(11, 20):
+        version = f"3.{minor}"
+        found = [shutil.which(f"python{version}"), *sorted(kept.glob(f"{version}.*/bin/python"), reverse=True)]
+        for candidate in filter(None, found):
+            asked = subprocess.run([candidate, "-c", "import venv"], capture_output=True, check=False)
+            if asked.returncode == 0:  # pyenv puts commands on PATH for what is not switched on
+                yield version, Path(candidate)
+                break
+
+
+def needed(version: str) -> Iterator[Requirement]:
+    """What Atoll needs with all that runs, but for torch, for a Python of that version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]:
+        requirement = Requirement(text)
+        mine = requirement.marker is None or requirement.marker.evaluate({"python_version": version})
+        if mine and requirement.name not in {"atoll", "torch"}:
+            yield requirement
+
+
+def floor(requirement: Requirement) -> str:
+    """The oldest version that is allowed: grpcio>=1.76 is grpcio==1.76."""
+    (least,) = (each for each in requirement.specifier if each.operator in {">=", "=="})
+    return f"{requirement.name}=={least.version}"
+
+
+def torches(which: str) -> Iterator[str]:
+    """CPU builds to try, the best first. The last one is what constraints.txt has."""
+    learner = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["learner"]
+    if which == "oldest":
+        oldest = next(floor(each) for each in map(Requirement, learner) if each.name == "torch")
+        yield f"{oldest}.0+cpu"
+    pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    yield f"{pinned}+cpu"
+
+
+def prepare(which: str, version: str, interpreter: Path) -> tuple[Path, bool]:
+    """The environment's interpreter, and whether it has torch."""
+    home = HOME / f"{which}-{version}"
+    python = home / "bin/python"
+    if not python.exists():
+        subprocess.run([interpreter, "-m", "venv", home], check=True)
+    tried = (subprocess.run([python, *PIP, each], capture_output=True, check=False) for each in torches(which))
+    torch = any(done.returncode == 0 for done in tried)
+    wanted = [str(each).partition(";")[0] if which == "newest" else floor(each) for each in needed(version)]
+    wanted += TOOLS + (FRAMEWORKS if torch and which == "newest" else [])
+    subprocess.run([python, *PIP, "--upgrade", "--only-binary=:all:", *wanted], check=True)
+    subprocess.run([python, *PIP, "--no-deps", "--editable", ROOT], check=True)
+    return python, torch
+
+
+def tests(python: Path | str, what: list[str], options: list[str], **environment: str) -> bool:
+    """Whether they pass."""
+    command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", *what, *options]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False).returncode == 0
+
+
+def with_each(which: str, only: str | None, options: list[str]) -> bool:
+    """All Pythons at hand, or the one."""
+    good, found = True, [(version, at) for version, at in pythons() if only in {None, version}]
+    for version, interpreter in found:
+        python, torch = prepare(which, version, interpreter)
+        script = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in %r), sep=', ')"
+        names = ["grpcio", "protobuf", "numba", "numpy", *(["torch"] if torch else [])]
+        told = subprocess.run([python, "-c", script % names], capture_output=True, text=True, check=True).stdout.strip()
+        print(f"== {which}, Python {version}: {told}{'' if torch else ', no CPU build of torch'}", flush=True)
+        good &= tests(python, WITH_TORCH if torch else WITHOUT_TORCH, ["-m", FAST, *options])
+        if torch:
+            good &= tests(python, ["tests/end_to_end/test_forking.py"], ["-m", "slow", *options])
+    return good and bool(found)
+
+
+def with_newest_grpc(options: list[str]) -> bool:
+    """Over the environment that this runs in."""
+    over = HOME / "grpc"
+    shutil.rmtree(over, ignore_errors=True)
+    subprocess.run([sys.executable, *PIP, "--target", over, *GRPC], check=True)
+    path = os.pathsep.join(filter(None, [str(over), os.environ.get("PYTHONPATH")]))
+    names = " or ".join(("stranger", "fork", "learners_behind", "acknowledged", "resume", "bit_identical"))
+    return tests(
+        sys.executable, [f"tests/end_to_end/{name}" for name in SHORT], ["-k", names, *options], PYTHONPATH=path
+    )
+
+
+def main() -> None:
+    """Status 1 when something fails, or no Python is found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", choices=["newest", "oldest", "grpc"])
+    parser.add_argument("--only", help="one Python, as 3.12")
+    known, options = parser.parse_known_args()
+    good = with_newest_grpc(options) if known.which == "grpc" else with_each(known.which, known.only, options)
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()
