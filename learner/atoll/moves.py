@@ -26,7 +26,7 @@ WRITTEN_STEPS = 8.0  # a place that moved by more usual steps was written
 ROUNDINGS = 4.0  # so much of its type's relative rounding may be lost by what is swapped out and in again
 JUDGED_STEPS = 4.0  # an adoption is judged when it moved more than so many usual steps
 JUDGED_PART = 0.01  # ... or such a part of the values, before a step was seen
-UNDONE_AT_ONCE = 0.5  # of an adoption, in the first step
+UNDONE_AT_ONCE = 0.7  # of an adoption, in the first step: clipped weights may take half of it back
 UNDONE_LATER, LATER_STEPS, WATCHED = (
     0.4,
     3.0,

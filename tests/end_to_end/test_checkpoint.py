@@ -139,3 +139,16 @@ def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_
     assert (exported.eval()(x).argmax(1) == (x * 7 + 3) % 32).float().mean() > (
         model.eval()(x).argmax(1) == (x * 7 + 3) % 32
     ).float().mean() - 0.2
+
+
+def test_a_learner_whose_teacher_followed_its_model_is_let_in_again(tmp_path):
+    """A teacher is frozen and changes: compared, no learner could ever come back."""
+    model = Normalised()
+    model.teacher.requires_grad_(False)
+    with core(tmp_path) as running:
+        train(running.address, "a", steps=5, model=model, unshared=["teacher.*"])
+        with torch.no_grad():
+            model.teacher.weight.lerp_(model.head.weight, 0.5)
+        train(running.address, "a", steps=5, model=model, unshared=["teacher.*"])
+        with pytest.raises(atoll.LearnerError, match=r"frozen parameters.*unshared="):
+            train(running.address, "a", steps=1, model=model)
