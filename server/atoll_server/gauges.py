@@ -16,7 +16,7 @@ from atoll_server.goodput import overall
 from atoll_server.metrics import Reading
 from atoll_server.restore import LEDGER
 from atoll_server.roster import MOST_REGIONS, Entry
-from atoll_server.status import merged_tokens, state_of, troubles
+from atoll_server.status import merged_tokens, state_of, trained_tokens, troubles
 
 log = structlog.get_logger()
 
@@ -99,7 +99,7 @@ def _read_learners(core: Core, reading: Reading, states: dict[str, str], wall: f
 
 def _read_run(core: Core, reading: Reading, now: float) -> None:
     accounts = [entry.account for entry in core.roster.entries.values()]
-    trained = core.roster.tokens()
+    trained = trained_tokens(core)
     if core.epoch == 1 or now - core.started_at > SETTLED_S:
         reading.set("atoll_tokens_trained", trained)
     for direction, coded, parameters in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,7 @@ def status(core: Core) -> pb.StatusReply:
             for entry, balance in zip(entries, balances, strict=True)
         ],
         goodput=_goodput(overall(balances)),
-        tokens_trained=core.roster.tokens(),
+        tokens_trained=trained_tokens(core),
         wire=_wire(entries),
         at=wall,
         paused=core.paused,
@@ -70,8 +71,13 @@ def troubles(core: Core) -> Iterator[str]:
         yield f"{trained:,} of {total:,} tokens are trained, and outer steps are plain means: give more --total-tokens"
 
 
+def trained_tokens(core: Core) -> int:
+    """By everybody so far. What was merged was trained, also where its learner died before its next report."""
+    return max(core.roster.tokens(), 0 if core.engine is None else math.ceil(merged_tokens(core)))
+
+
 def merged_tokens(core: Core) -> float:
-    """Mean over parameters; never more than were trained."""
+    """Mean over parameters; never more than `trained_tokens`."""
     assert core.engine is not None, "only a run with parameters merges"
     merged = sum(entry.account.merged_token_parameters for entry in core.roster.entries.values())
     return merged / core.engine.layout.parameters
