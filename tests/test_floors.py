@@ -28,7 +28,7 @@ FLOORS = {
         ["codec"],
     ],
     "atoll_server": [
-        ["quotas"],
+        ["quotas", "influence"],
         ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget", "diary", "showing", "served"],
         ["process", "unshared"],
         ["settings", "tensorfile", "rows", "guard", "database", "calls", "identity", "acts"],
@@ -111,6 +111,7 @@ PURE = {
         "refusal",
         "quotas",
         "guard",
+        "influence",
         "admission",
         "rows",
         "front.sessions",

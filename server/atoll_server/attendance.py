@@ -38,7 +38,14 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
         joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
     )  # fmt: skip
     entry.reports.saw(time.monotonic())
-    entry.account.heard(core.clock.now(), spent)
+    wall = core.clock.now()
+    entry.account.heard(wall, spent, core.roster.rates(wall).most(entry.name))
+    if 2 * spent.tokens < seen.tokens and not entry.doubted:
+        entry.doubted = True
+        log.warning(
+            "a learner reports more than it can have trained: look at it, and evict it with --tokens if it is not so",
+            learner=entry.name, reported=seen.tokens, counted=spent.tokens,
+        )  # fmt: skip
     entry.loss, entry.dirty = seen.loss, True
     entry.comeback = replace(
         entry.comeback, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
@@ -46,7 +53,7 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
     )  # fmt: skip
     if core.engine is None:
         return
-    core.engine.dispatch(ev.Heard(entry.name, seen.steps, seen.paused))
+    core.engine.dispatch(ev.Heard(entry.name, spent.steps, seen.paused))
     entry.account.step_time_s = core.engine.syncer.members[entry.name].step_time_s
     _take_answers(core.engine, entry, seen)
 

@@ -39,6 +39,7 @@ class Contributions:
     def __init__(self, layout: Layout, roster: Roster, metrics: Metrics) -> None:
         self._layout, self._roster, self._metrics = layout, roster, metrics
         self.pending: dict[Key, Held] = {}
+        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, its tokens
         self.pending_bytes: Counter[str] = Counter()  # of each learner
         self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
 
@@ -49,6 +50,7 @@ class Contributions:
         account.bytes_up += tally.size_bytes
         account.parameters_up += (tally.merged + tally.refused) * length
         account.merged_token_parameters += tally.tokens * length
+        self._give(Key(tally.learner, tally.incarnation, tally.fragment, tally.seq), tally.tokens)
         current = tally.incarnation == self._roster.entries[tally.learner].incarnation
         account.accepted(tally.tokens * length / self._layout.parameters, current=current)
         sums = {"accepted": tally.merged + tally.refused, "merged": tally.merged, "refused": tally.refused}
@@ -63,8 +65,18 @@ class Contributions:
         entry.account.parameters_up += self._layout.fragments[row.key.fragment].length
         entry.account.accepted(self._weighted(row), current=row.key.incarnation == entry.incarnation)
         entry.dirty = True
+        self._give(row.key, row.tokens)
         self.counts["accepted"] += 1
         self._metrics.contributions.labels("accepted").inc()
+
+    def given(self, key: Key) -> int:
+        """Tokens that this incarnation gave to this fragment; what was refused it did not."""
+        incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
+        return tokens if incarnation == key.incarnation else 0
+
+    def _give(self, key: Key, tokens: int) -> None:
+        if self._given.get((key.learner, key.fragment), (0, 0))[0] <= key.incarnation:
+            self._given[key.learner, key.fragment] = (key.incarnation, self.given(key) + tokens)
 
     def hold(self, row: ContributionRow, stored: Stored) -> None:
         """It waits for its merge."""
@@ -83,6 +95,7 @@ class Contributions:
             entry.account.merged_token_parameters += row.tokens * self._layout.fragments[row.key.fragment].length
         else:
             entry.account.accepted(-self._weighted(row), current=row.key.incarnation == entry.incarnation)
+            self._give(row.key, -row.tokens)
         entry.dirty = True
         self.counts[fate.fate] += 1
         self._metrics.contributions.labels(fate.fate).inc()

@@ -169,7 +169,7 @@ class Core:
         self.layout = restored.layout
         engine = Engine(
             self.settings, self.run, self.generation, restored, self.roster, self.happenings, self.writer,
-            self.metrics, self.fail, self.disk,
+            self.metrics, self.fail, self.disk, self.clock.now,
         )  # fmt: skip
         engine.syncer.paused = bool(self.paused)  # before anything happens
         if db is not None:

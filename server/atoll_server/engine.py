@@ -25,6 +25,7 @@ from atoll_server import events as ev
 from atoll_server.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.disk import Disk
 from atoll_server.guard import Guard
+from atoll_server.influence import Declared, weighed
 from atoll_server.metrics import Metrics
 from atoll_server.outer import OuterRule
 from atoll_server.publications import HappeningLog, Publication, UpdateCache
@@ -61,8 +62,10 @@ class Engine:
         metrics: Metrics,
         fail: Callable[[BaseException], None],
         disk: Disk,
+        wall: Callable[[], float],
     ) -> None:
-        """fail: is told what could not be carried through; whoever runs the process ends it then."""
+        """fail: is told what could not be carried through; whoever runs the process ends it then. wall: its time."""
+        self._wall = wall
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
         self.initial = restored.initial
@@ -182,6 +185,21 @@ class Engine:
         """What the disk has free now: a snapshot and the ledger must still find room when all uploads are here."""
         kept = self.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self.layout.parameters
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
+
+    def weighed(self, key: ev.Key, said: Declared) -> Declared:
+        """What counts of the tokens and steps that a contribution declares."""
+        entry, wall = self.roster.entries[key.learner], self._wall()
+        dead = key.incarnation != entry.incarnation and entry.account.past
+        spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
+        reported, rates = Declared(spent.tokens, spent.steps), self.roster.rates(wall)
+        unheard_s = max(0.0, wall - (spent.grown_at or spent.joined_at))
+        rate, usual = rates.of(key.learner), rates.usual(key.learner)
+        counts = weighed(said, reported, self.contributions.given(key), unheard_s, rate, usual)
+        if counts != said:
+            self.metrics.contributions.labels("clamped").inc()
+            told = {"tokens": said.tokens, "steps": said.steps, "counted": counts}
+            log.warning("a contribution declares more than its learner can have trained", learner=key.learner, **told)
+        return counts
 
     def present(self) -> Set[str]:
         """Learners that may be expected to contribute."""

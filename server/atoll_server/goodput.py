@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from atoll_server.influence import Most, counted
+
 SILENT_S = 10.0
 SLOW = 2.0  # times its usual step time: what a step may take that is made while nothing is heard
 
@@ -33,6 +35,9 @@ class Spent:
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     accepted_tokens: float = 0.0  # acknowledged, mean over fragments weighted by parameters
+    grown_at: float = 0.0  # when new steps were last reported; 0: never
+    steps_paid: float = 0.0  # see influence.counted; 0: since it joined
+    tokens_paid: float = 0.0
     frozen_s: float = 0.0  # of stepping_s as it was said: the process stood, and did not know
 
     def thrown_away_s(self, dead: bool) -> float:
@@ -95,9 +100,17 @@ class Account:
         self.heard_at, self.silence_s = now, 0.0
         self.current = Spent(joined_at=now)
 
-    def heard(self, now: float, seen: Spent) -> None:
-        """Takes in the counters of a report; time spent cannot exceed the time since joining."""
+    def heard(self, now: float, seen: Spent, most: Most | None = None) -> None:
+        """Takes in the counters of a report; time spent cannot exceed the time since joining.
+
+        most: what may be counted of its steps and tokens; None: all.
+        """
         was = self.current
+        if most is not None:
+            paid = (was.steps_paid or was.joined_at, was.tokens_paid or was.joined_at)
+            seen.steps, seen.steps_paid = counted(seen.steps, was.steps, most.steps_s, paid[0], now)
+            seen.tokens, seen.tokens_paid = counted(seen.tokens, was.tokens, most.tokens_s, paid[1], now)
+        seen.grown_at = now if seen.steps > was.steps else was.grown_at
         seen.joined_at, seen.accepted_tokens, seen.frozen_s = was.joined_at, was.accepted_tokens, was.frozen_s
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):

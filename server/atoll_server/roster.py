@@ -11,6 +11,7 @@ from atoll_wire.arrivals import Arrivals
 from atoll_wire.certificate import NAME
 
 from atoll_server.goodput import Account
+from atoll_server.influence import Rate, Rates
 from atoll_server.refusal import Refused, Status
 
 LARGEST_REGION = 64
@@ -18,6 +19,7 @@ MOST_REGIONS = 256  # of learners that have neither left nor been evicted: each 
 MOST_TOKENS = (1 << 63) - 1  # what a message can say
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that does not report
 LATENCY_S = 0.5  # of a Join: how far the starts of processes are off
+RATES_S = 1.0  # between two looks at how fast learners train
 REMEMBERED = 64  # processes of a name that are known to be fenced off
 
 
@@ -50,6 +52,7 @@ class Entry:
     evicted: str = ""  # why an operator sent it away; empty: nobody did
     declined: dict[int, int] = field(default_factory=dict)  # by fragment, the newest cycle that it declined
     adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it said it adopted
+    doubted: bool = False  # it was said that it reports more than it can have trained
     dirty: bool = False  # the account changed since it was written down
 
     @property
@@ -99,6 +102,7 @@ class Roster:
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, Entry] = {}
         self._limit = limit
+        self._rates, self._rates_at = Rates({}), -RATES_S
         self.since = 0.0  # when this core began to listen: nobody could be heard before
 
     def join(
@@ -226,6 +230,17 @@ class Roster:
         if reason:
             entry.speaks(b"", evicted(entry))
             entry.account.left_at = wall
+
+    def rates(self, wall: float) -> Rates:
+        """How fast learners train, looked at once a second; those that were sent away are not among them."""
+        if not self._rates_at <= wall < self._rates_at + RATES_S:
+            found: dict[str, Rate] = {}
+            for entry in self.entries.values():
+                step_s, steps = entry.account.step_time_s, entry.account.total("steps")
+                if step_s and steps and not entry.evicted:
+                    found[entry.name] = Rate(1 / step_s, entry.account.total("tokens") / steps)
+            self._rates, self._rates_at = Rates(found), wall
+        return self._rates
 
     def tokens(self) -> int:
         """Trained by everybody so far, as reported."""

@@ -25,6 +25,7 @@ from atoll_wire.layout import Layout
 from atoll_server.admission import check_age, check_header, declared
 from atoll_server.events import Key
 from atoll_server.guard import Guard
+from atoll_server.influence import Declared
 from atoll_server.merge import LARGEST_NORM, norms_sq
 from atoll_server.refusal import Refused, Status
 from atoll_server.rounds import FragmentRounds
@@ -57,6 +58,9 @@ class Books(Protocol):
 
     def pending_bytes(self, learner: str) -> int:
         """Of its acknowledged contributions that have no fate yet."""
+
+    def weighed(self, key: Key, said: Declared) -> Declared:
+        """What counts of the tokens and steps that a contribution declares."""
 
     def present(self) -> Set[str]:
         """Learners that may be expected to contribute."""
@@ -251,12 +255,14 @@ class Uploads:
         )  # fmt: skip
         if upload.refusal:
             return await self._books.refuse(row, upload.refusal)
+        declared = self._books.weighed(key, Declared(header.tokens, header.steps))
+        row = replace(row, tokens=declared.tokens, steps=declared.steps)
         norms = norms_sq(upload.fragment, [upload.squares[index] for index in range(upload.frames)])
         norm = math.sqrt(math.fsum(norms))
         upload.check()
         if not norms.max(initial=0.0) <= LARGEST_NORM**2:
             return await self._books.refuse(row, f"its norm is {norm:.3g}: this island's training has diverged")
-        verdict = self._guard.enter(key.fragment, key.learner, norm, header.steps, self._books.present())
+        verdict = self._guard.enter(key.fragment, key.learner, norm, declared.steps, self._books.present())
         row = replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale)
         if verdict.refusal:
             return await self._books.refuse(row, verdict.refusal)

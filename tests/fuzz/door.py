@@ -79,6 +79,9 @@ class Door:
     def pending_bytes(self, _learner: str) -> int:
         return 0
 
+    def weighed(self, _key, said):
+        return said
+
     def present(self) -> Set[str]:
         return set()
 

@@ -25,7 +25,11 @@ def core():
     clock = RunClock()
     roster = Roster(10)
     entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.now(), 0.0)
-    return SimpleNamespace(settings=SimpleNamespace(limits=Limits()), engine=engine, clock=clock), entry, told
+    return (
+        SimpleNamespace(settings=SimpleNamespace(limits=Limits()), engine=engine, clock=clock, roster=roster),
+        entry,
+        told,
+    )
 
 
 def answers(told):

@@ -1,0 +1,86 @@
+"""How much of what a learner says is counted: less than a liar says, and all that an honest learner trained."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from atoll_server.goodput import Account, Spent
+from atoll_server.influence import FASTER, MOST_TOKENS_S, Declared, Most, Rate, Rates, counted, weighed
+
+USUAL = Rate(steps_s=1.0, batch=100.0)
+RATES = Rates({"a": USUAL, "b": USUAL, "c": USUAL})
+
+
+def test_a_report_of_more_tokens_than_time_allows_counts_as_far_as_time_allows():
+    account = Account(first_joined_at=0.0, heard_at=0.0)
+    account.joined(0.0, 0.0, returning=False)
+    for second in range(1, 101):
+        account.heard(float(second), Spent(steps=1 << 40, tokens=1 << 50), RATES.most("liar"))
+    assert account.current.tokens == pytest.approx(FASTER * USUAL.tokens_s * 100, rel=0.01)
+    assert account.current.steps == pytest.approx(FASTER * USUAL.steps_s * 100, rel=0.01)
+
+
+def test_no_report_of_an_honest_learner_is_cut_however_late_it_comes():
+    """Hardware ten times as fast, reports that come late and together, outages in which it trains on."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        steps_s = USUAL.steps_s * rng.uniform(0.1, 8.0)
+        account = Account(first_joined_at=0.0, heard_at=0.0)
+        account.joined(0.0, 0.0, returning=False)
+        now = 0.0
+        for _ in range(200):
+            now += rng.choice((0.05, 0.25, 0.25, 1.0, 60.0))
+            told_at = max(0.0, now - rng.uniform(0.0, 1.0))
+            steps = max(account.current.steps, int(told_at * steps_s))
+            account.heard(now, Spent(steps=steps, tokens=100 * steps), RATES.most("fast"))
+            assert (account.current.steps, account.current.tokens) == (steps, 100 * steps), seed
+
+
+def test_what_was_not_counted_is_counted_when_time_allows_it():
+    tokens, paid = counted(5000, 0, 1000.0, 0.0, 1.0)
+    assert (tokens, paid) == (1000, 1.0)
+    assert counted(5000, tokens, 1000.0, paid, 5.0)[0] == 5000
+
+
+def test_most_of_the_others_say_what_is_plausible_and_liars_do_not_raise_each_other():
+    assert Rates({}).most("alone").tokens_s == MOST_TOKENS_S
+    liars = {"liar": Rate(1e3, 1e6), "other": Rate(1e3, 1e6)}
+    rates = Rates({"a": USUAL, "b": USUAL, "c": USUAL, "d": USUAL} | liars)
+    assert rates.usual("a") == USUAL
+    assert rates.most("new") == Most(FASTER * 1.0, FASTER * 100.0)
+    assert rates.most("liar").tokens_s == 1e9, "what it was let do before, it may still do"
+    assert Rates({"fast": Rate(100.0, 100.0), "slow": USUAL}).most("fast").tokens_s == 1e4
+
+
+def test_a_contribution_weighs_no_more_than_its_learner_reported_and_did_since():
+    hostile = weighed(Declared(1 << 50, 1 << 40), Declared(0, 0), 0, 0.5, None, USUAL)
+    assert hostile.steps <= 5
+    assert hostile.tokens <= 500
+    few = weighed(Declared(1 << 50, 1), Declared(1000, 10), 0, 0.0, USUAL, USUAL)
+    assert few.tokens <= 400, "all of its tokens in one step would weigh ten times as much"
+    spent = weighed(Declared(2400, 24), Declared(2400, 24), 2400, 0.0, USUAL, USUAL)
+    assert spent.tokens <= 500, "what was given to this fragment is not given again"
+
+
+def test_no_contribution_of_an_honest_learner_is_cut_though_it_overtakes_its_report():
+    for seed in range(500):
+        rng = random.Random(seed)
+        own = Rate(rng.uniform(0.2, 5.0), rng.uniform(10, 1000))
+        taken, given = 0, 0
+        now, heard_at = 0.0, 0.0
+        for _ in range(50):
+            now += rng.uniform(1.0, 50.0)
+            heard_at = now - rng.uniform(0.0, 1.0)
+            done = int(now * own.steps_s)
+            reported = int(max(0.0, heard_at - rng.uniform(0.0, 0.5)) * own.steps_s)
+            if done == taken:
+                continue
+            said = Declared(int((done - taken) * own.batch), done - taken)
+            known = own if rng.random() < 0.9 else None
+            usual = own if known is None else USUAL
+            assert (
+                weighed(said, Declared(int(reported * own.batch), reported), given, now - heard_at, known, usual)
+                == said
+            )
+            taken, given = done, given + said.tokens
