@@ -68,7 +68,7 @@ class Adoption:
     fragments: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Given:
     """An adoption that is watched. change: 0 where it touched nothing. places: bool, which it touched."""
 
