@@ -7,6 +7,7 @@ run over the ledger's tallies and what came after them, so that the sums are exa
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -41,6 +42,8 @@ class Contributions:
         self.pending: dict[Key, Held] = {}
         self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, its tokens
         self.pending_bytes: Counter[str] = Counter()  # of each learner
+        self.merges = 0  # of all fragments, since this core started
+        self.merged_at: dict[str, int] = {}  # by learner: merges, when it joined or something of it was last in one
         self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
 
     def add(self, tally: TallyRow) -> None:
@@ -99,6 +102,19 @@ class Contributions:
         entry.dirty = True
         self.counts[fate.fate] += 1
         self._metrics.contributions.labels(fate.fate).inc()
+
+    def joined(self, learner: str) -> None:
+        """From now on its work is looked for in merges."""
+        self.merged_at[learner] = self.merges
+
+    def merged(self, learners: Iterable[str]) -> None:
+        """A merge of these learners' work was published."""
+        self.merges += 1
+        self.merged_at.update(dict.fromkeys(learners, self.merges))
+
+    def missed(self, learner: str) -> int:
+        """Merges since something of it was in one."""
+        return self.merges - self.merged_at.get(learner, self.merges)
 
     def turn_away(self) -> None:
         """One was refused at the door."""

@@ -268,6 +268,7 @@ class Engine:
         lapsed, self._refused_since[effect.fragment] = self._refused_since[effect.fragment], []
         self.cache.add(effect.fragment, replace(publication, receipts=(*lapsed, *map(self._decide, fates))))
         self.published_at[effect.fragment] = time.monotonic()
+        self.contributions.merged(share.key.learner for share in effect.shares)
         log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
                   shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip
         published = pb.UpdatePublished(

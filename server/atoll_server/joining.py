@@ -63,6 +63,7 @@ class Joining:
         Speaker(entry, incarnation).still()
         if self._core.engine is not None:
             self._core.engine.uploads.fence(entry.name, incarnation)
+            self._core.engine.contributions.joined(entry.name)
             self._core.engine.dispatch(ev.Joined(entry.name, incarnation))
         assert self._core.layout is not None, "the first to join decides the layout"
         log.info("joined", learner=entry.name, incarnation=incarnation, region=entry.region, state=state)

@@ -200,6 +200,10 @@ class Roster:
                 Status.RESOURCE_EXHAUSTED,
                 f"this run has seen {self._limit} learners, its limit: use a known name again",
             )
+        twin = next((known for known in self.entries if known.lower() == name.lower()), None)
+        if twin is not None:  # payloads are files of that name, and some file systems do not tell the two apart
+            text = f'learner name "{name}" differs from "{twin}" in case only: use that one, or another name'
+            raise Refused(Status.INVALID_ARGUMENT, text)
         account = Account(first_joined_at=wall, heard_at=wall)
         account.joined(wall, age_s, returning=False)
         entry = Entry(name, region, 1, [nonce], account, token, dirty=True)

@@ -21,6 +21,7 @@ from atoll_server.rounds import Phase
 from atoll_server.timeline import Answer, Round, slowest
 
 Answered = Mapping[int, set[str]]
+MISSED = 4  # merges of each fragment at least without anything of a learner that trains, beyond which it is a trouble
 BEYOND = 1.02  # of the tokens that the run was to train: learners do not leave in the same moment
 
 
@@ -66,6 +67,11 @@ def troubles(core: Core) -> Iterator[str]:
         yield "the disk is nearly full: new contributions wait until there is room"
     if core.damage:
         yield core.damage
+    if missing := _never_merged(core):
+        yield (
+            f"{named(missing)} trains, and nothing of it is merged: its answers come too late or are refused. "
+            "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or give it a faster link"
+        )
     total, trained = core.run.total_tokens, core.roster.tokens()
     if total and trained > BEYOND * total:
         yield f"{trained:,} of {total:,} tokens are trained, and outer steps are plain means: give more --total-tokens"
@@ -74,6 +80,16 @@ def troubles(core: Core) -> Iterator[str]:
 def trained_tokens(core: Core) -> int:
     """By everybody so far. What was merged was trained, also where its learner died before its next report."""
     return max(core.roster.tokens(), 0 if core.engine is None else math.ceil(merged_tokens(core)))
+
+
+def _never_merged(core: Core) -> list[str]:
+    """Learners that train for nothing, by name."""
+    if core.engine is None:
+        return []
+    engine, now = core.engine, time.monotonic()
+    late = max(MISSED, 1 + engine.run.max_staleness) * len(engine.layout.fragments)
+    names = (name for name in sorted(core.roster.entries) if engine.contributions.missed(name) > late)
+    return [name for name in names if state_of(core, core.roster.entries[name], now) == "live"]
 
 
 def merged_tokens(core: Core) -> float:

@@ -176,6 +176,19 @@ def test_the_number_of_names_is_bounded():
     assert join(roster, "a").incarnation == 1
 
 
+def test_a_name_that_differs_in_case_only_is_refused():
+    roster = Roster(10)
+    join(roster, "EU-west")
+    again = Roster(10)
+    again.restore("EU-west", "eu", 1, [1], roster.entries["EU-west"].account.as_data(), "")
+    for one in (roster, again):
+        with pytest.raises(Refused, match='"EU-west" in case only') as refused:
+            join(one, "eu-West")
+        assert refused.value.status is Status.INVALID_ARGUMENT
+        assert list(one.entries) == ["EU-west"]
+        assert join(one, "EU-west").incarnation == 1
+
+
 @pytest.mark.parametrize("name", ["", "-a", "a b", "x" * 65, "../up", "a/b", "é"])
 def test_a_name_that_could_not_be_a_file_name_is_refused(name):
     with pytest.raises(Refused, match="is not allowed"):
