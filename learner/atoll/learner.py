@@ -262,7 +262,8 @@ class Learner:
             todo = self._handover.next()
             self._release(todo)
             adopt = [newer.fragment for newer in todo.prepared]
-        known = max(self.run_tokens, self._counters.known_tokens())
+        corrected, self._counters.corrected = self._counters.corrected, False
+        known = max(0 if corrected else self.run_tokens, self._counters.known_tokens())
         self._agreed = self._ranks().agree(tokens, wish, known, self._counters.total_tokens, adopt)
 
     def _judge(self) -> int:

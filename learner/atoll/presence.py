@@ -143,7 +143,7 @@ class Presence:
         standing.lost.clear()
         standing.connected.set()
         self._counters.connected = True
-        self._counters.told(reply.run_tokens)
+        self._counters.told(reply.run_tokens, reply.struck_tokens)
         self._counters.total_tokens = reply.settings.total_tokens
         if self._said_away:
             log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
@@ -225,7 +225,7 @@ class Presence:
         match happening.WhichOneof("what"):
             case "current":
                 self._sender.ask_again()  # the state tells versions, but not the fates since our last position
-                self._counters.told(happening.current.run_tokens)
+                self._counters.told(happening.current.run_tokens, happening.current.struck_tokens)
                 for line, version in standing.newest(happening.current.versions):
                     self._fetcher.heard_of(line, version)
                 for round_opened in happening.current.open:
@@ -234,7 +234,7 @@ class Presence:
             case "opened":
                 self._opened(happening.opened)
             case "published":
-                self._counters.told(happening.published.run_tokens)
+                self._counters.told(happening.published.run_tokens, happening.published.struck_tokens)
                 line = standing.line(happening.published.fragment)
                 self._fetcher.heard_of(line, happening.published.version)
             case "receipt":

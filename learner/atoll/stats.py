@@ -85,11 +85,15 @@ class Counters:
     stands: str = ""
     run_tokens: int = 0
     run_tokens_at: int = 0  # own tokens that are in run_tokens
+    struck_tokens: int = -1  # of everybody's, by operators; -1: the core was not heard
+    corrected: bool = False  # run_tokens fell since training last looked
     total_tokens: int = 0  # that the run is to train; 0: the core was not told
 
-    def told(self, run_tokens: int) -> None:
-        """The core says how many tokens everybody has trained so far."""
-        if run_tokens > self.run_tokens:
+    def told(self, run_tokens: int, struck_tokens: int = 0) -> None:
+        """The core says how many tokens everybody has trained; fewer than before when an operator struck some."""
+        if run_tokens > self.run_tokens or struck_tokens > self.struck_tokens:
+            self.corrected |= struck_tokens > self.struck_tokens > -1
+            self.struck_tokens = max(self.struck_tokens, struck_tokens)
             # In this order: training may read in between, and must rather see too few tokens than too many.
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens

@@ -110,7 +110,7 @@ class RunSettings(_message.Message):
     def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log")
+    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "struck_tokens")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[JoinReply.State]
@@ -135,6 +135,7 @@ class JoinReply(_message.Message):
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRY_S_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    STRUCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     state: JoinReply.State
     run: str
     generation: int
@@ -147,7 +148,8 @@ class JoinReply(_message.Message):
     run_tokens: int
     retry_s: float
     log: int
-    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ...) -> None: ...
+    struck_tokens: int
+    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("run", "learner", "incarnation", "generation", "token")
@@ -216,16 +218,18 @@ class Happening(_message.Message):
     def __init__(self, log: _Optional[int] = ..., sequence: _Optional[int] = ..., current: _Optional[_Union[Current, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., published: _Optional[_Union[UpdatePublished, _Mapping]] = ..., shutting_down: _Optional[_Union[ShuttingDown, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ...) -> None: ...
 
 class Current(_message.Message):
-    __slots__ = ("versions", "open", "run_tokens", "paused")
+    __slots__ = ("versions", "open", "run_tokens", "paused", "struck_tokens")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    STRUCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedScalarFieldContainer[int]
     open: _containers.RepeatedCompositeFieldContainer[RoundOpened]
     run_tokens: int
     paused: Paused
-    def __init__(self, versions: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ...) -> None: ...
+    struck_tokens: int
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
 
 class RoundOpened(_message.Message):
     __slots__ = ("fragment", "cycle")
@@ -236,16 +240,18 @@ class RoundOpened(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., cycle: _Optional[int] = ...) -> None: ...
 
 class UpdatePublished(_message.Message):
-    __slots__ = ("fragment", "version", "size_bytes", "run_tokens")
+    __slots__ = ("fragment", "version", "size_bytes", "run_tokens", "struck_tokens")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STRUCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: int
     size_bytes: int
     run_tokens: int
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., run_tokens: _Optional[int] = ...) -> None: ...
+    struck_tokens: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., run_tokens: _Optional[int] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
 
 class ShuttingDown(_message.Message):
     __slots__ = ()
@@ -791,12 +797,14 @@ class Event(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., learner: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
-    __slots__ = ("learner", "reason")
+    __slots__ = ("learner", "reason", "tokens")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     learner: str
     reason: str
-    def __init__(self, learner: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    tokens: int
+    def __init__(self, learner: _Optional[str] = ..., reason: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class EvictReply(_message.Message):
     __slots__ = ()

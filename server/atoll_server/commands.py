@@ -188,11 +188,14 @@ def evict_command(
     insecure_plaintext: Plaintext = False,
     reason: Annotated[str, typer.Option(help="Told to the learner, and kept.")] = "by an operator",
     undo: Annotated[bool, typer.Option("--undo", help="Let it in again.")] = False,
+    tokens: Annotated[
+        int | None, typer.Option(min=0, help="What counts of the tokens that it reported, if it lied.")
+    ] = None,
 ) -> None:
     """Send a learner away: it stops, what waits of its work is refused, and its name is not let in again."""
     from atoll_server.remote import evict
 
-    evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator")
+    evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator", tokens)
 
 
 def token_command(

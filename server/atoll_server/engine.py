@@ -276,6 +276,7 @@ class Engine:
             version=effect.version,
             size_bytes=publication.size_bytes,
             run_tokens=self.roster.tokens(),
+            struck_tokens=self.roster.struck_tokens(),
         )
         self.happenings.append(pb.Happening(published=published))
         self.dispatch(ev.Merged(effect.fragment, effect.version))
@@ -308,7 +309,8 @@ class Engine:
             for index, rounds in enumerate(self.syncer.fragments)
             if rounds.phase is Phase.OPEN
         ]
-        return pb.Current(versions=self.versions(), open=open_rounds, run_tokens=self.roster.tokens())
+        tokens, struck = self.roster.tokens(), self.roster.struck_tokens()
+        return pb.Current(versions=self.versions(), open=open_rounds, run_tokens=tokens, struck_tokens=struck)
 
     def sent(self, entry: Entry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts what went down to a learner."""

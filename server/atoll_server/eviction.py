@@ -15,8 +15,10 @@ from atoll_server.roster import unwanted
 log = structlog.get_logger()
 
 
-async def evict(core: Core, name: str, reason: str) -> None:
+async def evict(core: Core, name: str, reason: str, tokens: int | None = None) -> None:
     """What waits of its work is refused, what was merged stays merged. No reason: it may join again.
+
+    tokens: what counts of all that it reported; None: what counted before. Schedules follow with the next update.
 
     Raises Refused for a name that is not known.
     """
@@ -24,6 +26,8 @@ async def evict(core: Core, name: str, reason: str) -> None:
     if entry is None:
         raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
     core.roster.evict(entry, reason, core.clock.now())
+    if tokens is not None:
+        core.roster.strike(entry, tokens)
     await core.writer.commit(partial(ledger.put_learner, row=core.row(entry)))
     crash.point("eviction.committed")
     if reason and core.engine is not None:

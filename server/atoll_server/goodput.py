@@ -81,6 +81,7 @@ class Account:
     parameters_down: int = 0
     step_time_s: float | None = None  # of its inner steps, as last seen
     silence_s: float = 0.0  # not heard of for longer than SILENT_S, since its last step
+    struck_tokens: int = 0  # by an operator: they were reported and do not count
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
 

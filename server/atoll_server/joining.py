@@ -71,7 +71,7 @@ class Joining:
             state=state, run=self._core.run_id, generation=self._core.generation, epoch=self._core.epoch,
             incarnation=incarnation, token=token, settings=self._core.settings_message(),
             fingerprint=self._core.layout.fingerprint, versions=self._core.versions(),
-            run_tokens=self._core.roster.tokens(), retry_s=1.0,
+            run_tokens=self._core.roster.tokens(), struck_tokens=self._core.roster.struck_tokens(), retry_s=1.0,
             log=self._core.happenings.number,
         )  # fmt: skip
 

@@ -81,9 +81,12 @@ class OperatorService(rpc.OperatorServicer):
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
         """Sends a learner away, or lets it in again."""
         reason = request.reason[:LARGEST_REASON]
-        await self._may(context, "evict" if reason else "let in again", learner=request.learner[:80], reason=reason)
+        tokens = request.tokens if request.HasField("tokens") else None
+        what = {} if tokens is None else {"tokens": str(tokens)}
+        act = "evict" if reason else "let in again"
+        await self._may(context, act, learner=request.learner[:80], reason=reason, **what)
         try:
-            evicting = asyncio.create_task(evict(self._core, request.learner, reason))
+            evicting = asyncio.create_task(evict(self._core, request.learner, reason, tokens))
             await asyncio.shield(evicting)  # once it has begun, the operator's going away does not stop it half-way
             return pb.EvictReply()
         except Refused as refused:

@@ -80,10 +80,10 @@ def pause(remote: Remote, reason: str) -> None:
     print(f"the run is paused: {reason}" if reason else "the run goes on")
 
 
-def evict(remote: Remote, learner: str, reason: str) -> None:
-    """Sends a learner away, or lets it in again (no reason)."""
+def evict(remote: Remote, learner: str, reason: str, tokens: int | None) -> None:
+    """Sends a learner away, or lets it in again (no reason). tokens: what counts of those that it reported."""
     with operator(remote) as stub:
-        stub.Evict(pb.EvictRequest(learner=learner, reason=reason), timeout=TIMEOUT_S)
+        stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
     print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
 
 

@@ -246,9 +246,19 @@ class Roster:
             self._rates, self._rates_at = Rates(found), wall
         return self._rates
 
+    def strike(self, entry: Entry, tokens: int) -> None:
+        """So many count of all that a learner reported; struck ones never count again."""
+        account = entry.account
+        account.struck_tokens = max(account.struck_tokens, account.total("tokens") - tokens)
+        entry.dirty = True
+
+    def struck_tokens(self) -> int:
+        """Of all learners."""
+        return sum(entry.account.struck_tokens for entry in self.entries.values())
+
     def tokens(self) -> int:
         """Trained by everybody so far, as reported."""
-        total: int = sum(entry.account.total("tokens") for entry in self.entries.values())
+        total: int = sum(entry.account.total("tokens") for entry in self.entries.values()) - self.struck_tokens()
         return min(MOST_TOKENS, total)
 
     def restore(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from atoll.stats import Counters
 from atoll_server.goodput import Account, Spent
 from atoll_server.influence import FASTER, MOST_TOKENS_S, Declared, Most, Rate, Rates, counted, weighed
+from atoll_server.roster import Roster
 
 USUAL = Rate(steps_s=1.0, batch=100.0)
 RATES = Rates({"a": USUAL, "b": USUAL, "c": USUAL})
@@ -84,3 +86,24 @@ def test_no_contribution_of_an_honest_learner_is_cut_though_it_overtakes_its_rep
                 == said
             )
             taken, given = done, given + said.tokens
+
+
+def test_tokens_of_an_evicted_liar_are_struck_for_good_and_schedules_follow():
+    roster, learner = Roster(4), Counters()
+    for name in ("honest", "liar"):
+        roster.join(name, "eu", len(name), 0, 0.0, b"", b"t", 0.0, 0.0)
+        roster.entries[name].account.heard(10.0, Spent(steps=10, tokens=1000))
+    liar = roster.entries["liar"]
+    liar.account.heard(20.0, Spent(steps=10, tokens=1 << 40))
+    learner.told(roster.tokens(), roster.struck_tokens())
+    roster.evict(liar, "it lies", 30.0)
+    roster.strike(liar, 500)
+    learner.told(roster.tokens(), roster.struck_tokens())
+    assert (roster.tokens(), learner.run_tokens, learner.corrected) == (1500, 1500, True)
+    again = Roster(4)
+    for entry in roster.entries.values():
+        row = (entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
+        again.restore(*row)
+    assert (again.tokens(), again.struck_tokens()) == (1500, roster.struck_tokens())
+    learner.told(1400, roster.struck_tokens())
+    assert learner.run_tokens == 1500, "what a core forgot at its restart corrects nothing"
