@@ -262,8 +262,7 @@ class Learner:
             todo = self._handover.next()
             self._release(todo)
             adopt = [newer.fragment for newer in todo.prepared]
-        corrected, self._counters.corrected = self._counters.corrected, False
-        known = max(0 if corrected else self.run_tokens, self._counters.known_tokens())
+        known = self._counters.run_tokens_after(self.run_tokens)
         self._agreed = self._ranks().agree(tokens, wish, known, self._counters.total_tokens, adopt)
 
     def _judge(self) -> int:

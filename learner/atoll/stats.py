@@ -102,6 +102,11 @@ class Counters:
         """Of everybody: one's own now, and the others' as the core last told them."""
         return self.tokens + max(0, self.run_tokens - self.run_tokens_at)
 
+    def run_tokens_after(self, agreed: int) -> int:
+        """Of everybody, never fewer than were agreed on last, unless an operator struck some since."""
+        corrected, self.corrected = self.corrected, False
+        return max(0 if corrected else agreed, self.known_tokens())
+
     def stepped(self, whole_s: float, paused_s: float, tokens: int, loss: float | None) -> None:
         """An inner step was made: it took so long, deliberate pauses in it included."""
         step_s = max(0.0, whole_s - paused_s)

@@ -99,7 +99,8 @@ def test_tokens_of_an_evicted_liar_are_struck_for_good_and_schedules_follow():
     roster.evict(liar, "it lies", 30.0)
     roster.strike(liar, 500)
     learner.told(roster.tokens(), roster.struck_tokens())
-    assert (roster.tokens(), learner.run_tokens, learner.corrected) == (1500, 1500, True)
+    assert (roster.tokens(), learner.run_tokens) == (1500, 1500)
+    assert [learner.run_tokens_after(1 << 40), learner.run_tokens_after(1600)] == [1500, 1600]
     again = Roster(4)
     for entry in roster.entries.values():
         row = (entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
