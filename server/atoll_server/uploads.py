@@ -292,7 +292,17 @@ class Uploads:
     def expire(self, now: float) -> None:
         """Gives back the room of uploads that nobody goes on with."""
         patience_s = self._limits.upload_idle_s
-        self._give_up(key for key, upload in self._growing.items() if now - upload.touched_at > patience_s)
+        late = [upload for upload in self._growing.values() if now - upload.touched_at > patience_s]
+        for upload in late:
+            frame_bytes = upload.size_bytes // upload.frames
+            kbit = 8e-3 * frame_bytes / patience_s
+            text = (
+                f"no frame of {upload.key} came for {patience_s:.0f} s, and it was given up: send it again. A frame of "
+                f"{frame_bytes} bytes needs {kbit:.0f} kbit/s: on a slower link begin the run "
+                "with --codec int4"
+            )
+            upload.dropped = upload.dropped or Refused(Status.UNAVAILABLE, text)
+        self._give_up([upload.key for upload in late])
 
     def _drop(self, key: Key) -> None:
         if key in self._finishing:
