@@ -200,7 +200,7 @@ class Learner:
         late = min(deadline, time.monotonic() + patience_s)
         while True:
             for fragment, track in enumerate(local.tracks):
-                if track.flying is None and track.steps_from < steps:
+                if track.flying is None and track.steps_from < steps and track.tokens_from < self._counters.tokens:
                     rounds.take(Due(fragment, 0, 0.0))
             more = time.monotonic() < late and any(track.later(steps) for track in local.tracks)
             end = late if more else deadline

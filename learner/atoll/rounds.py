@@ -31,7 +31,7 @@ class Rounds:
             track = self._local.tracks[due[0].fragment]
             if track.flying is not None:
                 self.decline(due[0], "its contribution is in flight")
-            elif track.steps_from == self._counters.steps:
+            elif track.steps_from == self._counters.steps or track.tokens_from == self._counters.tokens:
                 self.decline(due[0], "nothing was trained since its anchor")
             else:
                 self.take(due[0])

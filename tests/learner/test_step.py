@@ -193,6 +193,14 @@ def test_what_is_no_count_of_tokens_is_refused_at_once_in_one_line(tokens):
     assert learner.stats().steps == 0
 
 
+def test_steps_without_tokens_are_no_contribution():
+    learner, _, agent = joined(torch.nn.Linear(4, 4))
+    learner._handover.ask(0, 7)
+    learner.step(tokens=0)
+    assert not agent.taken
+    assert [each.reason for each in learner._handover.declined] == ["nothing was trained since its anchor"]
+
+
 def test_counts_of_other_libraries_and_a_loss_with_its_graph_are_taken_as_numbers():
     learner, _, _ = joined(torch.nn.Linear(4, 4))
     learner.step(tokens=np.int64(8), loss=torch.ones(1, requires_grad=True).sum())
