@@ -49,7 +49,7 @@ class Rates:
     """Those of all learners at one moment."""
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
-        self._rates = rates
+        self._rates, self.known = rates, len(rates)
         self._steps = sorted(rate.steps_s for rate in rates.values())
         self._batches = sorted(rate.batch for rate in rates.values())
         self._tokens = sorted(rate.tokens_s for rate in rates.values())

@@ -19,6 +19,7 @@ MOST_REGIONS = 256  # of learners that have neither left nor been evicted: each 
 MOST_TOKENS = (1 << 63) - 1  # what a message can say
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that does not report
 LATENCY_S = 0.5  # of a Join: how far the starts of processes are off
+RATES_KEPT = 8  # learners whose rates are known; of fewer each look is a new one
 RATES_S = 1.0  # between two looks at how fast learners train
 REMEMBERED = 64  # processes of a name that are known to be fenced off
 
@@ -237,7 +238,8 @@ class Roster:
 
     def rates(self, wall: float) -> Rates:
         """How fast learners train, looked at once a second; those that were sent away are not among them."""
-        if not self._rates_at <= wall < self._rates_at + RATES_S:
+        # Who is looked at first must not find an older look, at nobody: then nothing would be implausible.
+        if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
             found: dict[str, Rate] = {}
             for entry in self.entries.values():
                 step_s, steps = entry.account.step_time_s, entry.account.total("steps")

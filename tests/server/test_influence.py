@@ -108,3 +108,14 @@ def test_tokens_of_an_evicted_liar_are_struck_for_good_and_schedules_follow():
     assert (again.tokens(), again.struck_tokens()) == (1500, roster.struck_tokens())
     learner.told(1400, roster.struck_tokens())
     assert learner.run_tokens == 1500, "what a core forgot at its restart corrects nothing"
+
+
+def test_a_rate_is_plausible_beside_the_others_as_soon_as_the_first_of_them_is_known():
+    roster = Roster(4)
+    for name in ("honest", "liar"):
+        roster.join(name, "eu", len(name), 0, 0.0, b"", b"t", 0.0, 0.0)
+    assert roster.rates(1.0).most("liar") == Most()
+    honest = roster.entries["honest"].account
+    honest.heard(1.0, Spent(steps=10, tokens=1000))
+    honest.step_time_s = 0.1
+    assert roster.rates(1.01).most("liar") == Most(FASTER * 10.0, FASTER * 1000.0)
