@@ -27,6 +27,7 @@ from atoll_server import (
     core,
     database,
     engine,
+    guard,
     initial,
     joining,
     keeper,
@@ -654,6 +655,16 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
         self.token, self.due = token, False
 
     with patch(front_service, "opened", open_end), patch(roster.Entry, "speaks", unheard):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- hostile learners
+
+
+@defect
+def nobody_looks_at_norms() -> Iterator[None]:
+    """Garbage of any size is merged."""
+    with patch(guard.Guard, "judge", lambda *_: guard.Verdict()):
         yield
 
 

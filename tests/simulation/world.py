@@ -25,6 +25,7 @@ from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
+from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, is_usual_known
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
@@ -35,6 +36,7 @@ NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
 LEAST_EVENTS = 300
+HARMED = 0.12  # of the seeds have a hostile learner
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
 
 
@@ -63,6 +65,9 @@ class World:
         self.waiting = {"quorum": {"learners": quorum}, "grace_ratio": grace} if grace == 0.0 else {}
         self.islands: dict[str, Island] = {}
         self.zombies: list[Island] = []
+        self._harm = random.Random(f"{seed} hostile")  # a stream of its own, as each kind of fault should have
+        self.harmed = self._harm.random() < HARMED
+        self.hostile: Hostile | None = None
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -85,7 +90,10 @@ class World:
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         self._storm(self).begin()
-        await self._watch(lambda: self.loop.now >= (ROTTING_STORM_S if self.rotting else STORM_S))
+        if self.harmed:
+            self.loop.after(self._harm.uniform(0.3, 1.5), self._harm_comes, self._harm.choice(LIES))
+        long = self.rotting or self.harmed
+        await self._watch(lambda: self.loop.now >= (ROTTING_STORM_S if long else STORM_S))
         await self._peace()
 
     async def _watch(self, done: Callable[[], bool]) -> None:
@@ -125,6 +133,8 @@ class World:
         for process in list(self.network.partitioned):
             self.network.heal(process)
         self.told_to_stop.clear()
+        if self.hostile is not None:
+            self.hostile.process.kill()
         for island in (*self.zombies, *self.islands.values()):
             if island in self.zombies or island.leaving:
                 island.process.kill()
@@ -220,6 +230,10 @@ class World:
         if counts["accepted"] != counts["merged"] + counts["refused"]:
             raise Violation(2, f"the core's own sums do not add up: {counts}")
         self.checks.work_counted_once(core)
+        if self.hostile is not None:
+            self.counts["hostile contributions"] += self.hostile.sent
+            trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
+            check_influence(core, self.names, trained, self.loop.now)
         before = [state.checksums() for state in core.engine.states]
         for island in self.islands.values():
             island.check_conservation()
@@ -262,6 +276,7 @@ class World:
     def processes(self) -> list[Process]:
         """Whatever may still run."""
         islands = [island.process for island in (*self.islands.values(), *self.zombies)]
+        islands += [self.hostile.process] if self.hostile is not None else []
         servers = [gateway.process for gateway in self.gateways.values()]
         return [*servers, *islands] if self.core_process is None else [self.core_process, *servers, *islands]
 
@@ -366,6 +381,20 @@ class World:
         island = Island(self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed)
         island.process.on_death.append(lambda: self._island_died(island))
         self.islands[name] = island
+
+    def _harm_comes(self, lie: Lie) -> None:
+        """A hostile learner comes, as soon as the core knows what is usual."""
+        if not self.stormy:
+            return
+        if self.core is None or not is_usual_known(self.core):
+            self.loop.after(0.1, self._harm_comes, lie)
+            return
+        self.counts[f"hostile learners: {lie.name.lower()}"] += 1
+        self.checks.note(f"a hostile learner comes: {lie}")
+        addresses, pace = self._harm.choice(list(self.addresses.values())), self._harm.uniform(0.06, 0.2)
+        island = Hostile(lie, self.network, self.checks, addresses, pace, self._harm.getrandbits(32))
+        island.process.on_death.append(lambda: self._hang_up(island.process))
+        self.hostile = island
 
     def _island_died(self, island: Island) -> None:
         self.checks.note(f"{island.process.name} dies")

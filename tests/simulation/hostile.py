@@ -1,0 +1,110 @@
+"""A learner with a valid name that means harm, beside those that the world waits for; and how much it may move them.
+
+It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual: before that
+nothing can be judged (`atoll_server.guard`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+import numpy as np
+from atoll.handover import Taken
+from atoll.places import Places
+from atoll_server.core import Core
+from atoll_wire import outer_pb2 as pb
+
+from tests.simulation.books import Violation
+from tests.simulation.checks import Checks
+from tests.simulation.island import BATCH, Island
+from tests.simulation.network import Network
+
+NAME = "mallory"
+STRIDE = 1e6  # of its inner steps: a hundred million times an honest one's
+LARGEST = 1e4  # that a parameter may become: the norm limit times what honest learners move, with all momentum
+MOST_WEIGHT = 4.0  # times the heaviest honest contribution of a merge: learners' paces differ as much
+DECLINES = 128  # in a report
+BOAST = 1 << 40
+MOST_TOKENS_PER_S = 10 * BATCH / 0.06  # of one learner: ten times the fastest honest one's
+
+
+class Lie(StrEnum):
+    """What it does."""
+
+    FLOOD = "garbage as often as there is room, round or none"
+    DECLINES = "as many declined rounds as a report takes"
+    BOAST = "more steps and tokens behind its work than it ever reported"
+    INFLATE = "reports of more tokens than it can have trained"
+
+
+LIES = (Lie.FLOOD, Lie.DECLINES)  # that a run withstands
+
+
+class Hostile(Island):
+    """One hostile process."""
+
+    def __init__(
+        self, lie: Lie, network: Network, checks: Checks, addresses: Sequence[str], step_s: float, seed: int
+    ) -> None:
+        super().__init__(network, checks, NAME, 0, addresses, step_s, seed)
+        self._lie, self.stride = lie, STRIDE if lie is Lie.FLOOD else 0.01
+        self.sent = 0
+
+    def _step(self) -> None:
+        super()._step()
+        assert self.presence is not None, "it trains"
+        if self._lie is Lie.DECLINES:
+            self._handover.declined.extend(
+                pb.Declined(fragment=fragment, cycle=self.counters.steps + cycle, reason="x" * 64)
+                for fragment in range(len(self.tracks))
+                for cycle in range(DECLINES // len(self.tracks))
+            )
+        elif self._lie is Lie.INFLATE:
+            self.counters.tokens += BOAST
+        elif self._lie is Lie.FLOOD:
+            for fragment, line in enumerate(self.presence.standing.lines):
+                if line.flight is None and self.counters.connected:
+                    self._answer(fragment, self.counters.steps)
+
+    def _answer(self, fragment: int, cycle: int) -> None:
+        track = self.tracks[fragment]
+        assert self.presence is not None, "a round comes through it"
+        if self.presence.standing.lines[fragment].flight is not None or track.flying is not None:
+            return
+        places = Places.in_vector(self._local[fragment], track.shape)
+        outstanding = track.take(places, self.counters.tokens, self.counters.steps)
+        if self._lie is Lie.BOAST:
+            outstanding = replace(outstanding, tokens=BOAST, steps=BOAST)
+        self.sent += 1
+        taken = Taken(fragment, cycle, outstanding)
+        self._handover.submitted(taken)
+        self.presence.submit(taken)
+
+
+def is_usual_known(core: Core) -> bool:
+    """Whether every fragment has had as many contributions as are needed to judge another."""
+    engine = core.engine
+    return engine is not None and all(usual.count >= engine.guard.window for usual in engine.guard._usual)
+
+
+def check_influence(core: Core, honest: Sequence[str], trained: int, elapsed_s: float) -> None:
+    """At the end: what it did to the model and to the run's numbers is what one honest learner could have done.
+
+    trained: tokens of all honest processes.
+    """
+    assert core.engine is not None, "asked of a run that has parameters"
+    if core.roster.tokens() > trained + MOST_TOKENS_PER_S * elapsed_s:
+        raise Violation(11, f"the run counts {core.roster.tokens()} tokens, honest learners trained {trained}")
+    for fragment, state in enumerate(core.engine.states):
+        largest = float(np.abs(state.theta_pub).max())
+        if not largest <= LARGEST:
+            raise Violation(11, f"a hostile learner moved fragment {fragment} to {largest:.3g}")
+    for fragment, version, text in core.writer._db.execute("SELECT fragment, version, shares FROM merges").fetchall():
+        weights: dict[bool, list[float]] = {True: [], False: []}
+        for share in json.loads(text):
+            weights[share[0] in honest].append(share[3])
+        if weights[True] and sum(weights[False]) > MOST_WEIGHT * max(weights[True]):
+            raise Violation(11, f"a hostile learner weighs {weights[False]} in {fragment}/{version}: {weights[True]}")
