@@ -45,8 +45,10 @@ def warning_of(export: Path) -> str:
     return warning(listed(header.get("__metadata__", {})))
 
 
-def listed(metadata: Mapping[str, str]) -> list[str]:
+def listed(metadata: object) -> list[str]:
     """The names in a file's metadata; empty where there is none, or something else in its place: a learner wrote it."""
+    if not isinstance(metadata, Mapping):
+        return []
     try:
         names = json.loads(metadata.get(LISTED, "[]"))
     except (ValueError, TypeError, RecursionError):

@@ -146,7 +146,7 @@ class Calls:
 
     async def _again(self) -> None:
         entry = self._core.roster.entries["a"]
-        entry.evicted, entry.streams, entry.token, entry.account.left_at = "", 0, self._session.token, None
+        entry.evicted, entry.streams, entry.token, entry.account.left_at = "", {}, self._session.token, None
         entry.incarnation, entry.nonces = self._session.incarnation, [7]
 
     def _joined(self, rng: random.Random) -> Awaitable[Any]:

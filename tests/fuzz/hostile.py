@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -43,8 +43,36 @@ class Stream:
             raise message
         return message
 
+    def add_done_callback(self, _: object) -> None:
+        return  # nobody counts these
+
     def cancel(self) -> bool:
         self._cancelled = True
+        return True
+
+
+class Taker:
+    """An Initialise call that takes whatever is written."""
+
+    def __init__(self, link: Hostile) -> None:
+        self._link = link
+
+    async def write(self, _: Any) -> None:
+        await asyncio.sleep(0)
+
+    async def done_writing(self) -> None:
+        self._link.uploads += 1
+
+    async def _answer(self) -> None:
+        return
+
+    def __await__(self) -> Any:
+        return self._answer().__await__()
+
+    def add_done_callback(self, _: object) -> None:
+        return
+
+    def cancel(self) -> bool:
         return True
 
 
@@ -67,10 +95,8 @@ class Hostile:
         await asyncio.sleep(0)
         return self._next(last=True)
 
-    async def Initialise(self, requests: AsyncIterator[Any]) -> None:
-        async for _ in requests:
-            await asyncio.sleep(0)
-        self.uploads += 1
+    def Initialise(self) -> Taker:
+        return Taker(self)
 
     def Follow(self, _: Any) -> Stream:
         return Stream(self.says, forever=self.forever)
@@ -89,6 +115,9 @@ class Hostile:
 
     async def read(self) -> Any:
         return self._next() if self.says else grpc.aio.EOF
+
+    def add_done_callback(self, _: object) -> None:
+        return  # nobody counts these
 
     def cancel(self) -> bool:
         return True
