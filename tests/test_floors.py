@@ -76,7 +76,7 @@ FLOORS = {
     "atoll": [
         ["errors", "places"],
         ["adoption", "moves", "copies"],
-        ["handover", "stats", "transport", "parameters", "windows", "samples"],
+        ["handover", "stats", "transport", "parameters", "windows", "samples", "incoming"],
         ["island"],
         ["doctor"],
         ["standing", "local", "watch"],
@@ -123,7 +123,7 @@ PURE = {
         "foresight.trial",
         "foresight.planner",
     ],
-    "atoll": ["places", "adoption", "moves"],
+    "atoll": ["places", "adoption", "moves", "incoming"],
 }
 IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}
 

@@ -1,31 +1,28 @@
 """Published updates and whole fragments on their way in, up to anchors that are ready to be adopted.
 
-Updates are added one at a time and in order, and the result must have the checksum that the core published;
-whatever does not fit (a gap, an update that is gone, another checksum) is mended by fetching the fragment whole.
+Updates are added one at a time and in order, and the result must have the checksum that the core published.
+Whatever does not fit (a gap, an update that is gone, another checksum) is repaired by fetching the fragment whole.
+A fetch that is cut goes on with the frames that have not come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
 import structlog
-from atoll_wire import codec, memory
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.blocks import F32
-from atoll_wire.checksums import Payload
-from atoll_wire.codec import Codec, FrameError
-from atoll_wire.frames import WireFrame
-from atoll_wire.layout import Fragment
+from atoll_wire.codec import Codec
 from atoll_wire.links import hung_up
 from atoll_wire.streams import download
 
 from atoll.adoption import Fate
 from atoll.errors import NONSENSE, LearnerError
 from atoll.handover import Handover, Prepared
+from atoll.incoming import MOST_UPDATES, Ask, Incoming, UnsoundError
 from atoll.sending import Sender
 from atoll.standing import Line, Standing
 from atoll.stats import Counters
@@ -34,7 +31,6 @@ from atoll.transport import Cure, backoff_s, cure, detail, one_line
 log = structlog.get_logger()
 
 MANY = 3  # failures of one fetch in a row: by then somebody should know
-MOST_UPDATES = 8  # more than these cost more bytes than the fragment whole
 
 
 class Fetcher:
@@ -81,6 +77,7 @@ class Fetcher:
             while line.behind() and not self._standing.leaving:
                 await self._standing.connected.wait()
                 session = self._standing.session
+                came = _came(line)
                 try:
                     async with self._at_once:
                         sound = await self._step(line)
@@ -90,6 +87,7 @@ class Fetcher:
                         await asyncio.sleep(backoff_s(attempt, self._rng))
                     attempt = 0 if sound else attempt + 1
                 except grpc.aio.AioRpcError as error:
+                    attempt = 0 if _came(line) > came else attempt
                     await self._failed(line, session, error, attempt)
                     attempt += 1
                 except asyncio.CancelledError:
@@ -117,39 +115,48 @@ class Fetcher:
         """One update, or the fragment whole. False when what came is not what was published."""
         if line.target - line.version > MOST_UPDATES:
             line.whole = True
-        whole, fragment = line.whole, self._standing.fragment(line.fragment)
+        incoming, setbacks = self._incoming(line), line.setbacks
+        while (ask := incoming.next(line.target)) is not None:
+            if not await self._ask(line.fragment, incoming, ask):
+                line.incoming = None
+                return False
+        line.incoming = None
+        return await self._take_in(line, incoming, setbacks)
+
+    def _incoming(self, line: Line) -> Incoming:
+        """What has come of this fetch at earlier tries, or nothing yet."""
+        version = 0 if line.whole else line.version + 1
+        if line.incoming is None or line.incoming.version != version:
+            fragment = self._standing.fragment(line.fragment)
+            line.incoming = Incoming(fragment, Codec(self._standing.settings.codec), version)
+        return line.incoming
+
+    async def _ask(self, fragment: int, incoming: Incoming, ask: Ask) -> bool:
+        """Fetches some frames. False when the core sent something else. Raises AioRpcError."""
         request = pb.FetchRequest(
-            session=self._standing.session, fragment=line.fragment, version=line.version + 1, whole=whole
+            session=self._standing.session, fragment=fragment, version=ask.version, whole=not ask.version
         )
-        expected = pb.CODEC_FLOAT32 if whole else self._standing.settings.codec
-        link, setbacks = self._standing.link, line.setbacks
-        payloads = list[Payload](b"" for _ in fragment.frames)
-
-        def took(_: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
-            payloads[frame.index] = frame.payload
-
-        header = await download(link, request, len(fragment.frames), took)
-        if header is None or header.codec != expected or (header.version != request.version and not whole):
+        aside = ask.version != incoming.version  # an update for frames that came at an older version
+        before = incoming.size_bytes
+        try:
+            took = incoming.took_update if aside else incoming.took
+            return await download(self._standing.link, request, ask.frames, took)
+        except UnsoundError:
             return False
-        return await self._take_in(line, fragment, header, payloads, setbacks, whole=whole)
+        except grpc.aio.AioRpcError as error:
+            if not aside or cure(error) is not Cure.FETCH_WHOLE:
+                raise
+            incoming.forget(ask.frames)
+            return True
+        finally:
+            if incoming.version:
+                self._counters.bytes_down += incoming.size_bytes - before
+            else:
+                self._counters.bytes_whole += incoming.size_bytes - before
 
-    async def _take_in(
-        self,
-        line: Line,
-        fragment: Fragment,
-        header: pb.FetchHeader,
-        payloads: Sequence[Payload],
-        setbacks: int,
-        *,
-        whole: bool,
-    ) -> bool:
-        base = None if whole else line.anchor
-        anchor, checksum = await asyncio.to_thread(_anchor, base, fragment, Codec(header.codec), payloads)
-        size = sum(map(len, payloads))
-        if whole:
-            self._counters.bytes_whole += size
-        else:
-            self._counters.bytes_down += size
+    async def _take_in(self, line: Line, incoming: Incoming, setbacks: int) -> bool:
+        whole, header = not incoming.version, incoming.header
+        anchor, checksum = await asyncio.to_thread(incoming.decoded, None if whole else line.anchor)
         if anchor is None or checksum != header.crc32c:
             log.error("anchor does not have the published checksum: fetching it whole", fragment=line.fragment)
             return False
@@ -184,18 +191,6 @@ class Fetcher:
         return Fate(drop=whole and line.drop)
 
 
-def _anchor(
-    base: F32 | None, fragment: Fragment, codec_used: Codec, payloads: Sequence[Payload]
-) -> tuple[F32 | None, int]:
-    """base + update, or the fragment itself, and its checksum; a new array, since the old one is still trained from."""
-    anchor, checksum = memory.empty(fragment.length), 0
-    try:
-        for span, payload in zip(fragment.frames, payloads, strict=True):
-            if base is None:
-                codec.decode_frame(payload, span, codec_used, anchor)
-            else:
-                codec.content_advance(codec.decompress(payload, span, codec_used), span, codec_used, base, anchor)
-            checksum = codec.vector_crc32c(anchor[span.place], checksum)
-    except FrameError:
-        return None, 0
-    return anchor, checksum
+def _came(line: Line) -> int:
+    """Bytes of what is being fetched that are here: a try that brought some was worth it."""
+    return line.incoming.size_bytes if line.incoming is not None else 0

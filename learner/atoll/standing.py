@@ -13,6 +13,7 @@ from atoll_wire.links import Link
 
 from atoll.errors import NONSENSE, LearnerError
 from atoll.handover import Taken
+from atoll.incoming import Incoming
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Line:
     seq: int = 0  # of the newest contribution
     flight: Flight | None = None
     fetching: asyncio.Task[None] | None = None
+    incoming: Incoming | None = None  # what has come of the fetch that is under way, or was cut
     setbacks: int = 0  # how often the core came back with less than was known: from a backup
 
     def behind(self) -> bool:

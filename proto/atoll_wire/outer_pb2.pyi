@@ -352,22 +352,20 @@ class Have(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("session", "fragment", "version", "whole", "stripe", "stripes", "header_only")
+    __slots__ = ("session", "fragment", "version", "whole", "frames", "header_only")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
-    STRIPE_FIELD_NUMBER: _ClassVar[int]
-    STRIPES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     HEADER_ONLY_FIELD_NUMBER: _ClassVar[int]
     session: Session
     fragment: int
     version: int
     whole: bool
-    stripe: int
-    stripes: int
+    frames: _containers.RepeatedScalarFieldContainer[int]
     header_only: bool
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ..., header_only: bool = ...) -> None: ...
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., frames: _Optional[_Iterable[int]] = ..., header_only: bool = ...) -> None: ...
 
 class FetchReply(_message.Message):
     __slots__ = ("header", "frames", "part", "more")

@@ -236,30 +236,26 @@ class _Streams:
 Took: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 
 
-async def download(link: Link, request: pb.FetchRequest, frames: int, took: Took) -> pb.FetchHeader | None:
-    """Brings all frames of what is asked for, in any order, each once; returns the header. Raises AioRpcError.
+async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], took: Took) -> bool:
+    """Brings some frames of what is asked for, in any order, each once. Raises AioRpcError.
 
-    took: told each frame when it is here, with the header of its stream. None when something was missing, too much, or
-    changed on its way: then what was told is not to be used.
+    wanted: their indices, ascending; took: told each frame when it is here, with the header of its stream. What was
+    told stays good when the rest fails: a further call asks for less. Returns False when a stream broke the protocol.
     """
-    stripes = min(link.down.count, frames)
-    tasks = [asyncio.create_task(_stripe(link, request, range(n, frames, stripes), took)) for n in range(stripes)]
+    stripes = min(link.down.count, len(wanted))
+    tasks = [asyncio.create_task(_stripe(link, request, wanted[n::stripes], took)) for n in range(stripes)]
     try:
-        [header, *others] = await asyncio.gather(*tasks)
+        return all(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    for told in others:
-        if header is None or told is None or (told.version, told.crc32c) != (header.version, header.crc32c):
-            return None  # of a whole fragment, another version may have come between
-    return header
 
 
-async def _stripe(link: Link, request: pb.FetchRequest, mine: range, took: Took) -> pb.FetchHeader | None:
-    """These frames, over one call, and no header as soon as something is wrong."""
+async def _stripe(link: Link, request: pb.FetchRequest, mine: Sequence[int], took: Took) -> bool:
+    """These frames, over one call; False as soon as something is wrong."""
     header, missing = None, deque(mine)
-    asked = pb.FetchRequest(stripe=mine.start, stripes=mine.step)
+    asked = pb.FetchRequest(frames=mine)
     asked.MergeFrom(request)
     lane = await link.down.take()
     try:
@@ -273,18 +269,18 @@ async def _stripe(link: Link, request: pb.FetchRequest, mine: range, took: Took)
                 moved()
                 if header is None:
                     if not isinstance(reply, pb.FetchReply) or not reply.HasField("header"):
-                        return None
+                        return False
                     header = reply.header
                     continue
                 if not (brought := frames_in(reply)):
-                    return None
+                    return False
                 for frame in brought:
                     if not missing or frame.index != missing[0] or crc32c(frame.payload) != frame.crc32c:
-                        return None
+                        return False
                     missing.popleft()
                     took(header, frame)
                     carried.arrived(len(frame.payload))
                     carried.waiting(len(missing))
     finally:
         link.down.give(lane)
-    return None if missing else header
+    return not missing

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import grpc
 import grpc.aio
+from atoll_wire import outer_pb2 as pb
 from atoll_wire import parts
 from atoll_wire.links import SAID
 
@@ -109,6 +111,16 @@ class Waits:
         self._why = Refused(Status.UNAVAILABLE, why)
         for wait in list(self._waits):
             wait.end(self._why)
+
+
+def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
+    """The frames that a Fetch asks for, of `count` that there are. Raises Refused."""
+    if not request.frames:
+        return range(count)
+    if any(one >= other for one, other in pairwise(request.frames)) or request.frames[-1] >= count:
+        text = f"Fetch asks for frames that are not ascending, or not among the {count} of fragment {request.fragment}"
+        raise Refused(Status.INVALID_ARGUMENT, f"{text}: ask for each once, in order")
+    return list(request.frames)
 
 
 _ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)

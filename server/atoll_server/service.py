@@ -16,7 +16,7 @@ from atoll_wire.codec import Codec
 from atoll_wire.frames import Pushed, Sent
 
 from atoll_server.attendance import leave, progress
-from atoll_server.calls import Context, Wait, Waits, abort, let_go
+from atoll_server.calls import Context, Wait, Waits, abort, let_go, wanted_frames
 from atoll_server.core import Core
 from atoll_server.engine import Engine
 from atoll_server.identity import caller
@@ -177,6 +177,7 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
+        wanted = wanted_frames(request, len(engine.layout.fragments[request.fragment].frames))
         publication = engine.cache.get(request.fragment, request.version)
         if publication is None:
             raise Refused(
@@ -193,17 +194,17 @@ class OuterService(rpc.OuterServicer):
         )  # fmt: skip
         if request.header_only:
             return
-        spans = engine.layout.fragments[request.fragment].frames[request.stripe :: request.stripes or 1]
-        together = frames.TOGETHER if request.stripes <= 1 else 1  # who has many connections has none to spare for this
-        while spans:
-            count = frames.fitting((publication.sizes[span.index] for span in spans), together)
-            some, spans = spans[:count], spans[count:]
-            yield b"".join(publication.messages[span.index] for span in some)
-            for span in some:
-                engine.sent(entry, publication.sizes[span.index], span.length, whole=False)
+        spans = engine.layout.fragments[request.fragment].frames
+        while wanted:
+            count = frames.fitting(publication.sizes[index] for index in wanted)
+            some, wanted = wanted[:count], wanted[count:]
+            yield b"".join(publication.messages[index] for index in some)
+            for index in some:
+                engine.sent(entry, publication.sizes[index], spans[index].length, whole=False)
 
     async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
         fragment = engine.layout.fragments[request.fragment]
+        wanted = wanted_frames(request, len(fragment.frames))
         async with engine.readers.newest(fragment.index, None if request.header_only else entry.name) as state:
             newest = engine.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
             crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
@@ -216,7 +217,7 @@ class OuterService(rpc.OuterServicer):
             )  # fmt: skip
             if request.header_only:
                 return
-            for span in fragment.frames[request.stripe :: request.stripes or 1]:
+            for span in (fragment.frames[index] for index in wanted):
                 payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
                 engine.sent(entry, len(payload), span.length, whole=True)
                 yield frames.encode(span.index, crc32c(payload), payload)

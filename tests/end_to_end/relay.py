@@ -14,16 +14,17 @@ from collections.abc import Iterator
 class Relay:
     """Passes bytes on until it is told otherwise; what comes after a `stall` is neither passed on nor refused.
 
-    delay_s: one way, of every byte.
+    delay_s: one way, of every byte; most_down: bytes to the learner after which each connection is reset, 0: any.
     """
 
-    def __init__(self, target: str, delay_s: float = 0.0) -> None:
+    def __init__(self, target: str, delay_s: float = 0.0, most_down: int = 0) -> None:
         host, _, port = target.rpartition(":")
-        self._target, self._delay_s = (host, int(port)), delay_s
+        self._target, self._delay_s, self._most_down = (host, int(port)), delay_s, most_down
         self._travelling: deque[tuple[float, socket.socket, bytes]] = deque()  # when it is there, from which end
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.bytes_up, self.accepted = 0, 0
+        self.bytes_up, self.accepted, self.spent = 0, 0, 0  # spent: connections that carried most_down
+        self._down: dict[socket.socket, int] = {}  # bytes to each of the learner's ends
         self._stalled: set[socket.socket] = set()  # the learner's ends of connections that died in silence
         self._peer: dict[socket.socket, socket.socket] = {}
         self._up: set[socket.socket] = set()  # the learner's ends
@@ -95,8 +96,15 @@ class Relay:
             return
         try:
             other.sendall(data)
-            self.bytes_up += len(data) if end in self._up else 0
         except OSError:
+            self._drop(end)
+            return
+        if end in self._up:
+            self.bytes_up += len(data)
+            return
+        self._down[other] = self._down.get(other, 0) + len(data)
+        if self._most_down and self._down[other] >= self._most_down:
+            self.spent += 1
             self._drop(end)
 
     def _drop(self, end: socket.socket) -> None:
@@ -118,8 +126,8 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relay(target: str, delay_s: float = 0.0) -> Iterator[Relay]:
-    made = Relay(target, delay_s)
+def relay(target: str, delay_s: float = 0.0, most_down: int = 0) -> Iterator[Relay]:
+    made = Relay(target, delay_s, most_down)
     try:
         yield made
     finally:

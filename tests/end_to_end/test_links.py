@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
+import pytest
+import torch
 from atoll.demo.processes import free_port
 from atoll_wire import outer_pb2 as pb
+from torch import nn
 
 from tests.end_to_end.relay import relay
 from tests.end_to_end.test_uploads import Large, Push, prepared
-from tests.end_to_end.world import Trainee, core, eventually
+from tests.end_to_end.world import Trainee, core, eventually, front, small_model
 
 
 def test_a_learner_whose_first_address_is_cut_goes_on_through_the_second(tmp_path):
@@ -81,3 +85,35 @@ def test_a_connection_that_dies_in_silence_is_found_out_by_the_silence_and_train
         stop.append(True)
         trainee.done()
         assert trainee.longest_step_s < 0.5
+
+
+class Heavy(nn.Module):
+    """Trains what the small model does, and brings 5.2 MB along: three frames of one fragment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.weight = small_model(), nn.Parameter(torch.randn(1310, 1000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.small(x) + self.weight[0, 0]
+        return found
+
+
+@pytest.mark.parametrize("where", ["at the learner", "before a front"])
+def test_a_learner_gets_in_over_connections_that_die_before_a_fragment_is_through(tmp_path: Path, where: str):
+    with core(tmp_path, "--fragments", "1") as running, relay(running.address, most_down=3_000_000) as link:
+        stop: list[bool] = []
+        first = Trainee(running.address, "first", lambda _: bool(stop), model=Heavy())
+        first.start()
+        eventually(lambda: first.losses and first.learner.stats().merged > 1)
+        with front(tmp_path / "front", link.address) as gateway:
+            address = gateway.address if where == "before a front" else link.address
+            late = Trainee(address, "late", lambda t: t.learner.stats().merged > 0, model=Heavy(), drain_s=0.5)
+            late.start()
+            eventually(lambda: late.losses, timeout_s=60.0)
+            whole = late.learner.stats().bytes_whole
+            stop.append(True)
+            first.done()
+            late.done()
+        assert link.spent > 1, "the fragment has 5.2 MB"
+        assert whole < 11_000_000, "frames that were here when a connection died are not fetched again"

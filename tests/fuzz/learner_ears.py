@@ -12,10 +12,11 @@ from unittest import mock
 
 import grpc.aio
 import numpy as np
-from atoll import fetching, sending
+from atoll import sending
 from atoll.adoption import Outstanding
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
+from atoll.incoming import Incoming
 from atoll.joining import FirstModel, Identity
 from atoll.places import Coded
 from atoll.presence import Presence
@@ -170,7 +171,11 @@ class Ears:
         if rng.random() < 0.5:
             spans = fragment.frames
             payloads = [unsound(rng, p, span, kind) for p, span in zip(payloads, spans, strict=True)]
-        anchor, checksum = fetching._anchor(None if line.whole else line.anchor, fragment, kind, payloads)
+        frames = [pb.Frame(index=n, crc32c=crc32c(p), payload=p) for n, p in enumerate(payloads)]
+        right = Incoming(fragment, Codec.INT4, 0 if line.whole else 2)
+        for frame in frames:
+            right.took(pb.FetchHeader(version=2, codec=int(kind)), frame)
+        anchor, checksum = right.decoded(None if line.whole else line.anchor)
         receipt = pb.Receipt()
         receipt.CopyFrom(self._receipt)
         receipt.fragment = line.fragment
@@ -178,7 +183,6 @@ class Ears:
             fragment=line.fragment, version=2, codec=int(kind), frames=len(payloads), size_bytes=1, crc32c=checksum,
             receipts=[receipt],
         )  # fmt: skip
-        frames = [pb.Frame(index=n, crc32c=crc32c(p), payload=p) for n, p in enumerate(payloads)]
         together = rng.randint(1, TOGETHER + 1)
         starts = range(0, len(frames), together)
         says = [pb.FetchReply(frames=frames[start : start + together]) for start in starts]

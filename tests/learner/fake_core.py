@@ -227,7 +227,7 @@ class FakeCore(rpc.OuterServicer):
                 size_bytes=sum(map(len, payloads)), crc32c=crc, receipts=receipts,
             )
         )  # fmt: skip
-        for index in range(request.stripe, len(payloads), max(1, request.stripes)):
+        for index in request.frames or range(len(payloads)):
             payload = payloads[index]
             yield pb.FetchReply(frames=[pb.Frame(index=index, crc32c=crc32c(payload), payload=payload)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from atoll_server.front.sessions import KNOWN_S, MOST, Sessions
@@ -27,14 +28,15 @@ def frame(index: int) -> pb.Frame:
 
 def fill(shelf: Shelf, where: Place) -> Item:
     item = shelf.begin(where, 2)
+    item.claim(range(2))
     for index in range(2):
         item.took(header(where.version), frame(index))
     return item
 
 
-def read(item: Item, indices: range = range(2), together: int = 1) -> list[bytes]:
+def read(item: Item, indices: Sequence[int] = range(2)) -> list[bytes]:
     async def all_of() -> list[bytes]:
-        return [message async for message in item.read(indices, together)]
+        return [message async for message in item.read(indices)]
 
     return asyncio.run(all_of())
 
@@ -43,17 +45,17 @@ def test_what_came_is_read_as_often_as_it_is_asked_for():
     item = fill(shelf := Shelf(1000), place())
     assert shelf.find(place()) is item
     expected = [frames.encode(n, 5, frame(n).payload) for n in range(2)]
-    assert read(item) == expected
-    assert read(item, range(1, 2)) == expected[1:]
-    assert read(item, together=4) == [b"".join(expected)]
+    assert read(item) == [b"".join(expected)]
+    assert read(item, [1]) == expected[1:]
 
 
 def test_a_reader_waits_for_frames_that_are_not_here_yet_and_hears_of_a_failure():
     async def both() -> tuple[list[bytes], BaseException | None]:
         item = Shelf(1000).begin(place(), 2)
+        assert item.claim(range(2)) == [0, 1]
 
         async def all_of() -> list[bytes]:
-            return [message async for message in item.read(range(2), 1)]
+            return [message async for message in item.read([0, 1])]
 
         first, second = asyncio.create_task(all_of()), asyncio.create_task(all_of())
         await asyncio.sleep(0)
@@ -62,15 +64,49 @@ def test_a_reader_waits_for_frames_that_are_not_here_yet_and_hears_of_a_failure(
         told = await first
         await second
         broken = Shelf(1000).begin(place(2), 2)
+        broken.claim([1])
         waiting = asyncio.create_task(broken.begun())
         await asyncio.sleep(0)
-        broken.failed(SpoiltError)
+        broken.failed([1], SpoiltError)
         await asyncio.wait([waiting])
         return told, waiting.exception()
 
     told, error = asyncio.run(both())
-    assert len(told) == 2
+    assert b"".join(told) == b"".join(frames.encode(n, 5, frame(n).payload) for n in range(2))
     assert isinstance(error, SpoiltError)
+
+
+def test_a_fetch_that_is_cut_leaves_its_frames_and_the_next_one_brings_the_others():
+    item = (shelf := Shelf(1000)).begin(place(), 3)
+    assert item.claim([0, 1]) == [0, 1]
+    item.took(header(count=3), frame(0))
+    assert item.claim(range(3)) == [2], "of another reader: what is here or coming is not fetched twice"
+    item.failed([0, 1], ConnectionError)
+    with pytest.raises(ConnectionError):
+        read(item, [1])
+    assert shelf.find(place()) is item
+    assert item.claim(range(3)) == [1]
+    item.took(header(count=3), frame(1))
+    item.took(header(count=3), frame(2))
+    assert b"".join(read(item, range(3))) == b"".join(frames.encode(n, 5, frame(n).payload) for n in range(3))
+    assert item.idle
+
+
+def test_a_reader_of_a_frame_whose_fetch_was_cut_goes_on_with_the_next_fetch_of_it():
+    async def both() -> bytes:
+        item = Shelf(1000).begin(place(), 2)
+        item.claim([0])
+        item.took(header(), frame(0))
+        item.claim([1])
+        reading = asyncio.create_task(anext(aiter(item.read([1]))))
+        await asyncio.sleep(0)
+        item.failed([1], ConnectionError)
+        assert item.claim([1]) == [1], "before the reader wakes"
+        await asyncio.sleep(0)
+        item.took(header(), frame(1))
+        return await reading
+
+    assert asyncio.run(both()) == frames.encode(1, 5, frame(1).payload)
 
 
 def test_a_frame_of_another_version_is_not_taken():

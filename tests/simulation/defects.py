@@ -22,7 +22,7 @@ from unittest import mock
 
 import grpc
 import numpy as np
-from atoll import adoption, fetching, presence, sending
+from atoll import adoption, incoming, presence, sending
 from atoll_server import (
     core,
     database,
@@ -52,7 +52,7 @@ from tests.simulation.seed import simulate
 
 MOST_SEEDS = 2000
 FOUND = Path(__file__).with_name("found.txt")
-ANCHOR = fetching._anchor
+DECODED = incoming.Incoming.decoded
 Defect = Callable[[], Iterator[None]]
 DEFECTS: dict[str, Defect] = {}
 
@@ -421,15 +421,14 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
 @defect
 def anchors_drift_by_one_ulp() -> Iterator[None]:
     """A learner adds an update a little wrong, and takes its own sum for the published one."""
-    right = fetching._anchor
 
-    def wrong(base: Any, *values: Any) -> Any:
-        anchor, checksum = right(base, *values)
+    def wrong(self: incoming.Incoming, base: Any) -> Any:
+        anchor, checksum = DECODED(self, base)
         if anchor is not None and base is not None:
             anchor[0] = np.nextafter(anchor[0], np.float32(np.inf))
         return anchor, checksum
 
-    with patch(fetching, "_anchor", wrong):
+    with patch(incoming.Incoming, "decoded", wrong):
         yield
 
 
@@ -590,13 +589,26 @@ def a_front_takes_versions_for_each_other() -> Iterator[None]:
     def nearly(self: Shelf, place: Place) -> Any:
         found = find(self, place)
         if found is None and not place.whole:
-            others = [i for p, i in self._items.items() if p[:4] == place[:4] and i.whole]
+            others = [i for p, i in self._items.items() if p[:4] == place[:4] and all(i.messages)]
             if others:
                 found = others[-1]
                 found.header.version = place.version
         return found
 
-    with patch(Shelf, "find", nearly), patch(fetching, "_anchor", _unchecked):
+    with patch(Shelf, "find", nearly), patch(incoming.Incoming, "decoded", _unchecked):
+        yield
+
+
+@defect
+def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
+    """A whole fetch that was cut goes on after a merge, and what came before it is not brought up."""
+    took = incoming.Incoming.took_update
+
+    def without_it(self: incoming.Incoming, header: Any, frame: Any) -> None:
+        took(self, header, frame)
+        self._parts[frame.index].updates.clear()
+
+    with patch(incoming.Incoming, "took_update", without_it), patch(incoming.Incoming, "decoded", _unchecked):
         yield
 
 
@@ -615,9 +627,9 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
         yield
 
 
-def _unchecked(base: Any, fragment: Any, codec_used: Any, payloads: Any) -> Any:
+def _unchecked(self: incoming.Incoming, base: Any) -> Any:
     """An anchor that is taken to have the published checksum."""
-    anchor, _ = ANCHOR(base, fragment, codec_used, payloads)
+    anchor, _ = DECODED(self, base)
     return anchor, Anything()
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
 
 import grpc
 import grpc.aio
 import structlog
-from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import opened
 from atoll_wire.frames import Sent, WireFrame, frames_in
 from atoll_wire.links import SAID, hung_up, said
 from atoll_wire.streams import download
 
-from atoll_server.calls import ending
+from atoll_server.calls import ending, wanted_frames
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.sessions import Sessions
 from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
@@ -52,14 +51,12 @@ class Fetching:
             for _ in range(TRIES):
                 begun = False
                 try:
-                    header, item = await self._item(request)
+                    header, item, wanted = await self._item(request)
                     yield pb.FetchReply(header=header)
                     begun = True
-                    stripes = request.stripes or 1
-                    mine = range(request.stripe, header.frames, stripes)
                     reader = (request.session.learner, item.place[:4], item.place[4:])
                     with self._versions.read(*reader, ending()):
-                        async for message in item.read(mine, frames.TOGETHER if stripes == 1 else 1):
+                        async for message in item.read(wanted):
                             served.inc(len(message))
                             yield message
                     return
@@ -88,8 +85,8 @@ class Fetching:
             fragment = (session.run, session.generation, number)
             self._newest[fragment] = max(version, self._newest.get(fragment, 0))
 
-    async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, Item]:
-        """What is asked for, on its way or whole, and its header for who asks."""
+    async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, Item, Sequence[int]]:
+        """What is asked for, here or on its way; its header for who asks; and the frames that are wanted of it."""
         session, header = request.session, None
         fragment = (session.run, session.generation, request.fragment)
         place = Place(*fragment, request.whole, request.version)
@@ -100,18 +97,19 @@ class Fetching:
             header = await self._header(request)
             self._counts[fragment] = header.frames
             place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)
-        item = self.shelf.find(place)
-        if item is None:
-            item = self.shelf.begin(place, self._counts[fragment])
-            task = asyncio.create_task(self._bring(request, item))  # goes on when its learner goes away
+        wanted = wanted_frames(request, self._counts[fragment])
+        item = self.shelf.find(place) or self.shelf.begin(place, self._counts[fragment])
+        if claimed := item.claim(wanted):
+            task = asyncio.create_task(self._bring(request, item, claimed))  # goes on when its learner goes away
             self._bringing.add(task)
             task.add_done_callback(self._bringing.discard)
         begun = await item.begun()
-        return header or begun, item
+        return header or begun, item, wanted
 
     async def _header(self, request: pb.FetchRequest) -> pb.FetchHeader:
         asked = pb.FetchRequest(header_only=True)
         asked.MergeFrom(request)
+        asked.ClearField("frames")
         began = time.monotonic()
         with self._upstream.quick.line() as line, opened("Fetch", line.stub.Fetch(asked, timeout=ASK_S)) as call:
             reply = await call.read()
@@ -121,11 +119,11 @@ class Fetching:
         self._sessions.answered(request.session, time.monotonic())
         return reply.header
 
-    async def _bring(self, request: pb.FetchRequest, item: Item) -> None:
-        """Fetches what has been begun. What goes wrong is told to whoever waits for it."""
-        wanted = pb.FetchRequest(
-            session=request.session, fragment=request.fragment, version=request.version, whole=request.whole
-        )
+    async def _bring(self, request: pb.FetchRequest, item: Item, claimed: Sequence[int]) -> None:
+        """Fetches frames of what has been begun. What goes wrong is told to whoever waits for them."""
+        asked = pb.FetchRequest()
+        asked.CopyFrom(request)
+        asked.ClearField("frames")
         counter = self._metrics.whole if request.whole else self._metrics.updates
 
         def took(header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
@@ -133,26 +131,28 @@ class Fetching:
             item.took(header, frame)
 
         try:
-            header = await download(self._upstream.link, wanted, len(item.messages), took)
-            if header is None or not item.whole:
+            if not await download(self._upstream.link, asked, claimed, took):
                 raise SpoiltError
         except (SpoiltError, NoRoomError) as error:
-            item.failed(type(error))
+            self.shelf.drop(item)  # the core has another version by now, or this front has no room
+            item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
             if error.code() in OF_THE_SESSION:  # not of those who wait for it as well: each asks for itself
                 self._sessions.refused(request.session)
-                item.failed(SpoiltError)
+                item.failed(claimed, SpoiltError)
             else:
-                item.failed(partial(_again, error.code(), error.details() or "", SAID if said(error) else ()))
+                mark = SAID if said(error) else ()
+                item.failed(claimed, partial(_again, error.code(), error.details() or "", mark))
         except asyncio.CancelledError:
-            item.failed(partial(_again, grpc.StatusCode.UNAVAILABLE, "the connection to the core was given up"))
+            text = "the connection to the core was given up"
+            item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, text))
             if not hung_up():
                 raise
         except Exception as error:
             log.exception("a fetch failed", fragment=request.fragment)
-            item.failed(partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))
+            item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))
         finally:
-            if not item.whole:
+            if not item.header.frames:  # nothing came: what is asked for may not exist
                 self.shelf.drop(item)
             self._metrics.cached.set(self.shelf.size_bytes)
 

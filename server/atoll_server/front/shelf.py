@@ -1,10 +1,14 @@
-"""What was fetched from the core once, for all learners of a region: frames as they come, in bounded memory."""
+"""What is fetched from the core once, for all learners of a region: frames as they come, in bounded memory.
+
+A fetch that is cut leaves the frames that came: the next one asks the core for the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from atoll_wire import frames
@@ -35,13 +39,14 @@ class SpoiltError(Exception):
 
 
 class Item:
-    """One of them, on its way or whole. messages: its frames as they are sent on; empty: not here yet."""
+    """One of them, as far as it is here. messages: its frames as they are sent on; empty: not here yet."""
 
     def __init__(self, place: Place, count: int, make_room: Callable[[Item, int], None]) -> None:
         self.place, self.header, self.readers = place, pb.FetchHeader(), 0
         self.messages = [b""] * count
-        self._make_room, self._left = make_room, count
-        self._error: Callable[[], Exception] | None = None
+        self._make_room = make_room
+        self._coming: set[int] = set()  # frames that are being fetched
+        self._error: Callable[[], Exception] = SpoiltError  # of the fetch that failed last
         self._news = asyncio.Event()
 
     @property
@@ -50,9 +55,15 @@ class Item:
         return self.header.size_bytes
 
     @property
-    def whole(self) -> bool:
-        """Whether all of it is here."""
-        return not self._left
+    def idle(self) -> bool:
+        """Whether neither a learner nor a fetch needs it."""
+        return not self.readers and not self._coming
+
+    def claim(self, wanted: Iterable[int]) -> list[int]:
+        """The frames among these that must be fetched: they are neither here nor coming. Now they are coming."""
+        claimed = [index for index in wanted if not self.messages[index] and index not in self._coming]
+        self._coming.update(claimed)
+        return claimed
 
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
         """One frame came. Raises NoRoomError, and SpoiltError for a frame of something else."""
@@ -64,40 +75,38 @@ class Item:
         elif (header.version, header.crc32c) != (self.header.version, self.header.crc32c):
             raise SpoiltError
         self.messages[frame.index] = frames.encode(frame.index, frame.crc32c, frame.payload)
-        self._left -= 1
+        self._coming.discard(frame.index)
         self._tell()
 
-    def failed(self, error: Callable[[], Exception]) -> None:
-        """It will never be whole: who waits is told why, each with an error of its own."""
+    def failed(self, claimed: Iterable[int], error: Callable[[], Exception]) -> None:
+        """A fetch of these frames ended early: who waits for one of them is told why. What is here stays."""
         self._error = error
+        self._coming.difference_update(claimed)
         self._tell()
 
     async def begun(self) -> pb.FetchHeader:
         """Its header, once that is here. Raises what `read` raises."""
         while not self.header.frames:
-            await self._next()
+            if not self._coming:
+                raise self._error()
+            await self._news.wait()
         return self.header
 
-    async def read(self, indices: range, together: int) -> AsyncIterator[bytes]:
+    async def read(self, wanted: Sequence[int]) -> AsyncIterator[bytes]:
         """These frames, some in a message, as soon as they are here. Raises an error above, or the core's."""
         self.readers += 1
         try:
-            for start in range(0, len(indices), together):
-                some = indices[start : start + together]
-                for index in some:
-                    while not self.messages[index]:
-                        await self._next()
-                while some:
-                    count = frames.fitting(len(self.messages[index]) for index in some)
-                    yield b"".join(self.messages[index] for index in some[:count])
-                    some = some[count:]
+            while wanted:
+                while not self.messages[wanted[0]]:
+                    if wanted[0] not in self._coming:
+                        raise self._error()
+                    await self._news.wait()
+                here = takewhile(bool, (self.messages[index] for index in wanted))
+                count = frames.fitting(map(len, here))
+                yield b"".join(self.messages[index] for index in wanted[:count])
+                wanted = wanted[count:]
         finally:
             self.readers -= 1
-
-    async def _next(self) -> None:
-        if self._error is not None:
-            raise self._error()
-        await self._news.wait()
 
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
@@ -124,7 +133,7 @@ class Shelf:
         return item
 
     def begin(self, place: Place, count: int) -> Item:
-        """A place for something on its way, of so many frames."""
+        """A place for something of so many frames, none of which is here."""
         item = self._items[place] = Item(place, count, self._make_room)
         return item
 
@@ -138,7 +147,7 @@ class Shelf:
         self._items.clear()
 
     def _make_room(self, newcomer: Item, size_bytes: int) -> None:
-        idle = [item for item in self._items.values() if item.whole and not item.readers and item is not newcomer]
+        idle = [item for item in self._items.values() if item.idle and item is not newcomer]
         while self.size_bytes + size_bytes > self._limit_bytes:
             if not idle:
                 raise NoRoomError

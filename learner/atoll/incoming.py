@@ -1,0 +1,120 @@
+"""PURE: the frames of one fetch that have come, kept when the link is cut until the others are here too.
+
+A merge may change a fragment between two tries of a whole fetch. Frames that are here then stay at their older version,
+and the published updates of those frames alone bring them up: 0.4 bytes per parameter instead of 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from atoll_wire import codec, memory
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.blocks import F32
+from atoll_wire.checksums import Payload
+from atoll_wire.codec import Codec, FrameError
+from atoll_wire.frames import WireFrame
+from atoll_wire.layout import Fragment
+from atoll_wire.spans import FrameSpan
+
+MOST_UPDATES = 8  # more than these cost more bytes than the frames themselves
+
+
+class UnsoundError(Exception):
+    """The core sent something else than was asked for."""
+
+
+class Ask(NamedTuple):
+    """What to fetch next: these frames of the update that leads to `version`, or of the fragment itself (version 0)."""
+
+    version: int
+    frames: Sequence[int]
+
+
+@dataclass(slots=True)
+class _Part:
+    """One frame. payload: empty until it is here; updates: to be added to it, oldest first."""
+
+    payload: Payload = b""
+    version: int = 0
+    updates: list[Payload] = field(default_factory=list)
+
+
+class Incoming:
+    """What one fetch brings: a published update, or a whole fragment."""
+
+    def __init__(self, fragment: Fragment, update_codec: Codec, version: int) -> None:
+        """version: that the update leads to; 0: the whole fragment, at whichever version it has."""
+        self.version, self.header = version, pb.FetchHeader()
+        self.size_bytes = 0  # of payloads that came
+        self._fragment, self._update_codec = fragment, update_codec
+        self._codec = update_codec if version else Codec.FLOAT32
+        self._parts = [_Part() for _ in fragment.frames]
+        self._floor = 0  # frames that are asked for now cannot be older, unless the core lost a version
+
+    def next(self, target: int) -> Ask | None:
+        """What to fetch next; None when all frames are here at one version. target: the newest version heard of.
+
+        Updates of frames that are here come first: the core keeps few of them. Frames that are too old begin anew.
+        """
+        missing = [index for index, part in enumerate(self._parts) if not part.payload]
+        if not self.version:
+            newest = max(self.header.version, target) if missing else self.header.version
+            here = {index: part.version for index, part in enumerate(self._parts) if part.payload}
+            self.forget([index for index, version in here.items() if newest - version > MOST_UPDATES])
+            behind = {index: version for index, version in here.items() if 0 < newest - version <= MOST_UPDATES}
+            if behind:
+                oldest = min(behind.values())
+                return Ask(oldest + 1, [index for index, version in behind.items() if version == oldest])
+            missing = [index for index, part in enumerate(self._parts) if not part.payload]
+        self._floor = max(part.version for part in self._parts)
+        return Ask(self.version, missing) if missing else None
+
+    def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
+        """A frame of what is fetched came. Raises UnsoundError."""
+        fits = self.version in {0, header.version} and header.version >= self._floor
+        if not (fits and int(header.codec) == self._codec and frame.payload):
+            raise UnsoundError
+        if header.version >= self.header.version:
+            self.header = header
+        self._parts[frame.index] = _Part(frame.payload, header.version)
+        self.size_bytes += len(frame.payload)
+
+    def took_update(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
+        """A frame of the update that an older frame needs next came. Raises UnsoundError."""
+        part = self._parts[frame.index]
+        if int(header.codec) != self._update_codec or header.version != part.version + 1:
+            raise UnsoundError
+        part.updates.append(frame.payload)
+        part.version = header.version
+        self.size_bytes += len(frame.payload)
+
+    def forget(self, frames: Sequence[int]) -> None:
+        """The core does not keep the updates that these need: they are fetched again."""
+        for index in frames:
+            self._parts[index] = _Part()
+
+    def decoded(self, base: F32 | None) -> tuple[F32 | None, int]:
+        """The fragment at the header's version, as a new array, and its CRC-32C; None when a frame does not decode.
+
+        base: float32 (fragment.length,), which an update is added to; None for a whole fragment.
+        """
+        out, checksum = memory.empty(self._fragment.length), 0
+        try:
+            for span, part in zip(self._fragment.frames, self._parts, strict=True):
+                self._decode(span, part, base, out)
+                checksum = codec.vector_crc32c(out[span.place], checksum)
+        except FrameError:
+            return None, 0
+        return out, checksum
+
+    def _decode(self, span: FrameSpan, part: _Part, base: F32 | None, out: F32) -> None:
+        if base is None:
+            codec.decode_frame(part.payload, span, self._codec, out)
+        else:
+            codec.content_advance(codec.decompress(part.payload, span, self._codec), span, self._codec, base, out)
+        for update in part.updates:
+            codec.decode_add(update, span, self._update_codec, np.ones(len(span.segments), np.float32), out)

@@ -1,0 +1,134 @@
+"""A fetch over a link that is cut again and again, while merges go on: it ends, exactly, and fetches little twice."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from atoll.incoming import MOST_UPDATES, Incoming, UnsoundError
+from atoll_wire import codec, layout
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Fragment, MergeKind, TensorSpec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FRAMES = 6
+
+
+def fragment() -> Fragment:
+    with mock.patch.object(layout, "FRAME_PARAMETERS", 256):
+        return layout.plan([TensorSpec("w", (FRAMES * 256,), "float32", MergeKind.DIRECTION)], 1).fragments[0]
+
+
+FRAGMENT = fragment()
+
+
+class Core:
+    """Publishes versions of one fragment, and answers a fetch frame by frame. kept: updates that can be had."""
+
+    def __init__(self, kept: int) -> None:
+        self.kept, self.updates = kept, dict[int, list[bytes]]()
+        self.published = [np.zeros(FRAGMENT.length, np.float32)]
+        self.bytes_sent = 0
+        self.merge()
+
+    @property
+    def version(self) -> int:
+        return len(self.published) - 1
+
+    def merge(self) -> None:
+        """Makes the next version."""
+        version, new = self.version + 1, self.published[-1].copy()
+        change = np.random.default_rng(version).standard_normal(FRAGMENT.length).astype(np.float32)
+        self.updates[version] = [codec.encode_frame(change, span, Codec.INT4) for span in FRAGMENT.frames]
+        for span, payload in zip(FRAGMENT.frames, self.updates[version], strict=True):
+            codec.decode_add(payload, span, Codec.INT4, np.ones(len(span.segments), np.float32), new)
+        self.published.append(new)
+        self.updates.pop(version - self.kept, None)
+
+    def answer(self, incoming: Incoming, most: int, *, heard: bool = True) -> bool:
+        """Sends at most so many frames of what is asked for next, then cuts the link. Returns whether all is here."""
+        ask = incoming.next(self.version if heard else 0)
+        if ask is None:
+            return True
+        if ask.version and ask.version not in self.updates:
+            incoming.forget(ask.frames)
+            return False
+        version = ask.version or self.version
+        kind = Codec.INT4 if ask.version else Codec.FLOAT32
+        header = pb.FetchHeader(version=version, codec=int(kind), crc32c=codec.vector_crc32c(self.published[version]))
+        took = incoming.took if ask.version == incoming.version else incoming.took_update
+        for index in ask.frames[:most]:
+            whole = codec.encode_frame(self.published[version], FRAGMENT.frames[index], Codec.FLOAT32)
+            payload = self.updates[version][index] if ask.version else whole
+            took(header, pb.Frame(index=index, payload=payload))
+            self.bytes_sent += len(payload)
+        return False
+
+    def check(self, incoming: Incoming, base: np.ndarray | None) -> None:
+        """What came is a version that was published."""
+        found, checksum = incoming.decoded(base)
+        assert found is not None
+        np.testing.assert_array_equal(found, self.published[incoming.header.version])
+        assert checksum == incoming.header.crc32c
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12), st.booleans()), max_size=30), st.integers(1, 12))
+def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, kept):
+    core = Core(kept)
+    incoming = Incoming(FRAGMENT, Codec.INT4, 0)
+    for most, merges, heard in tries:
+        if core.answer(incoming, most, heard=heard):
+            break
+        for _ in range(merges):
+            core.merge()
+    else:
+        for _ in range(FRAMES * (MOST_UPDATES + 2)):
+            if core.answer(incoming, 1):
+                break
+    assert incoming.next(0) is None
+    core.check(incoming, None)
+
+
+def test_frames_that_are_here_cost_only_their_updates_when_a_merge_comes_between():
+    core = Core(kept=2)
+    incoming = Incoming(FRAGMENT, Codec.INT4, 0)
+    core.answer(incoming, 4)
+    core.merge()
+    while not core.answer(incoming, FRAMES):
+        pass
+    core.check(incoming, None)
+    whole = sum(len(codec.encode_frame(core.published[-1], span, Codec.FLOAT32)) for span in FRAGMENT.frames)
+    assert core.bytes_sent < 1.2 * whole, "4 of 6 frames cost an update more"
+
+
+def test_an_update_goes_on_where_its_fetch_was_cut():
+    core = Core(kept=4)
+    base = core.published[1]
+    core.merge()
+    incoming = Incoming(FRAGMENT, Codec.INT4, 2)
+    core.answer(incoming, 4)
+    core.merge()
+    assert incoming.next(3).frames == [4, 5]
+    while not core.answer(incoming, FRAMES):
+        pass
+    assert incoming.size_bytes == sum(map(len, core.updates[2])), "each frame came once"
+    core.check(incoming, base)
+
+
+def test_what_is_not_what_was_asked_for_is_not_taken():
+    update = Incoming(FRAGMENT, Codec.INT4, 2)
+    frame = pb.Frame(index=0, payload=b"x")
+    for header in (pb.FetchHeader(version=3, codec=pb.CODEC_INT4), pb.FetchHeader(version=2, codec=pb.CODEC_FLOAT32)):
+        with pytest.raises(UnsoundError):
+            update.took(header, frame)
+    whole = Incoming(FRAGMENT, Codec.INT4, 0)
+    whole.took(pb.FetchHeader(version=5, codec=pb.CODEC_FLOAT32), frame)
+    assert whole.next(0).frames == [1, 2, 3, 4, 5]
+    with pytest.raises(UnsoundError):  # the core came back from a backup
+        whole.took(pb.FetchHeader(version=4, codec=pb.CODEC_FLOAT32), pb.Frame(index=1, payload=b"x"))
+    with pytest.raises(UnsoundError):
+        whole.took_update(pb.FetchHeader(version=7, codec=pb.CODEC_INT4), frame)
