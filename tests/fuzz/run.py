@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import structlog
+from atoll_server import merge
 
 from tests.fuzz.core_calls import Calls
 from tests.fuzz.decoders import Frames, Layouts
@@ -64,6 +65,7 @@ def feed(name: str, first: int, stop: int) -> tuple[str, int]:
 def fed_quietly(name: str, first: int, stop: int) -> tuple[str, int]:
     """`feed` in a process of its own."""
     quiet()
+    merge.warm_up()  # else loading kernels counts as memory of the first input
     return feed(name, first, stop)
 
 
@@ -86,6 +88,7 @@ def main() -> int:
     if arguments.replay:
         name, seed = arguments.replay.split(":")
         quiet()
+        merge.warm_up()
         tracemalloc.start()
         found, _ = feed(name, first_of_row(TARGETS[name][0]().row, int(seed)), int(seed) + 1)
         print(found or "nothing found")
@@ -98,7 +101,7 @@ def main() -> int:
             stop = arguments.first + round(share * arguments.inputs)
             for first in range(arguments.first, stop, BATCH):
                 end = min(stop, first + BATCH)
-                where = measured if first // BATCH % MEASURED == 0 else pool
+                where = measured if (first - arguments.first) // BATCH % MEASURED == 0 else pool
                 waiting[where.submit(fed_quietly, name, first, end)] = name, end - first
         for done in as_completed(waiting):
             name, count = waiting[done]
