@@ -16,7 +16,7 @@ from atoll import sending
 from atoll.adoption import Outstanding
 from atoll.errors import LearnerError
 from atoll.handover import Handover, Taken
-from atoll.incoming import Incoming
+from atoll.incoming import Incoming, UnsoundError
 from atoll.joining import FirstModel, Identity
 from atoll.places import Coded
 from atoll.presence import Presence
@@ -172,10 +172,7 @@ class Ears:
             spans = fragment.frames
             payloads = [unsound(rng, p, span, kind) for p, span in zip(payloads, spans, strict=True)]
         frames = [pb.Frame(index=n, crc32c=crc32c(p), payload=p) for n, p in enumerate(payloads)]
-        right = Incoming(fragment, Codec.INT4, 0 if line.whole else 2)
-        for frame in frames:
-            right.took(pb.FetchHeader(version=2, codec=int(kind)), frame)
-        anchor, checksum = right.decoded(None if line.whole else line.anchor)
+        anchor, checksum = _decoded(line, Incoming(fragment, Codec.INT4, 0 if line.whole else 2), kind, frames)
         receipt = pb.Receipt()
         receipt.CopyFrom(self._receipt)
         receipt.fragment = line.fragment
@@ -212,3 +209,13 @@ class Ears:
 
 def _save(path: Path) -> None:
     path.write_bytes(b"first parameters")
+
+
+def _decoded(line: Line, right: Incoming, kind: Codec, frames: list[pb.Frame]) -> tuple[Any, int]:
+    """What the frames give, and its checksum; None when they give nothing."""
+    try:
+        for frame in frames:
+            right.took(pb.FetchHeader(version=2, codec=int(kind)), frame)
+    except UnsoundError:
+        return None, 0
+    return right.decoded(None if line.whole else line.anchor)
