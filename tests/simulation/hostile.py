@@ -12,15 +12,15 @@ from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
-from atoll.handover import Taken
-from atoll.places import Places
+from atoll.handover import Due, Taken
 from atoll_server.core import Core
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.books import Violation
 from tests.simulation.checks import Checks
-from tests.simulation.island import BATCH, Island
+from tests.simulation.island import Island
 from tests.simulation.network import Network
+from tests.simulation.training import BATCH
 
 NAME = "mallory"
 STRIDE = 1e6  # of its inner steps: a hundred million times an honest one's
@@ -67,21 +67,26 @@ class Hostile(Island):
         elif self._lie is Lie.FLOOD:
             for fragment, line in enumerate(self.presence.standing.lines):
                 if line.flight is None and self.counters.connected:
-                    self._answer(fragment, self.counters.steps)
+                    self._take(Due(fragment, self.counters.steps, 0.0))
 
-    def _answer(self, fragment: int, cycle: int) -> None:
-        track = self.tracks[fragment]
+    def _answer(self) -> None:
+        due = self._handover.todo.due
+        while due:
+            self._take(due.popleft())
+
+    def _take(self, due: Due) -> None:
         assert self.presence is not None, "a round comes through it"
-        if self.presence.standing.lines[fragment].flight is not None or track.flying is not None:
-            return
-        places = Places.in_vector(self._local[fragment], track.shape)
-        outstanding = track.take(places, self.counters.tokens, self.counters.steps)
+        if self.presence.standing.lines[due.fragment].flight is None and self.tracks[due.fragment].flying is None:
+            self.sent += 1
+            self._rounds.take(due)
+
+    def _submit(self, taken: Taken) -> None:
         if self._lie is Lie.BOAST:
-            outstanding = replace(outstanding, tokens=BOAST, steps=BOAST)
-        self.sent += 1
-        taken = Taken(fragment, cycle, outstanding)
-        self._handover.submitted(taken)
-        self.presence.submit(taken)
+            taken.outstanding = replace(taken.outstanding, tokens=BOAST, steps=BOAST)
+        super()._submit(taken)
+
+    def _check(self, taken: Taken) -> None:
+        """It sends what it likes."""
 
 
 def is_usual_known(core: Core) -> bool:

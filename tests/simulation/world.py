@@ -30,6 +30,7 @@ from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
 from tests.simulation.storm import ROTTING_STORM_S, STORM_S, Storm
+from tests.simulation.weights import Weights
 
 DIRECTORY = Path("/run")
 NAMES = ("a", "b", "c", "d")
@@ -68,6 +69,7 @@ class World:
         self._harm = random.Random(f"{seed} hostile")  # a stream of its own, as each kind of fault should have
         self.harmed = self._harm.random() < HARMED
         self.hostile: Hostile | None = None
+        self.weights = Weights(self, seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -90,6 +92,7 @@ class World:
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         self._storm(self).begin()
+        self.weights.begin(STORM_S)
         if self.harmed:
             self.loop.after(self._harm.uniform(0.3, 1.5), self._harm_comes, self._harm.choice(LIES))
         long = self.rotting or self.harmed
@@ -122,6 +125,8 @@ class World:
             elif island.error is not None and "was evicted" in str(island.error):
                 if not self.stormy:
                     self.start_island(name)  # it heard of it late, when it had been let in again
+            elif island.error is not None and self.weights.ended(island):
+                island.error = None
             elif island.error is not None:
                 raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
 
@@ -138,6 +143,7 @@ class World:
         for island in (*self.zombies, *self.islands.values()):
             if island in self.zombies or island.leaving:
                 island.process.kill()
+        self.weights.peace()
         for name in self.names:
             if name not in self.islands or not self.islands[name].process.alive:
                 self.start_island(name)
@@ -378,7 +384,10 @@ class World:
         life = self.lives[name]
         self.lives[name] += 1
         seed = self.rng.getrandbits(32)
-        island = Island(self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed)
+        masters, watched = self.weights.masters(name), self.weights.watched
+        island = Island(
+            self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed, masters, watched=watched
+        )
         island.process.on_death.append(lambda: self._island_died(island))
         self.islands[name] = island
 
