@@ -36,7 +36,7 @@ from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model
 
-DRAIN_S = 3.0
+DRAIN_S, DRAIN_LOOKS = 3.0, 60
 MOST_UNDONE = 8  # a few adoptions are needed to find that the optimizer undoes them
 
 
@@ -251,8 +251,7 @@ class Island:
 
     async def _drain(self) -> None:
         """As `Learner.__exit__`, without what comes in meanwhile."""
-        loop, counters = asyncio.get_running_loop(), self.counters
-        deadline, self.training = loop.time() + DRAIN_S, False
+        counters, self.training = self.counters, False
         if self._watch is not None and self._watch.leave() is not Verdict.FINE:
             for account, track in zip(self._accounts, self.tracks, strict=True):
                 account.all_given_up(flying=track.flying is not None)
@@ -260,8 +259,9 @@ class Island:
         for fragment, track in enumerate(self.tracks):
             if track.flying is None and track.steps_from < counters.steps:
                 self._rounds.take(Due(fragment, 0, 0.0))
-        while self._handover.unsettled and loop.time() < deadline:
-            await asyncio.sleep(0.05)
+        for _ in range(DRAIN_LOOKS):
+            if self._handover.unsettled:
+                await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
 
     def check_conservation(self) -> None:
         """What training moved = what was merged or given up of it + what is outstanding."""

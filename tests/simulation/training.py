@@ -127,7 +127,7 @@ class Account:
         self.given_up = False
 
     def taken_back(self, size: float, stride: float) -> bool:
-        """The next step takes back what moved this fragment so far. Whether that is much larger than a step, and found."""
+        """The next step takes back what moved this fragment. Whether that is much larger than a step: it is found."""
         large = size > SLACK * JUDGED_STEPS * stride * len(self.moved) ** 0.5
         self.undone += 0.0 if large else size
         return large
