@@ -141,10 +141,10 @@ class Island:
         if self.overwrites is not None and not self.late:
             self._load()
         drawn = self._random.standard_normal(layout.parameters, np.float32) * np.float32(self.stride)
-        changes = np.split(drawn, np.cumsum([fragment.length for fragment in layout.fragments])[:-1])
-        self.model.step(changes, watched=self._watch is not None)
-        for account, change in zip(self._accounts, changes, strict=True):
-            account.trained(change)
+        at = 0
+        for account in self._accounts:
+            account.trained(drawn[at : (at := at + len(account.moved))])
+        self.model.step(drawn, watched=self._watch is not None)
         if self.overwrites is not None:
             self._load()
         counters.steps += 1
@@ -174,8 +174,8 @@ class Island:
 
     def _restore(self) -> None:
         everything, counters = range(len(self.tracks)), self.counters
-        before = [self.model.values(fragment) for fragment in everything]
-        with self.model.copies.following(self.model.parameters, restart=True):
+        before = self._before(everything)
+        with self.model.following(everything, restart=True):
             for fragment in everything:
                 self._accounts[fragment].all_given_up(flying=self.tracks[fragment].flying is not None)
                 self._local.restore(fragment, counters.tokens, counters.steps)
@@ -183,9 +183,8 @@ class Island:
 
     def _adopt(self, fragments: list[int]) -> None:
         prepared, counters = self._handover.todo.prepared, self.counters
-        moved = list({id(p): p for fragment in fragments for p in self.model.of(fragment)}.values())
-        before = [self.model.values(fragment) for fragment in fragments]
-        with self.model.copies.following(moved):
+        before = self._before(fragments)
+        with self.model.following(fragments):
             while prepared:
                 newer = prepared[0]
                 self._settle(self._accounts[newer.fragment], newer)
@@ -202,6 +201,10 @@ class Island:
             account.ended(None)
         elif fate.q is not None:
             account.ended(self._values(newer.fragment, fate.q))
+
+    def _before(self, fragments: Sequence[int]) -> list[np.ndarray]:
+        """Values that `_moved` compares with, where it does."""
+        return [self.model.values(n) for n in fragments] if self.model.masters is Masters.UNKNOWN else []
 
     def _moved(self, fragments: Sequence[int], before: list[np.ndarray]) -> None:
         """The boundary gave these fragments other values."""

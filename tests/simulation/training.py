@@ -6,6 +6,9 @@ The rest is the product's: where its parameters lie (`Windows`), how they are mo
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 
 import numpy as np
@@ -72,27 +75,33 @@ class Model:
     def begin(self, layout: Layout) -> None:
         """They have their first values."""
         self._layout = layout
+        ends = itertools.accumulate(fragment.length for fragment in layout.fragments)
+        self._pieces = [
+            (piece.tensor, piece.start, end - fragment.length + piece.offset, piece.length)
+            for fragment, end in zip(layout.fragments, ends, strict=True)
+            for piece in fragment.pieces
+        ]
         self.optimizer = Walk(self.parameters, self.masters)
         named = self.masters is Masters.NAMED
         pairs = list(zip(self.parameters, self.optimizer.copies, strict=True)) if named else []
         self.copies = Copies([self.optimizer], lambda: pairs)
 
-    def of(self, fragment: int) -> list[nn.Parameter]:
-        """The parameters that a fragment has values of."""
-        pieces = self._layout.fragments[fragment].pieces
-        return [self.parameters[tensor] for tensor in dict.fromkeys(piece.tensor for piece in pieces)]
+    def following(self, fragments: Sequence[int], *, restart: bool = False) -> AbstractContextManager[None]:
+        """Around a change of these: masters that Atoll knows go with it."""
+        if self.masters is not Masters.NAMED:
+            return nullcontext()
+        tensors = {piece.tensor for fragment in fragments for piece in self._layout.fragments[fragment].pieces}
+        return self.copies.following([self.parameters[tensor] for tensor in sorted(tensors)], restart=restart)
 
     def values(self, fragment: int) -> np.ndarray:
         """A fragment's, as they are."""
         pieces = self._layout.fragments[fragment].pieces
         return np.concatenate([self._flat[p.tensor][p.start : p.start + p.length] for p in pieces])
 
-    def step(self, changes: list[np.ndarray], *, watched: bool) -> None:
-        """One inner step. changes: of each fragment. watched: somebody hears of it."""
+    def step(self, changes: np.ndarray, *, watched: bool) -> None:
+        """One inner step. changes: of one fragment after the other. watched: somebody hears of it."""
         self.optimizer.change = [
-            (piece.tensor, piece.start, change[piece.offset : piece.offset + piece.length])
-            for fragment, change in zip(self._layout.fragments, changes, strict=True)
-            for piece in fragment.pieces
+            (tensor, start, changes[at : at + length]) for tensor, start, at, length in self._pieces
         ]
         (self.optimizer.step if watched else self.optimizer.walk)()
 

@@ -21,8 +21,8 @@ from tests.simulation.training import Masters
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-MOVED = 0.08  # of the seeds have such a learner
-WATCHED = 0.16  # ... or watch without one
+MOVED = 0.06  # of the seeds have such a learner
+WATCHED = 0.12  # ... or watch without one
 AGAIN_S = 0.5  # until a learner that ended is started with its masters named
 
 

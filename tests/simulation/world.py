@@ -40,9 +40,9 @@ FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
 LEAST_EVENTS = 300
 HARMED = 0.12  # of the seeds have a hostile learner of LIES
-HARMED_TOO = 0.12  # of the others have one of the later kinds
+HARMED_TOO = 0.08  # of the others have one of the later kinds
 LATER_LIES = (Lie.BOAST, Lie.INFLATE)
-STRANGE_STORM_S = 4.0
+STRANGE_STORM_S = 3.5
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
 
 
