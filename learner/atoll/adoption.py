@@ -3,7 +3,7 @@
 Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)); what
 quantisation left out stays in L, so there is no error buffer. Adopting A' with D taken before:
 
-    mine was merged on the way    L' = A' - (D - q)
+    mine was merged on the way    L' = A' - (D - q), but A' - D if it was given up since it was taken
     in flight, refused, or none   L' = A' - D            ("rebase"; "overwrite" sets D = 0)
     too stale                     L' = A'                (D = 0: the work is given up)
 
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from atoll_wire.blocks import F32
 
 from atoll.places import Coded, Places, Shape, rebase, store, take
+
+GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight whose work is not outstanding any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class Track:
         "overwrite" (False). When less than that is stored, `stored` must follow.
         """
         assert fate.q is None or self.flying is not None, "only what is in flight can be merged"
+        q = fate.q if self.flying != GIVEN_UP else None
         if fate.q is not None and self.flying is not None:
             self.tokens_from += self.flying[0]
             self.steps_from += self.flying[1]
@@ -103,7 +106,7 @@ class Track:
             abandoned = given_up + self.give_up(tokens, steps)
             store(anchor, places, self.shape)
         else:
-            rebase(self.origin, anchor, fate.q, places, self.shape)
+            rebase(self.origin, anchor, q, places, self.shape)
         if fate.q is not None or self.steps_from == steps:
             self.base_version = version
         self.base_version = min(self.base_version, version)  # the core may have come back from a backup
@@ -116,7 +119,7 @@ class Track:
         if self.flying is not None:
             given_up -= self.flying[0]
             self.overwritten += self.flying[0]
-            self.flying = (0, 0)
+            self.flying = GIVEN_UP
         self.tokens_from, self.steps_from = tokens, steps
         return given_up
 

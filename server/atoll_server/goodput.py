@@ -161,6 +161,10 @@ class Account:
                      "abandoned_tokens", "accepted_tokens", "frozen_s"):  # fmt: skip
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
+    def there_s(self, now: float) -> float:
+        """Since it first joined, but for what it was away after a good-bye."""
+        return max(0.0, now - self.first_joined_at - self.away_s)
+
     def total(self, name: str) -> Any:  # noqa: ANN401
         """A counter summed over all incarnations."""
         mine = getattr(self.current, name)

@@ -1,11 +1,13 @@
 """PURE: how much of what a learner says that it trained is counted. Nobody can see it train; the core has a clock.
 
 - Reported steps and tokens count as far as the time since the last of them allows at a plausible rate: FASTER times
-  that of most of the others, or what the learner did before. What is more is counted later, when time allows it.
+  that of most of the others, or the average of what counted of the learner so far. What is more is counted later,
+  when time allows it.
 - A contribution's tokens count as far as they were counted of its learner and not given to this fragment before, and
   what the time since its last report allows at its own rate, or that of the others while it has none: a contribution
   may overtake the report.
-- Tokens of a step, which a weight grows with, are at most MIXED times those of its learner's or of the others' steps.
+- Tokens of a step, which a weight grows with, are at most MIXED times those of the others' steps; or of its learner's,
+  as far as it would not train faster by them than it may report.
 
 Honest learners are below all of these; a liar has the influence of an honest learner on much better hardware.
 """
@@ -25,24 +27,32 @@ MIXED = 4.0  # times the usual tokens of a step, in a contribution of few of the
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """How fast a learner trains: inner steps per second, tokens of each."""
-
-    steps_s: float
-    batch: float
-
-    @property
-    def tokens_s(self) -> float:
-        """Tokens per second."""
-        return self.steps_s * self.batch
-
-
-@dataclass(frozen=True, slots=True)
 class Most:
     """Per second: what counts of a learner's reports."""
 
     steps_s: float = MOST_STEPS_S
     tokens_s: float = MOST_TOKENS_S
+
+
+NOTHING = Most(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a learner trains: inner steps per second, tokens of each. mean: what counted of it since it first came.
+
+    What it may report is measured by `mean` and not by how fast it seems now: that follows what it reports, and would
+    let it report more from second to second.
+    """
+
+    steps_s: float
+    batch: float
+    mean: Most = NOTHING
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens per second."""
+        return self.steps_s * self.batch
 
 
 class Rates:
@@ -72,7 +82,7 @@ class Rates:
         tokens_s = _middle(self._tokens, own.tokens_s if own is not None else None)
         if steps_s is None or tokens_s is None:
             return Most()
-        before = Most(own.steps_s, own.tokens_s) if own is not None else Most(0.0, 0.0)
+        before = own.mean if own is not None else NOTHING
         most_steps_s = min(MOST_STEPS_S, max(FASTER * steps_s, before.steps_s))
         return Most(most_steps_s, min(MOST_TOKENS_S, max(FASTER * tokens_s, before.tokens_s)))
 
@@ -121,6 +131,17 @@ def weighed(
     if own is not None:
         ahead += OVERTAKEN_S * own.steps_s
     steps = max(1, min(said.steps, int(reported.steps + ahead)))
-    batch = max(rate.batch, usual.batch if usual is not None else 0.0)
-    most = min(reported.tokens + ahead * rate.batch - given, MIXED * batch * steps)
+    batch = _most_of_a_step(own, usual)
+    most = min(reported.tokens + ahead * min(rate.batch, batch) - given, batch * steps)
     return Declared(max(1, min(said.tokens, int(most))), steps)
+
+
+def _most_of_a_step(own: Rate | None, usual: Rate | None) -> float:
+    """Tokens, in a contribution. Its own average alone says nothing: a liar's grows with the tokens that it reports."""
+    of_others = MIXED * usual.batch if usual is not None else 0.0
+    if own is None:
+        return of_others
+    if usual is None:
+        return MIXED * own.batch
+    plausible = max(FASTER * usual.tokens_s, own.mean.tokens_s) / own.steps_s
+    return max(of_others, min(MIXED * own.batch, plausible))

@@ -11,7 +11,7 @@ from atoll_wire.arrivals import Arrivals
 from atoll_wire.certificate import NAME
 
 from atoll_server.goodput import Account
-from atoll_server.influence import Rate, Rates
+from atoll_server.influence import Most, Rate, Rates
 from atoll_server.refusal import Refused, Status
 
 LARGEST_REGION = 64
@@ -244,7 +244,8 @@ class Roster:
             for entry in self.entries.values():
                 step_s, steps = entry.account.step_time_s, entry.account.total("steps")
                 if step_s and steps and not entry.evicted:
-                    found[entry.name] = Rate(1 / step_s, entry.account.total("tokens") / steps)
+                    tokens, there_s = entry.account.total("tokens"), max(1.0, entry.account.there_s(wall))
+                    found[entry.name] = Rate(1 / step_s, tokens / steps, Most(steps / there_s, tokens / there_s))
             self._rates, self._rates_at = Rates(found), wall
         return self._rates
 

@@ -47,12 +47,35 @@ def test_what_was_not_counted_is_counted_when_time_allows_it():
 
 def test_most_of_the_others_say_what_is_plausible_and_liars_do_not_raise_each_other():
     assert Rates({}).most("alone").tokens_s == MOST_TOKENS_S
-    liars = {"liar": Rate(1e3, 1e6), "other": Rate(1e3, 1e6)}
+    liars = {"liar": Rate(1e3, 1e6, Most(1e3, 1e9)), "other": Rate(1e3, 1e6)}
     rates = Rates({"a": USUAL, "b": USUAL, "c": USUAL, "d": USUAL} | liars)
     assert rates.usual("a") == USUAL
     assert rates.most("new") == Most(FASTER * 1.0, FASTER * 100.0)
     assert rates.most("liar").tokens_s == 1e9, "what it was let do before, it may still do"
-    assert Rates({"fast": Rate(100.0, 100.0), "slow": USUAL}).most("fast").tokens_s == 1e4
+    assert Rates({"fast": Rate(100.0, 100.0, Most(100.0, 1e4)), "slow": USUAL}).most("fast").tokens_s == 1e4
+
+
+def test_what_a_liar_may_report_does_not_grow_with_what_it_reports():
+    """It is silent for a while, and then what time allowed counts at once: it seems much faster than it is."""
+    account, last = Account(first_joined_at=0.0, heard_at=0.0), 0.0
+    account.joined(0.0, 0.0, returning=False)
+    rates = Rates({"a": USUAL, "b": USUAL})
+    for second in range(10, 210, 10):
+        for now in (second, second + 0.25):
+            account.heard(now, Spent(steps=1 << 40, tokens=1 << 50), rates.most("liar"))
+            steps, tokens = account.current.steps, account.current.tokens
+            seems = Rate((steps - last) / (now - second or 0.25), tokens / steps, Most(steps / now, tokens / now))
+            last, rates = steps, Rates({"a": USUAL, "b": USUAL, "liar": seems})
+    assert account.current.tokens <= FASTER * USUAL.tokens_s * 210 * 1.01
+
+
+def test_reports_of_tokens_without_steps_weigh_as_the_tokens_that_time_allows():
+    """A liar makes steps at the usual pace, and reports ten times the tokens: a weight is tokens x tokens / steps."""
+    own = Rate(steps_s=1.0, batch=4000.0, mean=Most(1.0, FASTER * USUAL.tokens_s))
+    hostile = weighed(Declared(1 << 50, 6), Declared(24_000, 6), 0, 0.25, own, USUAL)
+    honest = USUAL.batch * 6
+    assert hostile.steps == 6
+    assert hostile.tokens <= FASTER * honest
 
 
 def test_a_contribution_weighs_no_more_than_its_learner_reported_and_did_since():
@@ -68,7 +91,8 @@ def test_a_contribution_weighs_no_more_than_its_learner_reported_and_did_since()
 def test_no_contribution_of_an_honest_learner_is_cut_though_it_overtakes_its_report():
     for seed in range(500):
         rng = random.Random(seed)
-        own = Rate(rng.uniform(0.2, 5.0), rng.uniform(10, 1000))
+        steps_s, batch = rng.uniform(0.2, 5.0), rng.uniform(10, 1000)
+        own = Rate(steps_s, batch, Most(steps_s, steps_s * batch))  # it was here first: its reports count
         taken, given = 0, 0
         now, heard_at = 0.0, 0.0
         for _ in range(50):

@@ -6,6 +6,7 @@ finds on its disk. It trusts nobody's counters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,8 @@ class Checks:
         self.joined_run.add(reply.run)
         if len(self.joined_run) > 1:
             raise Violation(5, f"two runs were begun: {self.joined_run}")
+        if not request.nonce:
+            raise Violation(6, f"{request.learner} was let in with nonce 0, which is no process's")
         given = self.incarnations.setdefault((request.learner, request.nonce), reply.incarnation)
         self.note(f"join {request.learner} incarnation {reply.incarnation} epoch {reply.epoch} {list(reply.versions)}")
         if given != reply.incarnation:
@@ -206,15 +209,15 @@ class Checks:
         kinds = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
         return {name: Told(kinds[row[0]], *row[1:]) for name, row in found.items() if row[0] in kinds}
 
-    def work_counted_once(self, core: Core) -> None:
-        """No process has more tokens merged into a fragment than it trained."""
+    def work_counted_once(self, core: Core, names: Sequence[str]) -> None:
+        """No process of these names has more tokens merged into a fragment than it trained."""
         merged = core.writer._db.execute(
             "SELECT learner, incarnation, fragment, SUM(tokens) FROM contributions WHERE fate='merged' "
             "GROUP BY learner, incarnation, fragment"
         )
         for learner, incarnation, fragment, tokens in merged.fetchall():
             trained = self.trained.get((learner, incarnation), 0)
-            if tokens > trained:
+            if learner in names and tokens > trained:
                 raise Violation(1, f"{learner}/{incarnation} trained {trained} tokens, {tokens} count in {fragment}")
 
     def closing(self, syncer: Syncer, fragment: int, cause: Cause, now: float) -> None:

@@ -22,22 +22,26 @@ from unittest import mock
 
 import grpc
 import numpy as np
-from atoll import adoption, incoming, presence, sending
+from atoll import adoption, copies, incoming, moves, presence, sending, watch
 from atoll_server import (
     core,
     database,
     engine,
+    goodput,
     guard,
+    influence,
     initial,
     joining,
     keeper,
     ledger,
     publications,
+    quotas,
     restore,
     roster,
     rows,
     syncer,
     uploads,
+    versions,
     writer,
 )
 from atoll_server.front import service as front_service
@@ -677,6 +681,164 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
 def nobody_looks_at_norms() -> Iterator[None]:
     """Garbage of any size is merged."""
     with patch(guard.Guard, "judge", lambda *_: guard.Verdict()):
+        yield
+
+
+@defect
+def what_is_declared_counts() -> Iterator[None]:
+    """A contribution weighs what its learner says."""
+    with patch(engine.Engine, "weighed", lambda self, key, said: said):
+        yield
+
+
+@defect
+def what_is_reported_counts() -> Iterator[None]:
+    """Nobody asks whether time allows it."""
+    with patch(goodput, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
+        yield
+
+
+@defect
+def a_liars_own_batch_is_believed() -> Iterator[None]:
+    """Tokens of a step are bounded by those that the learner reported alone (found when this was so)."""
+
+    def own_or_usual(own: Any, usual: Any) -> float:
+        return influence.MIXED * max(each.batch for each in (own, usual) if each is not None)
+
+    with patch(influence, "_most_of_a_step", own_or_usual):
+        yield
+
+
+@defect
+def nonce_0_is_a_process() -> Iterator[None]:
+    """It takes over a name that is not connected, in one step."""
+    join = roster.Roster.join
+
+    def taken(self: roster.Roster, name: str, region: str, nonce: int, *values: Any) -> roster.Entry:
+        entry = self.entries.get(name)
+        if nonce or entry is None or entry.connected:
+            return join(self, name, region, nonce, *values)
+        entry.nonces.append(0)
+        entry.incarnation += 1
+        entry.speaks(values[-3], roster.fenced(name))
+        return entry
+
+    with patch(roster.Roster, "join", taken):
+        yield
+
+
+@defect
+def regions_are_never_given_back() -> Iterator[None]:
+    """A name is in all the regions that it ever joined from."""
+
+    def everywhere(self: roster.Roster, but: Any = None) -> set[str]:
+        ever: set[str] = self.__dict__.setdefault("ever", set())
+        ever.update(entry.region for entry in self.entries.values())
+        return ever
+
+    with patch(roster.Roster, "regions", everywhere):
+        yield
+
+
+@defect
+def the_lease_is_kept_by_empty_words() -> Iterator[None]:
+    """Whatever its holder sends renews it, and joining again does."""
+    held = joining.Joining._held
+
+    def renewed(self: joining.Joining, *values: Any) -> initial.Lease:
+        lease = held(self, *values)
+        lease.until = 1e9
+        return lease
+
+    with patch(joining.Joining, "_held", renewed):
+        yield
+
+
+@defect
+def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
+    """It stays with the name, and time does not end it."""
+    with patch(initial.Lease, "over", lambda *_: False):
+        yield
+
+
+@defect
+def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
+    """Initialise asks whether the name has the lease, and not who speaks for it."""
+
+    def check(self: roster.Roster, name: str, incarnation: int, token: bytes) -> roster.Entry:
+        return self.entries[name]
+
+    with (
+        patch(roster.Roster, "check", check),
+        patch(roster.Speaker, "still", lambda _: None),
+        patch(initial.Lease, "over", lambda self, now: now > self.until),
+    ):
+        yield
+
+
+@defect
+def calls_have_no_end_of_places() -> Iterator[None]:
+    """A learner may have any number of streams, and send any number of messages by halves."""
+
+    def enter(self: quotas.Pool[Any], call: Any, now: float, *_: Any) -> None:
+        self._taken[call] = now
+
+    with patch(quotas.Pool, "enter", enter):
+        yield
+
+
+@defect
+def who_reads_slowly_keeps_every_version() -> Iterator[None]:
+    """Nobody counts the versions that are kept for their readers."""
+    with patch(versions, "MOST_OF_ONE", 1000), patch(versions.Versions, "_trim", lambda _: None):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+@defect
+def loaded_weights_are_work() -> Iterator[None]:
+    """Whatever the parameters are is taken for what was trained."""
+    fine = lambda _: moves.Verdict.FINE  # noqa: E731
+    with patch(watch.Watch, "judge", fine), patch(watch.Watch, "glance", fine), patch(watch.Watch, "leave", fine):
+        yield
+
+
+@defect
+def weights_loaded_before_leaving_are_work() -> Iterator[None]:
+    """Leaving sends what is there."""
+    with patch(watch.Watch, "leave", lambda _: moves.Verdict.FINE):
+        yield
+
+
+@defect
+def adoptions_may_be_undone() -> Iterator[None]:
+    """An optimizer's masters take each of them back, and the reverse is sent."""
+    with patch(moves.Moves, "_undone", lambda *_, **__: moves.Verdict.FINE):
+        yield
+
+
+@defect
+def masters_stay_where_they_are() -> Iterator[None]:
+    """Copies that were named do not move with the parameters."""
+    with patch(copies.Copies, "following", lambda *_, **__: nullcontext()):
+        yield
+
+
+@defect
+def what_was_given_up_in_flight_is_taken_back() -> Iterator[None]:
+    """Restored, a learner takes what is merged of it out of its work once more (found by seed 2052)."""
+
+    class Never(tuple[int, int]):
+        """Equals nothing."""
+
+        __slots__ = ()
+        __eq__ = lambda *_: False  # noqa: E731
+        __ne__ = lambda *_: True  # noqa: E731
+        __hash__ = tuple.__hash__
+
+    with patch(adoption, "GIVEN_UP", Never((0, 0))):
         yield
 
 

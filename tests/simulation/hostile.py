@@ -1,26 +1,28 @@
 """A learner with a valid name that means harm, beside those that the world waits for; and how much it may move them.
 
-It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual: before that
-nothing can be judged (`atoll_server.guard`).
+It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual of
+what it lies about: before that nothing can be judged (`atoll_server.guard`, `influence`).
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
-from atoll.handover import Taken
-from atoll.places import Places
+from atoll.handover import Due, Taken
 from atoll_server.core import Core
+from atoll_server.influence import FASTER
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.books import Violation
 from tests.simulation.checks import Checks
-from tests.simulation.island import BATCH, Island
+from tests.simulation.island import Island
 from tests.simulation.network import Network
+from tests.simulation.training import BATCH
 
 NAME = "mallory"
 STRIDE = 1e6  # of its inner steps: a hundred million times an honest one's
@@ -28,7 +30,9 @@ LARGEST = 1e4  # that a parameter may become: the norm limit times what honest l
 MOST_WEIGHT = 4.0  # times the heaviest honest contribution of a merge: learners' paces differ as much
 DECLINES = 128  # in a report
 BOAST = 1 << 40
-MOST_TOKENS_PER_S = 10 * BATCH / 0.06  # of one learner: ten times the fastest honest one's
+FASTEST_S, SLOWEST_S = 0.06, 0.2  # an inner step of an honest learner
+MOST_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens: those of a learner ten times as fast
+MOST_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # of one learner: ten times the fastest honest one's
 
 
 class Lie(StrEnum):
@@ -40,7 +44,7 @@ class Lie(StrEnum):
     INFLATE = "reports of more tokens than it can have trained"
 
 
-LIES = (Lie.FLOOD, Lie.DECLINES)  # that a run withstands
+LIES = (Lie.FLOOD, Lie.DECLINES)
 
 
 class Hostile(Island):
@@ -50,38 +54,43 @@ class Hostile(Island):
         self, lie: Lie, network: Network, checks: Checks, addresses: Sequence[str], step_s: float, seed: int
     ) -> None:
         super().__init__(network, checks, NAME, 0, addresses, step_s, seed)
-        self._lie, self.stride = lie, STRIDE if lie is Lie.FLOOD else 0.01
+        self.lie, self.stride = lie, STRIDE if lie is Lie.FLOOD else 0.01
         self.sent = 0
 
     def _step(self) -> None:
         super()._step()
         assert self.presence is not None, "it trains"
-        if self._lie is Lie.DECLINES:
+        if self.lie is Lie.DECLINES:
             self._handover.declined.extend(
                 pb.Declined(fragment=fragment, cycle=self.counters.steps + cycle, reason="x" * 64)
                 for fragment in range(len(self.tracks))
                 for cycle in range(DECLINES // len(self.tracks))
             )
-        elif self._lie is Lie.INFLATE:
+        elif self.lie is Lie.INFLATE:
             self.counters.tokens += BOAST
-        elif self._lie is Lie.FLOOD:
+        elif self.lie is Lie.FLOOD:
             for fragment, line in enumerate(self.presence.standing.lines):
                 if line.flight is None and self.counters.connected:
-                    self._answer(fragment, self.counters.steps)
+                    self._take(Due(fragment, self.counters.steps, 0.0))
 
-    def _answer(self, fragment: int, cycle: int) -> None:
-        track = self.tracks[fragment]
+    def _answer(self) -> None:
+        due = self._handover.todo.due
+        while due:
+            self._take(due.popleft())
+
+    def _take(self, due: Due) -> None:
         assert self.presence is not None, "a round comes through it"
-        if self.presence.standing.lines[fragment].flight is not None or track.flying is not None:
-            return
-        places = Places.in_vector(self._local[fragment], track.shape)
-        outstanding = track.take(places, self.counters.tokens, self.counters.steps)
-        if self._lie is Lie.BOAST:
-            outstanding = replace(outstanding, tokens=BOAST, steps=BOAST)
-        self.sent += 1
-        taken = Taken(fragment, cycle, outstanding)
-        self._handover.submitted(taken)
-        self.presence.submit(taken)
+        if self.presence.standing.lines[due.fragment].flight is None and self.tracks[due.fragment].flying is None:
+            self.sent += 1
+            self._rounds.take(due)
+
+    def _submit(self, taken: Taken) -> None:
+        if self.lie is Lie.BOAST:
+            taken.outstanding = replace(taken.outstanding, tokens=BOAST, steps=BOAST)
+        super()._submit(taken)
+
+    def _check(self, taken: Taken) -> None:
+        """It sends what it likes."""
 
 
 def is_usual_known(core: Core) -> bool:
@@ -90,7 +99,13 @@ def is_usual_known(core: Core) -> bool:
     return engine is not None and all(usual.count >= engine.guard.window for usual in engine.guard._usual)
 
 
-def check_influence(core: Core, honest: Sequence[str], trained: int, elapsed_s: float) -> None:
+def are_rates_known(core: Core, names: Sequence[str]) -> bool:
+    """Whether the core has seen all of these train: it says how much faster another one may seem."""
+    entries = [core.roster.entries.get(name) for name in names]
+    return all(entry is not None and entry.account.step_time_s for entry in entries)
+
+
+def check_influence(core: Core, lie: Lie, honest: Sequence[str], trained: int, elapsed_s: float) -> None:
     """At the end: what it did to the model and to the run's numbers is what one honest learner could have done.
 
     trained: tokens of all honest processes.
@@ -102,6 +117,24 @@ def check_influence(core: Core, honest: Sequence[str], trained: int, elapsed_s: 
         largest = float(np.abs(state.theta_pub).max())
         if not largest <= LARGEST:
             raise Violation(11, f"a hostile learner moved fragment {fragment} to {largest:.3g}")
+    _check_declared(core, elapsed_s)
+    if lie in LIES:
+        _check_shares(core, honest)
+
+
+def _check_declared(core: Core, elapsed_s: float) -> None:
+    """What counts of its contributions is what a learner ten times as fast as the others could have made."""
+    rows = core.writer._db.execute("SELECT fragment, tokens, steps FROM contributions WHERE learner=?", (NAME,))
+    made: Counter[int] = Counter()
+    for fragment, tokens, steps in rows.fetchall():
+        made[fragment] += tokens
+        if tokens > MOST_OF_A_STEP * steps:
+            raise Violation(11, f"a contribution of a hostile learner counts {tokens} tokens in {steps} steps")
+    if max(made.values(), default=0) > MOST_TOKENS_PER_S * elapsed_s:
+        raise Violation(11, f"{made} tokens count in contributions of a hostile learner")
+
+
+def _check_shares(core: Core, honest: Sequence[str]) -> None:
     for fragment, version, text in core.writer._db.execute("SELECT fragment, version, shares FROM merges").fetchall():
         weights: dict[bool, list[float]] = {True: [], False: []}
         for share in json.loads(text):

@@ -1,6 +1,6 @@
 """A learner's process in the simulation: the real agent, and a training loop of a few additions.
 
-The step boundary does what `atoll.Learner.step` does, on vectors instead of a model.
+The step boundary does what `atoll.Learner.step` does, with the same parts, but without waiting.
 """
 
 from __future__ import annotations
@@ -12,53 +12,59 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 from atoll.adoption import Track
-from atoll.handover import Handover, Taken
+from atoll.errors import LearnerError
+from atoll.handover import Due, Handover, Prepared, Taken
 from atoll.joining import FirstModel, Identity
-from atoll.places import Coded, Places, Shape
+from atoll.local import Local
+from atoll.moves import Verdict
+from atoll.places import Coded
 from atoll.presence import Presence
+from atoll.rounds import Rounds
+from atoll.samples import Samples
 from atoll.stats import Counters
+from atoll.watch import FOUND, Watch
+from atoll.windows import Windows
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.codec import Codec
-from atoll_wire.layout import Layout, MergeKind, TensorSpec
+from atoll_wire.layout import Layout
 
 from tests.simulation.books import Violation
 from tests.simulation.checks import Checks
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
+from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model
 
-TENSORS = (
-    TensorSpec("embedding", (24, 16), "float32", MergeKind.AVERAGE),
-    TensorSpec("first", (20, 16), "float32", MergeKind.DIRECTION),
-    TensorSpec("second", (16, 30), "float32", MergeKind.DIRECTION),
-    TensorSpec("third", (33,), "float32", MergeKind.DIRECTION),
-    TensorSpec("fourth", (10, 50), "float32", MergeKind.DIRECTION),
-)
-STRIDE = 0.01  # of an inner step
-BATCH = 8  # tokens of an inner step
+DRAIN_S, DRAIN_LOOKS = 3.0, 60
+MOST_UNDONE = 8  # a few adoptions are needed to find that the optimizer undoes them
 
 
 class Island:
-    """One process under a name. error: why its agent gave up, if it did."""
+    """One process under a name. error: why it gave up, if it did. watched: with the product's `Watch`."""
 
     def __init__(
-        self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float, seed: int
-    ) -> None:
+        self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float,
+        seed: int, masters: Masters = Masters.NONE, *, watched: bool = False,
+    ) -> None:  # fmt: skip
         self.process = Process(f"{name}#{life}")
         self.name, self._network, self._checks, self._step_s = name, network, checks, step_s
         self._addresses = addresses
         self._random = np.random.default_rng(seed)
         self._handover, self.counters = Handover(), Counters()
+        self.model, self._watched = Model(masters), watched
+        self._watch: Watch | None = None
         self.tracks: list[Track] = []
-        self._local: list[np.ndarray] = []
-        self._moved: list[np.ndarray] = []  # of each fragment, float64: what training added
-        self._told: list[np.ndarray] = []  # ... what was merged of it, and given up
+        self._accounts: list[Account] = []
         self.layout: Layout | None = None
         self.presence: Presence | None = None
         self.error: Exception | None = None
-        self.stride = STRIDE
+        self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
+        self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
+        self.late = False  # ... after the optimizer's part of it
+        self.strayed = False  # its steps were much larger for a while
+        self._undone = 0  # adoptions that the next step took back, and that are large enough to be found
         self.due_again = False  # somebody wants to start it again, and waits for its end
         self.process.start(self._live(), name=self.process.name)
 
@@ -73,16 +79,27 @@ class Island:
         agent.add_done_callback(self._ended)
         self.layout, self._codec = await ready, Codec(presence.standing.settings.codec)
         self._handover.clear()
-        for line in presence.standing.lines:
-            shape = Shape.of(self.layout.fragments[line.fragment], self._codec)
-            self.tracks.append(Track(shape, line.version, line.anchor, line.anchor, line.version))
-            self._local.append(line.anchor.copy())
-            self._moved.append(np.zeros(len(line.anchor)))
-            self._told.append(np.zeros(len(line.anchor)))
-            self._checks.adopted(self, line.fragment, line.version, line.anchor)
-        while True:
-            await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2) if self.training else 0.5)
-            self._step()
+        try:
+            self._begin(self.layout, [(line.version, line.anchor) for line in presence.standing.lines])
+            while True:
+                await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2) if self.training else 0.5)
+                self._step()
+        finally:
+            if self._watch is not None:
+                self._watch.end()  # it hears the optimizers of all processes
+
+    def _begin(self, layout: Layout, anchors: list[tuple[int, np.ndarray]]) -> None:
+        """As `Learner._take_over`."""
+        if self._watched:
+            self._watch = Watch(Samples(self.model.parameters, layout.fragments))
+        self._local = Local(Windows(self.model.parameters, layout, self._codec), anchors, keep=True)
+        self._rounds = Rounds(self._local, self._handover, self.counters, self._submit)
+        self.tracks = self._local.tracks
+        self.model.begin(layout)
+        self._seen(tuple(range(len(anchors))))
+        for fragment, (version, anchor) in enumerate(anchors):
+            self._accounts.append(Account(len(anchor)))
+            self._checks.adopted(self, fragment, version, anchor)
 
     def _dial(self, address: str, _: Access) -> SimulatedLink:
         return SimulatedLink(self._network, self.process, address)
@@ -105,69 +122,156 @@ class Island:
         counters = self.counters
         counters.paused = asyncio.get_running_loop().time() < self.paused_until or bool(self._handover.paused)
         if self.training and not counters.paused:
-            changes = self._random.standard_normal(sum(map(len, self._local)), np.float32) * np.float32(self.stride)
-            at = 0
-            for local, moved in zip(self._local, self._moved, strict=True):
-                change = changes[at : at + len(local)]
-                np.add(local, change, out=local)
-                np.subtract(moved, change, out=moved)
-                at += len(local)
-            counters.steps += 1
-            counters.tokens += BATCH
-            counters.stepping_s += self._step_s
-            counters.step_time_s = self._step_s
-            assert self.presence is not None, "it trains"
-            self._checks.trained[self.name, self.presence.standing.session.incarnation] = counters.tokens
-        if self._handover.paused or not self._handover.something:
+            self._train()
+            if self._watch is not None:
+                self._watch.step()
+        if self._handover.paused or not self._goes_on() or not self._handover.something:
             return
         todo = self._handover.next()
         while todo.released:
+            self._accounts[todo.released[0]].ended(None)
             self.tracks[todo.released.popleft()].refused()
-        while todo.prepared:
-            newer = todo.prepared.popleft()
-            track, fate = self.tracks[newer.fragment], newer.fate
-            if fate.drop:  # whatever was not merged is given up
-                self._told[newer.fragment] += track.origin - self._local[newer.fragment]
-            elif fate.q is not None:
-                self._told[newer.fragment] += self._values(newer.fragment, fate.q)
-            places = Places.in_vector(self._local[newer.fragment], track.shape)
-            track.adopt(newer.anchor, newer.version, fate, counters.tokens, counters.steps, places, keep=True)
-            self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
-            self._checks.adopted(self, newer.fragment, newer.version, newer.anchor)
-        while todo.due:
-            one = todo.due.popleft()
-            self._answer(one.fragment, one.cycle)
+        if todo.prepared:
+            self._adopt([newer.fragment for newer in todo.prepared])
+        self._answer()
+
+    def _train(self) -> None:
+        counters, layout = self.counters, self.layout
+        assert layout is not None, "it trains"
+        if self.overwrites is not None and not self.late:
+            self._load()
+        drawn = self._random.standard_normal(layout.parameters, np.float32) * np.float32(self.stride)
+        at = 0
+        for account in self._accounts:
+            account.trained(drawn[at : (at := at + len(account.moved))])
+        self.model.step(drawn, watched=self._watch is not None)
+        if self.overwrites is not None:
+            self._load()
+        counters.steps += 1
+        counters.tokens += BATCH
+        counters.stepping_s += self._step_s
+        counters.step_time_s = self._step_s
+        assert self.presence is not None, "it trains"
+        self._checks.trained[self.name, self.presence.standing.session.incarnation] = counters.tokens
+
+    def _load(self) -> None:
+        assert self.overwrites is not None, "asked to"
+        self.model.load(self.overwrites)
+        self.overwrites = None
+
+    def _goes_on(self) -> bool:
+        """As `Learner._judge` and what follows from it. False: this process ends."""
+        if self._watch is None:
+            return True
+        verdict = self._watch.judge() if self._handover.something else self._watch.glance()
+        if verdict is Verdict.COPIES:
+            self._stop(LearnerError(FOUND[verdict]))
+            return False
+        if verdict is not Verdict.FINE:
+            self._checks.note(f"{self.process.name} has its parameters restored: {verdict.name}")
+            self._restore()
+        return True
+
+    def _restore(self) -> None:
+        everything, counters = range(len(self.tracks)), self.counters
+        before = self._before(everything)
+        with self.model.following(everything, restart=True):
+            for fragment in everything:
+                self._accounts[fragment].all_given_up(flying=self.tracks[fragment].flying is not None)
+                self._local.restore(fragment, counters.tokens, counters.steps)
+        self._moved(everything, before)
+
+    def _adopt(self, fragments: list[int]) -> None:
+        prepared, counters = self._handover.todo.prepared, self.counters
+        before = self._before(fragments)
+        with self.model.following(fragments):
+            while prepared:
+                newer = prepared[0]
+                self._settle(self._accounts[newer.fragment], newer)
+                self._local.adopt(newer, counters.tokens, counters.steps)
+                self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
+                self._checks.adopted(self, newer.fragment, newer.version, newer.anchor)
+                prepared.popleft()
+        self._moved(fragments, before)
+
+    def _settle(self, account: Account, newer: Prepared) -> None:
+        fate, track = newer.fate, self.tracks[newer.fragment]
+        if fate.drop:  # whatever was not merged is given up
+            account.told += track.origin - self.model.values(newer.fragment)
+            account.ended(None)
+        elif fate.q is not None:
+            account.ended(self._values(newer.fragment, fate.q))
+
+    def _before(self, fragments: Sequence[int]) -> list[np.ndarray]:
+        """Values that `_moved` compares with, where it does."""
+        return [self.model.values(n) for n in fragments] if self.model.masters is Masters.UNKNOWN else []
+
+    def _moved(self, fragments: Sequence[int], before: list[np.ndarray]) -> None:
+        """The boundary gave these fragments other values."""
+        self._seen(tuple(fragments))
+        if self.model.masters is not Masters.UNKNOWN:
+            return
+        sizes = [np.linalg.norm(self.model.values(n) - old) for n, old in zip(fragments, before, strict=True)]
+        large = [self._accounts[n].taken_back(size, self.stride) for n, size in zip(fragments, sizes, strict=True)]
+        self._undone += any(large)
+        if self._undone > MOST_UNDONE:
+            raise Violation(12, f"{self.process.name} undid {self._undone} adoptions, and goes on")
+
+    def _seen(self, fragments: tuple[int, ...]) -> None:
+        if self._watch is not None:
+            self._watch.adopted(fragments)
 
     def _values(self, number: int, coded: Coded) -> np.ndarray:
         assert self.layout is not None, "it trains"
-        fragment, out = self.layout.fragments[number], np.zeros(len(self._local[number]), np.float32)
+        fragment = self.layout.fragments[number]
+        out = np.zeros(fragment.length, np.float32)
         for span, content in zip(fragment.frames, coded.contents, strict=True):
             codec.content_add(content, span, self._codec, np.ones(len(span.segments), np.float32), out)
         return out
 
-    def _answer(self, fragment: int, cycle: int) -> None:
-        track = self.tracks[fragment]
-        if track.flying is not None or track.steps_from == self.counters.steps:
-            reason = "in flight" if track.flying is not None else "nothing was trained"
-            self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
-            return
-        places = Places.in_vector(self._local[fragment], track.shape)
-        outstanding = track.take(places, self.counters.tokens, self.counters.steps)
+    def _answer(self) -> None:
+        self._rounds.answer()
+
+    def _submit(self, taken: Taken) -> None:
         assert self.presence is not None, "a round comes through it"
-        self._handover.submitted(taken := Taken(fragment, cycle, outstanding))
+        self._check(taken)
+        self._handover.submitted(taken)
         self.presence.submit(taken)
 
-    async def leave(self) -> None:
-        """Says good-bye, and ends."""
+    def _check(self, taken: Taken) -> None:
+        values = self._values(taken.fragment, taken.outstanding.coded)
+        if strange := self._accounts[taken.fragment].strange(values):
+            raise Violation(12, f"{self.process.name} sends what it did not train of {taken.fragment}: {strange}")
+
+    async def leave(self, *, drains: bool = False) -> None:
+        """Says good-bye, and ends. drains: after it has sent what is left."""
         self.leaving = True
+        if drains and self.tracks:
+            await self._drain()
         if self.presence is not None:
             await self.presence.say_goodbye()
         self.process.kill()
 
+    async def _drain(self) -> None:
+        """As `Learner.__exit__`, without what comes in meanwhile."""
+        counters, self.training = self.counters, False
+        if self._watch is not None and self._watch.leave() is not Verdict.FINE:
+            for account, track in zip(self._accounts, self.tracks, strict=True):
+                account.all_given_up(flying=track.flying is not None)
+                track.give_up(counters.tokens, counters.steps)
+        for fragment, track in enumerate(self.tracks):
+            if track.flying is None and track.steps_from < counters.steps:
+                self._rounds.take(Due(fragment, 0, 0.0))
+        for _ in range(DRAIN_LOOKS):
+            if self._handover.unsettled:
+                await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
+
     def check_conservation(self) -> None:
         """What training moved = what was merged or given up of it + what is outstanding."""
-        for fragment, track in enumerate(self.tracks):
-            left = self._moved[fragment] - self._told[fragment] - (track.anchor - self._local[fragment])
+        if self._watch is not None and self._watch.judge() is not Verdict.FINE:
+            self._restore()  # nothing was due since weights were loaded: nobody looked
+        for fragment, (account, track) in enumerate(zip(self._accounts, self.tracks, strict=True)):
+            left = account.moved - account.told - (track.anchor - self.model.values(fragment))
             if np.abs(left).max() > 1e-3:
                 raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
 

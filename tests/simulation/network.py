@@ -62,6 +62,13 @@ class Weather:
     change: float = 0.001
 
 
+@dataclass(frozen=True)
+class Half:
+    """Bytes of a message that is not whole."""
+
+    content: bytes
+
+
 class Network:
     """All calls there are. servers: by address, the servicer and the process that serves there now, if any does."""
 
@@ -168,6 +175,7 @@ class Call:
         self._first: Any = None
         self._broken = False  # what is sent from now on gets nowhere
         self.hung_up = False  # the server knows that nobody listens
+        self.read_by_its_caller = True  # or what the server writes waits for that, where there is a gate
         self._connected = network.servers[address][1] if address in network.servers else None
         network.calls[self] = None
         if self._connected is None:
@@ -330,17 +338,21 @@ class Call:
         self._server_inbox.put(message)
 
     async def _serve(self, service: Any) -> None:
-        context, method = Context(), getattr(service, self.method)
+        entrance = getattr(service, "entrance", None)
+        context: Any = Context() if entrance is None else entrance.context(self)
+        method = getattr(service, self.method)
         try:
-            if self.method in {"Join", "Leave"}:
-                self._reply_with(await method(await self._server_inbox.get(), context))
+            if entrance is not None:
+                await entrance.serve(self, context)
+            elif self.method in {"Join", "Leave"}:
+                self.reply_with(await method(await self._server_inbox.get(), context))
             elif self.method in {"Initialise", "Report"}:
-                self._reply_with(await method(self._requests(), context))
+                self.reply_with(await method(self._requests(), context))
             else:
                 request = self._requests() if self.method == "Push" else await self._server_inbox.get()
                 async with aclosing(method(request, context)) as replies:
                     async for reply in replies:
-                        self._reply_with(reply)
+                        self.reply_with(reply)
         except Aborted:
             pass
         except Exception as error:
@@ -349,11 +361,23 @@ class Call:
         if not self._broken:
             self._down.send(context.status)
 
+    async def request(self) -> Any:
+        """The next message that came; None: there is no other."""
+        message = await self._server_inbox.get()
+        if message is END:
+            self._server_inbox.put(END)
+        return None if message is END else message
+
     async def _requests(self) -> AsyncIterator[Any]:
-        while (message := await self._server_inbox.get()) is not END:
+        while (message := await self.request()) is not None:
             yield message
 
-    def _reply_with(self, reply: Any) -> None:
+    @property
+    def served(self) -> bool:
+        """Whether its server is at it."""
+        return self._server is not None and not self._server.done()
+
+    def reply_with(self, reply: Any) -> None:
         process = here()
         if process is not None and process.alive:
             if self.address == CORE:
@@ -377,7 +401,7 @@ class Call:
         def again() -> None:
             if self.address in network.servers and self._sent:
                 network.replays += 1
-                ghost = Call(network, Process("a repeated call"), self.address, self.method, 30.0)
+                ghost = Call(network, Process(self.learner.name), self.address, self.method, 30.0)
                 ghost.learner.alive = False
                 for message in self._sent:
                     ghost._up.send(message)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from atoll_server.eviction import evict
 from atoll_server.pausing import pause
 
-from tests.simulation.island import STRIDE
+from tests.simulation.training import STRIDE
 
 if TYPE_CHECKING:
     from atoll_server.core import Core
@@ -106,6 +106,7 @@ class Storm:
         island = self._world.islands.get(self._rng.choice(self._world.names))
         if island is not None:
             self._world.counts["gone astray"] += 1
+            island.strayed = True
             island.stride = self._rng.choice((0.1, 3.0))
             self._world.loop.after(self._rng.uniform(0.3, 1.5), setattr, island, "stride", STRIDE)
 

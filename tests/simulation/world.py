@@ -21,22 +21,28 @@ from atoll_wire import codec
 from atoll_wire.errors import UserError
 
 from tests.simulation.books import Violation
+from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
+from tests.simulation.entrance import Entrance
 from tests.simulation.gateway import Gateway
-from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, is_usual_known
+from tests.simulation.hostile import LIES, Hostile, Lie, are_rates_known, check_influence, is_usual_known
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
 from tests.simulation.storm import ROTTING_STORM_S, STORM_S, Storm
+from tests.simulation.weights import Weights
 
 DIRECTORY = Path("/run")
 NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
 LEAST_EVENTS = 300
-HARMED = 0.12  # of the seeds have a hostile learner
+HARMED = 0.12  # of the seeds have a hostile learner of LIES
+HARMED_TOO = 0.08  # of the others have one of the later kinds
+LATER_LIES = (Lie.BOAST, Lie.INFLATE)
+STRANGE_STORM_S = 3.5
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
 
 
@@ -68,6 +74,12 @@ class World:
         self._harm = random.Random(f"{seed} hostile")  # a stream of its own, as each kind of fault should have
         self.harmed = self._harm.random() < HARMED
         self.hostile: Hostile | None = None
+        self._later = random.Random(f"{seed} hostile kinds")  # a stream of its own, too
+        self.harm: Lie | Harm | None = None
+        if self._later.random() < HARMED_TOO and not self.harmed:
+            self.harm = self._later.choice((*LATER_LIES, *Harm))
+        self.caller: Caller | None = None
+        self.weights = Weights(self, seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -90,10 +102,17 @@ class World:
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         self._storm(self).begin()
+        self.weights.begin(STRANGE_STORM_S)
         if self.harmed:
-            self.loop.after(self._harm.uniform(0.3, 1.5), self._harm_comes, self._harm.choice(LIES))
-        long = self.rotting or self.harmed
-        await self._watch(lambda: self.loop.now >= (ROTTING_STORM_S if long else STORM_S))
+            self.loop.after(self._harm.uniform(0.3, 1.5), self._harm_comes, self._harm.choice(LIES), self._harm)
+        elif isinstance(self.harm, Lie):
+            self.loop.after(self._later.uniform(0.3, 1.5), self._harm_comes, self.harm, self._later)
+        elif self.harm is not None:
+            at = 0.0 if self.harm in FROM_THE_START else self._later.uniform(0.5, 1.5)
+            self.loop.after(at, self._caller_comes, self.harm)
+        long = self.rotting or self.harmed or isinstance(self.harm, Lie)
+        storm_s = ROTTING_STORM_S if long else STRANGE_STORM_S if self.weights.strange is not None else STORM_S
+        await self._watch(lambda: self.loop.now >= storm_s)
         await self._peace()
 
     async def _watch(self, done: Callable[[], bool]) -> None:
@@ -113,6 +132,8 @@ class World:
         for context in self.loop.unhandled:
             error = context.get("exception")
             raise error if isinstance(error, Violation) else Violation(0, f"{context['message']}: {error!r}") from error
+        if self.caller is not None:
+            self.caller.check()
         for name, island in self.islands.items():
             older = next((z for z in self.zombies if z.name == name and z.process.alive), None)
             if any(self.network.open(method, caller=island.process) > 1 for method in STANDING):
@@ -122,6 +143,8 @@ class World:
             elif island.error is not None and "was evicted" in str(island.error):
                 if not self.stormy:
                     self.start_island(name)  # it heard of it late, when it had been let in again
+            elif island.error is not None and self.weights.ended(island):
+                island.error = None
             elif island.error is not None:
                 raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
 
@@ -138,6 +161,7 @@ class World:
         for island in (*self.zombies, *self.islands.values()):
             if island in self.zombies or island.leaving:
                 island.process.kill()
+        self.weights.peace()
         for name in self.names:
             if name not in self.islands or not self.islands[name].process.alive:
                 self.start_island(name)
@@ -150,9 +174,12 @@ class World:
         self.checks.note("peace")
         deadline = self.loop.now + PEACE_S
         trained = {name: self.islands[name].counters.steps for name in self.names}
+        versions = sum(self.checks.newest.values()) + (0 if self.caller is None else MERGES)
 
         def useful() -> bool:
             assert self.loop.now < deadline, self._stuck("did not train on")
+            if self.caller is not None and sum(self.checks.newest.values()) < versions:
+                return False  # a hostile learner is there, and does not stop merges
             for name, island in self.islands.items():
                 trains_on = island.counters.connected and island.counters.steps > trained[name] + 1
                 if trains_on and self.network.events >= LEAST_EVENTS:
@@ -160,6 +187,8 @@ class World:
             return not any(island.training for island in self.islands.values())
 
         await self._guarded(useful)
+        if self.caller is not None:
+            self.caller.process.kill()
 
         def at_rest() -> bool:
             for island in self.islands.values():
@@ -229,11 +258,11 @@ class World:
         counts = core.engine.contributions.counts
         if counts["accepted"] != counts["merged"] + counts["refused"]:
             raise Violation(2, f"the core's own sums do not add up: {counts}")
-        self.checks.work_counted_once(core)
+        self.checks.work_counted_once(core, self.names)
         if self.hostile is not None:
             self.counts["hostile contributions"] += self.hostile.sent
             trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
-            check_influence(core, self.names, trained, self.loop.now)
+            check_influence(core, self.hostile.lie, self.names, trained, self.loop.now)
         before = [state.checksums() for state in core.engine.states]
         for island in self.islands.values():
             island.check_conservation()
@@ -276,7 +305,7 @@ class World:
     def processes(self) -> list[Process]:
         """Whatever may still run."""
         islands = [island.process for island in (*self.islands.values(), *self.zombies)]
-        islands += [self.hostile.process] if self.hostile is not None else []
+        islands += [hostile.process for hostile in (self.hostile, self.caller) if hostile is not None]
         servers = [gateway.process for gateway in self.gateways.values()]
         return [*servers, *islands] if self.core_process is None else [self.core_process, *servers, *islands]
 
@@ -295,6 +324,7 @@ class World:
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=every_s,
             limits=Limits(
+                lease_s=LEASE_S if self.harm in FROM_THE_START else Limits().lease_s,
                 norm_window=4, happenings=self.rng.choice((8, 64, 4096)),
                 update_cache_versions=self.rng.choice((1, 4, 16)),
             ),
@@ -307,7 +337,7 @@ class World:
             await core.start()
             self.core = core
             self.checks.restored(core)
-            self.network.servers[CORE] = (OuterService(core), process)
+            self.network.servers[CORE] = (self._service(core), process)
             await asyncio.wait(
                 {core.failed, asyncio.create_task(self.told_to_stop.wait())}, return_when="FIRST_COMPLETED"
             )
@@ -324,6 +354,12 @@ class World:
             self.checks.note(f"core ended: {error!r}")
             self.counts["cores that ended by themselves"] += 1
             process.kill()
+
+    def _service(self, core: Core) -> OuterService:
+        service = OuterService(core)
+        if self.harm in GATED:
+            service.entrance = Entrance(core, service)  # type: ignore[attr-defined]
+        return service
 
     async def _end_cleanly(self, core: Core) -> None:
         """As `server.serve` does at SIGTERM."""
@@ -378,23 +414,35 @@ class World:
         life = self.lives[name]
         self.lives[name] += 1
         seed = self.rng.getrandbits(32)
-        island = Island(self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed)
+        masters, watched = self.weights.masters(name), self.weights.watched
+        island = Island(
+            self.network, self.checks, name, life, self.addresses[name], self.pace[name], seed, masters, watched=watched
+        )
         island.process.on_death.append(lambda: self._island_died(island))
         self.islands[name] = island
 
-    def _harm_comes(self, lie: Lie) -> None:
+    def _harm_comes(self, lie: Lie, rng: random.Random) -> None:
         """A hostile learner comes, as soon as the core knows what is usual."""
         if not self.stormy:
             return
-        if self.core is None or not is_usual_known(self.core):
-            self.loop.after(0.1, self._harm_comes, lie)
+        known = self.core is not None and (
+            are_rates_known(self.core, self.names) if lie in LATER_LIES else is_usual_known(self.core)
+        )
+        if not known:
+            self.loop.after(0.1, self._harm_comes, lie, rng)
             return
         self.counts[f"hostile learners: {lie.name.lower()}"] += 1
         self.checks.note(f"a hostile learner comes: {lie}")
-        addresses, pace = self._harm.choice(list(self.addresses.values())), self._harm.uniform(0.06, 0.2)
-        island = Hostile(lie, self.network, self.checks, addresses, pace, self._harm.getrandbits(32))
+        addresses, pace = rng.choice(list(self.addresses.values())), rng.uniform(0.06, 0.2)
+        island = Hostile(lie, self.network, self.checks, addresses, pace, rng.getrandbits(32))
         island.process.on_death.append(lambda: self._hang_up(island.process))
         self.hostile = island
+
+    def _caller_comes(self, harm: Harm) -> None:
+        self.counts[f"hostile callers: {harm.name.lower()}"] += 1
+        self.checks.note(f"a hostile process comes: {harm}")
+        self.caller = caller = Caller(harm, self, self._later)
+        caller.process.on_death.append(lambda: self._hang_up(caller.process))
 
     def _island_died(self, island: Island) -> None:
         self.checks.note(f"{island.process.name} dies")

@@ -1,0 +1,95 @@
+"""Learners that mean well, and whose parameters are moved by something other than their optimizer.
+
+Weights are loaded in the block, or just before leaving; or the optimizer keeps masters and undoes what is adopted. The
+product's own detection (`atoll.watch`) runs in the learners of such a world, and in some others, where it must find
+nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+from atoll.moves import RELIABLE, Verdict
+from atoll.watch import FOUND
+
+from tests.simulation.island import Island
+from tests.simulation.training import Masters
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+MOVED = 0.06  # of the seeds have such a learner
+WATCHED = 0.12  # ... or watch without one
+AGAIN_S = 0.5  # until a learner that ended is started with its masters named
+
+
+class Strange(StrEnum):
+    """What moves them."""
+
+    LOADED = "weights are loaded before a step"
+    LOADED_LATE = "weights are loaded behind a step"
+    BEST = "weights are loaded before leaving"
+    MASTERS = "the optimizer undoes adoptions"
+    NAMED = "the optimizer has masters that Atoll knows"
+
+
+class Weights:
+    """Of one world, from a stream of its own."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world, self._rng = world, random.Random(f"{seed} weights")
+        drawn = self._rng.random()
+        self.strange = self._rng.choice(list(Strange)) if drawn < MOVED else None
+        self.watched = drawn < WATCHED
+        self._name = self._rng.choice(world.names)
+        self._masters = {Strange.MASTERS: Masters.UNKNOWN, Strange.NAMED: Masters.NAMED}
+
+    def begin(self, storm_s: float) -> None:
+        """Sets a time for what happens at one."""
+        if self.strange in {Strange.LOADED, Strange.LOADED_LATE, Strange.BEST}:
+            self._world.loop.after(self._rng.uniform(0.8, storm_s), self._load)
+
+    def masters(self, name: str) -> Masters:
+        """Of the next process of a learner."""
+        kind = self._masters.get(self.strange, Masters.NONE) if self.strange is not None else Masters.NONE
+        return kind if name == self._name else Masters.NONE
+
+    def ended(self, island: Island) -> bool:
+        """Whether a process gave up as it should: it is told to name its masters, and is started so."""
+        if island.model.masters is not Masters.UNKNOWN or FOUND[Verdict.COPIES] not in str(island.error):
+            return False
+        self._world.counts["learners that undid adoptions, and ended"] += 1
+        self._name_masters()
+        self._world.loop.after(AGAIN_S, self._world.start_island, island.name)
+        return True
+
+    def peace(self) -> None:
+        """Whoever still undoes adoptions, too small to be found, is ended."""
+        self._name_masters()
+        for island in self._world.islands.values():
+            if island.model.masters is Masters.UNKNOWN:
+                island.process.kill()
+
+    def _name_masters(self) -> None:
+        self._masters[Strange.MASTERS] = Masters.NAMED
+
+    def _load(self) -> None:
+        island, counts = self._world.islands.get(self._name), self._world.counts
+        if not self._world.stormy or island is None or not island.process.alive or island.leaving:
+            return
+        if not island.tracks or not island.counters.steps or island.strayed:  # what is loaded is no large step then
+            self._world.loop.after(0.1, self._load)
+            return
+        values = np.random.default_rng(self._rng.getrandbits(32))
+        self._world.checks.note(f"{island.process.name}: {self.strange}")
+        counts[f"weights: {self.strange.name.lower()}" if self.strange is not None else ""] += 1
+        if self.strange is Strange.BEST:
+            island.model.load(values)
+            island.process.start(island.leave(drains=True))
+            self._world.loop.after(self._rng.uniform(0.5, 3.0), self._world.start_island, self._name)
+        else:
+            island.overwrites = values
+            island.late = self.strange is Strange.LOADED_LATE and island.counters.steps > RELIABLE + 2
