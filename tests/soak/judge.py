@@ -6,8 +6,9 @@ A sample is the lowest of some looks at an idle system: a call that is just endi
   learners, and nothing else is open. No sample may have more. A comparison with earlier samples would be weaker: a cut
   ends what leaked over that connection, and the limits of a front or core end the oldest of too many.
 - Threads, and file descriptors that are no connections, are compared over time: what leaks makes the samples rise and
-  stay up. The lowest sample of the last third must be no higher than the highest of the first third and of whatever
-  came before it in the same process. One high sample is no growth, and one leaked file is one.
+  stay up. The lowest sample of the last third must be no higher than the highest of the first third and of what came
+  before it. One high sample is no growth, and one leaked file is one. What came before it is what the same process had;
+  of threads, what any process of its kind had: a pool starts a thread when it first needs it, in whichever minute.
 - Connections are compared in the same way, with LAZY to spare: a front opens them when it first needs them, and a cut
   ends them. What leaks with each cut or rejoin is beyond that after some of them.
 - Memory: the median of the last third is at most 5 % above that of the first third.
@@ -31,7 +32,7 @@ MEMORY, THREADS, FILES, CONNECTIONS = "memory", "threads", "other file descripto
 class Series:
     """Samples of one quantity, oldest first. values: counts, or bytes of memory; known: what a count has to be.
 
-    before: what the same process had earlier; spare: so much more is no growth.
+    before: what came before; spare: so much more is no growth.
     """
 
     process: str

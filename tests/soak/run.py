@@ -8,7 +8,7 @@ open calls, threads, file descriptors and memory. judge.py says what growth is. 
 
 - Open calls of every process, in every sample.
 - Threads and file descriptors of each process that outlives a chapter, over that chapter, from the second on (of 20
-  minutes: from minute 5). Each process is compared with itself, under disturbances of the same kinds.
+  minutes: from minute 5). Each process is compared under disturbances of the same kinds.
 - Memory of each process from the second chapter on, but not over its first GROWN_UP of the time, in which caches fill.
 - Starts: what a core, a front and learners c and d have in the first sample after each start, over all starts from the
   second chapter on. A core that needs more after each start is found here.
@@ -32,7 +32,7 @@ from atoll.demo.processes import DemoError
 from rich.console import Console
 from rich.table import Table
 
-from tests.soak.deployment import SoakError, deployment
+from tests.soak.deployment import LEARNERS, SoakError, deployment
 from tests.soak.disturbances import CHAPTERS, Deck
 from tests.soak.judge import CONNECTIONS, FILES, LAZY, LEAST, MEMORY, THREADS, Series
 from tests.soak.sampling import Sampler, Usage, known
@@ -93,13 +93,16 @@ def progress(samples: list[Sample]) -> str:
     """One turn in a line."""
     first = samples[0]
     what = f"{first.chapter + 1}.{first.turn:<3d} {first.after:27} trains after {first.back_s:4.1f} s"
-    return f"[{first.at_s:5.0f} s] {what}" + "".join(f" | {each.process} {brief(each.used)}" for each in samples)
+    return f"[{first.at_s:5.0f} s] {what}" + "".join(f" | {each.process} {brief(each)}" for each in samples)
 
 
-def brief(used: Usage) -> str:
-    """Open calls, threads, other files, connections and MiB of one process, for a line of progress."""
-    calls = sum(value for quantity, value in used.items() if quantity not in COMPARED)
-    return f"{calls:.0f}c {used[THREADS]:.0f}t {used[FILES]:.0f}f {used[CONNECTIONS]:.0f}s {used[MEMORY] / 2**20:.1f}M"
+def brief(sample: Sample) -> str:
+    """Open calls, threads, other files, connections and MiB of one process, and calls that it should not have."""
+    used = sample.used
+    calls = {quantity: value for quantity, value in used.items() if quantity not in COMPARED}
+    text = f"{sum(calls.values()):.0f}c {used[THREADS]:.0f}t {used[FILES]:.0f}f {used[CONNECTIONS]:.0f}s"
+    high = [f"{value:.0f} {it}" for it, value in calls.items() if value > (known(sample.process, it) or 0.0)]
+    return f"{text} {used[MEMORY] / 2**20:.1f}M" + (f" ({', '.join(high)})" if high else "")
 
 
 def series(samples: Sequence[Sample], minutes: float) -> list[Series]:
@@ -112,23 +115,26 @@ def series(samples: Sequence[Sample], minutes: float) -> list[Series]:
             if (most := known(name, quantity)) is not None:
                 found.append(Series(role(name), quantity, of(quantity, mine), known=most))
         for life in dict.fromkeys(each.life for each in mine):
-            found += of_life(f"{role(name)}, start {life}", [each for each in mine if each.life == life], mine, spare)
+            found += of_life(name, life, samples, spare)
         first = [now for before, now in pairwise(mine) if now.life > before.life and now.chapter > 0]
         found += [Series(f"{role(name)}, after starts", it, of(it, first), spare=spare.get(it, 0)) for it in COMPARED]
     return [each for each in found if each.known is not None or len(each.values) >= LEAST]
 
 
-def of_life(name: str, lived: list[Sample], everything: list[Sample], spare: dict[str, int]) -> Iterator[Series]:
-    """Of one process, beginning with the second chapter. everything: with the other starts of its role."""
+def of_life(name: str, life: int, samples: Sequence[Sample], spare: dict[str, int]) -> Iterator[Series]:
+    """Of one process, beginning with the second chapter."""
+    lived = [each for each in samples if (each.process, each.life) == (name, life)]
+    kind = [each for each in samples if each.process == name or {each.process, name} <= set(LEARNERS)]
+    whole = f"{role(name)}, start {life}"
     for chapter in range(1, len(CHAPTERS)):
         part = [each for each in lived if each.chapter == chapter]
-        if len(part) == sum(each.chapter == chapter for each in everything):  # it outlived all of the chapter
-            before = [each for each in lived if each.chapter < chapter]
+        if len(part) == len({each.turn for each in samples if each.chapter == chapter}):  # it outlived the chapter
             for it in COUNTS:
-                over = f"{name}, chapter {chapter + 1}"
+                before = [each for each in (kind if it == THREADS else lived) if each.chapter < chapter]
+                over = f"{whole}, chapter {chapter + 1}"
                 yield Series(over, it, of(it, part), before=of(it, before), spare=spare.get(it, 0))
-    warm_s = lived[0].at_s + GROWN_UP * everything[-1].at_s
-    yield Series(name, MEMORY, of(MEMORY, [each for each in lived if each.chapter > 0 and each.at_s >= warm_s]))
+    warm_s = lived[0].at_s + GROWN_UP * samples[-1].at_s
+    yield Series(whole, MEMORY, of(MEMORY, [each for each in lived if each.chapter > 0 and each.at_s >= warm_s]))
 
 
 def of(quantity: str, samples: Sequence[Sample]) -> tuple[float, ...]:

@@ -69,6 +69,18 @@ def test_what_a_process_had_in_an_earlier_chapter_is_no_growth_in_a_later_one():
     assert grown({5: {THREADS: 14.0}} | from_turn(2 * TURNS + 6, **{THREADS: 14.0})) == []
 
 
+def test_threads_that_another_learner_had_earlier_are_no_growth_and_more_are():
+    turns = range(TURNS * len(CHAPTERS))
+    samples = [
+        Sample(name, 1, turn // TURNS, turn, 31.0 * turn, "a cut", 1.0, QUIET | {THREADS: count})
+        for turn in turns
+        for name, count in (("b", 14.0), ("a", 14.0 if turn > 18 else 13.0), ("c", 15.0 if turn > 18 else 13.0))
+    ]
+    assert [each.sentence() for each in series(samples, 20.0) if each.grew()] == [
+        "learner c, start 1, chapter 2: threads grew from 13 to 15"
+    ]
+
+
 def test_connections_may_be_opened_late_but_not_with_each_turn():
     assert grown(from_turn(TURNS + 6, **{CONNECTIONS: QUIET[CONNECTIONS] + LAZY})) == []
     growing = {turn: {CONNECTIONS: QUIET[CONNECTIONS] + turn} for turn in range(TURNS * len(CHAPTERS))}
