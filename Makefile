@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not slow and not root and not k8s and not compose and not observe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-newest test-oldest test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz bench wheel clean
+.PHONY: help demo chaos bench-kills bench-regions bench-wan quality test test-slow test-newest test-oldest test-newest-grpc test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench wheel clean
 
 help: ## show this
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -92,6 +92,9 @@ bench-kills: $(READY) ## the core killed 20 times under learners, beside undistu
 
 fuzz: $(READY) ## unsound bytes for everything that decodes from a network: INPUTS=1000000 ARGS="--json PATH"
 	@$(BIN)/python -m tests.fuzz.run --inputs $(or $(INPUTS),1000000) $(ARGS)
+
+soak: $(READY) ## a deployment cut and restarted for 20 minutes must not grow: ARGS="--minutes 5 --json PATH"
+	@$(BIN)/python -m tests.soak.run $(ARGS)
 
 bench: $(READY) ## the data plane beside this machine's memory and its peers: ARGS="--json PATH --only kernels"
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -38,11 +38,20 @@ def opened(method: str, call: C) -> Iterator[C]:
     """While it lasts the call may go on; at the end it is cancelled."""
     mine = (method, call)
     _open.add(mine)
-    call.add_done_callback(lambda _: _open.discard(mine))
+    call.add_done_callback(lambda _: _ended(mine))
     try:
         yield call
     finally:
         call.cancel()
+
+
+def _ended(mine: tuple[str, Streaming]) -> None:
+    _open.discard(mine)
+    # gRPC's `write` waits for the call's metadata to be sent, and goes on waiting when the call was cancelled, or its
+    # channel closed, before there was a connection (seen with 1.76). It looks whether the call has ended once it wakes.
+    sent = getattr(mine[1], "_metadata_sent", None)
+    if sent is not None:
+        sent.set()
 
 
 def open_calls() -> Counter[str]:

@@ -71,7 +71,11 @@ class Relay:
 
     def _accept(self) -> None:
         learner, _ = self._listener.accept()
-        core = socket.create_connection(self._target)
+        try:
+            core = socket.create_connection(self._target)
+        except OSError:  # it is being started again: the learner hears the same as without a relay
+            learner.close()
+            return
         self.accepted += 1
         self._up.add(learner)
         for end, other in ((learner, core), (core, learner)):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from atoll_server.front.sessions import KNOWN_S, MOST, Sessions
-from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
+from atoll_server.front.shelf import VERSIONS, Item, NoRoomError, Place, Shelf, SpoiltError
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 
@@ -116,6 +116,33 @@ def test_a_frame_of_another_version_is_not_taken():
     item.took(header(), frame(0))
     with pytest.raises(SpoiltError):
         item.took(header(crc=8), frame(1))
+
+
+def test_of_each_fragment_as_many_updates_are_kept_as_a_core_keeps():
+    shelf = Shelf(1000 * SIZE)
+    for version in range(1, 101):
+        for fragment in range(2):
+            fill(shelf, place(version, fragment))
+    found = [(v, f) for v in range(1, 101) for f in range(2) if shelf.find(place(v, f)) is not None]
+    assert found == [(v, f) for v in range(101 - VERSIONS, 101) for f in range(2)]
+    assert shelf.size_bytes == 2 * VERSIONS * SIZE
+
+
+def test_what_is_read_is_read_to_its_end_also_when_its_fragment_is_many_versions_further():
+    async def slowly() -> list[bytes]:
+        shelf = Shelf(1000 * SIZE)
+        item = shelf.begin(place(1), 2)
+        item.claim(range(2))
+        item.took(header(), frame(0))
+        reading = item.read(range(2))
+        read = [await anext(reading)]
+        for version in range(2, 2 + VERSIONS):
+            fill(shelf, place(version))
+        assert shelf.find(place(1)) is None
+        item.took(header(), frame(1))
+        return read + [message async for message in reading]
+
+    assert asyncio.run(slowly()) == [frames.encode(n, 5, frame(n).payload) for n in range(2)]
 
 
 def test_what_was_asked_for_longest_ago_goes_first_and_what_is_read_stays():

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 
+import grpc
+import grpc.aio
 import pytest
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.calling import open_calls, opened
 
 
@@ -36,3 +42,26 @@ def test_a_call_ends_with_its_block_whatever_ended_that_and_counts_until_it_has_
     assert open_calls()["Report"] == before + 1, "gRPC has not said that it ended"
     call.end()
     assert open_calls()["Report"] == before
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
+    """gRPC's own goes on for ever: a front's Push hung so when connections were given up while they were dialled."""
+
+    async def written(address: str) -> None:
+        channel = grpc.aio.insecure_channel(address)
+        with opened("Push", rpc.OuterStub(channel).Push()) as call:
+            writing = asyncio.create_task(call.write(pb.PushRequest()))
+            await asyncio.sleep(0)
+            assert not writing.done()
+            if end == "cancel":
+                call.cancel()
+            else:
+                await channel.close()
+            await asyncio.wait_for(writing, 10)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)),
+    ):
+        asyncio.run(written(f"127.0.0.1:{silent.getsockname()[1]}"))

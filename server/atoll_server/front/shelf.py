@@ -15,6 +15,8 @@ from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.frames import WireFrame
 
+VERSIONS = 16  # of each fragment, as many as a core keeps: a learner that is further behind fetches it whole
+
 
 class Place(NamedTuple):
     """What stays the same under this name, as long as the core has this log: an update, or a whole fragment.
@@ -133,7 +135,13 @@ class Shelf:
         return item
 
     def begin(self, place: Place, count: int) -> Item:
-        """A place for something of so many frames, none of which is here."""
+        """A place for something of so many frames, none of which is here. Of many versions the oldest goes.
+
+        The limit in bytes is not enough: beside its frames an item takes some kilobytes.
+        """
+        same = sorted(other for other in self._items if other[:4] == place[:4] and other != place)
+        for old in same[: max(0, len(same) + 1 - VERSIONS)]:
+            del self._items[old]
         item = self._items[place] = Item(place, count, self._make_room)
         return item
 

@@ -1,0 +1,168 @@
+"""What the processes are asked: whether training goes on, and how many calls, threads and files they have."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from tests.end_to_end.world import figures
+from tests.soak.deployment import LEARNERS, Actor, Deployment, SoakError
+from tests.soak.judge import CONNECTIONS, FILES, MEMORY, THREADS
+
+PATIENCE_S = 120.0  # until training goes on: a connection that died in silence may need a minute to be given up
+LOOKS, LOOK_EVERY_S = 3, 0.25  # at least, for one sample
+CALMING_S, SILENCED_S = 10.0, 75.0  # for what is ending to end; longer after a silence: gRPC's keepalive takes 50 s
+OPEN = re.compile(r"atoll_(?:local_)?open_calls\{(?P<labels>[^}]*)\}")
+LABEL = re.compile(r'(?P<name>side|method)="(?P<value>[^"]*)"')
+
+Usage = dict[str, float]  # quantity: value
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How far training is. steps, merged: of each learner, by its own process."""
+
+    merges: float
+    steps: Mapping[str, float]
+    merged: Mapping[str, float]
+
+    def missing(self, since: Training) -> str:
+        """What has not gone on since then; empty when everything has. No process was started between the two."""
+        if self.merges <= since.merges:
+            return f"the core has made no merge beyond {since.merges:.0f}"
+        for name in LEARNERS:
+            if self.steps[name] <= since.steps[name]:
+                return f"learner {name} has no inner step beyond {since.steps[name]:.0f}"
+            if self.merged[name] <= since.merged[name]:
+                return f"learner {name} has no merged contribution beyond {since.merged[name]:.0f}"
+        return ""
+
+
+def usage(actor: Actor) -> Usage:
+    """Open calls by kind, threads, file descriptors and resident memory of one process."""
+    series, process = figures(actor.metrics_port), psutil.Process(actor.child.process.pid)
+    used: Usage = {}
+    for key, value in series.items():
+        if found := OPEN.fullmatch(key):
+            labels = {each["name"]: each["value"] for each in LABEL.finditer(found["labels"])}
+            used[f"{labels['method']} calls {labels.get('side', 'opened')}"] = value
+    with process.oneshot():
+        files, connections = process.num_fds(), len(process.net_connections("tcp"))
+        used |= {THREADS: process.num_threads(), MEMORY: process.memory_info().rss}
+        used |= {FILES: files - connections, CONNECTIONS: connections}
+    return used
+
+
+def known(name: str, quantity: str) -> float | None:
+    """How many calls of a kind a process has when all is quiet; None for what is not known."""
+    if quantity in {THREADS, FILES, CONNECTIONS, MEMORY}:
+        return None
+    lasting = {"Follow calls opened", "Report calls opened"}
+    if name in LEARNERS:
+        return float(quantity in lasting)
+    lasting = {"Follow calls answered", "Report calls answered"} | (lasting if name == "front" else set())
+    return float(len(LEARNERS) * (quantity in lasting))
+
+
+def training(deployment: Deployment) -> tuple[Training | None, str]:
+    """How far training is, or why that is not known: a process does not answer yet, or something is not connected.
+
+    Connected is each learner that follows and reports, as seen by its own process, by the front and by the core. More
+    calls than that are no reason to wait: they are what is looked for.
+    """
+    told = dict[str, dict[str, float]]()
+    for name, actor in deployment.actors.items():
+        try:
+            told[name] = figures(actor.metrics_port)
+        except OSError as error:
+            return None, f"{name} does not answer: {error}"
+    live = told["core"].get('atoll_learners{state="live"}', 0.0)
+    if live != len(LEARNERS):
+        return None, f"the core has {live:.0f} live learners"
+    for method in ("Follow", "Report"):
+        for name in ("core", "front"):
+            if (calls := told[name][f'atoll_open_calls{{method="{method}",side="answered"}}']) < len(LEARNERS):
+                return None, f"the {name} answers {calls:.0f} {method} calls"
+        for name in LEARNERS:
+            if not told[name][f'atoll_local_open_calls{{learner="{name}",method="{method}"}}']:
+                return None, f"learner {name} has no {method} call"
+
+    def each(what: str) -> dict[str, float]:
+        return {name: told[name][f'{what}{{learner="{name}"}}'] for name in LEARNERS}
+
+    steps, merged = each("atoll_local_inner_steps_total"), each("atoll_local_merged_total")
+    return Training(told["core"]["atoll_merges_total"], steps, merged), ""
+
+
+class Sampler:
+    """Waits until the deployment trains and is idle, then says what each process uses."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._pause = threading.Event()  # never set
+        self._usual: dict[str, Usage] = {}  # the highest sample of each role
+
+    def wait_until_training(self, after: str) -> None:
+        """Until all are connected, and from then on each has trained and was merged again.
+
+        Raises SoakError when that takes too long, or a process died.
+        """
+        deadline, since = time.monotonic() + PATIENCE_S, None
+        while True:
+            self._deployment.check()
+            now, why = training(self._deployment)
+            if now is not None:
+                since = since or now
+                if not (why := now.missing(since)):
+                    return
+            if time.monotonic() > deadline:
+                raise SoakError(f"{PATIENCE_S:.0f} s after {after}: {why}")
+            self._pause.wait(LOOK_EVERY_S)
+
+    def sample(self, after: str, *, silenced: bool = False) -> dict[str, Usage]:
+        """The lowest of some looks at each process: of what is ending it waits for the end.
+
+        It looks until no process has more calls than is known, nor more threads and files than in any sample before; at
+        most for CALMING_S, or SILENCED_S where connections died in silence. Looks begin anew when a learner is not
+        connected any more.
+        """
+        lowest: dict[str, Usage] = {}
+        deadline, looks = time.monotonic() + (SILENCED_S if silenced else CALMING_S), 0
+        while looks < LOOKS or (self._above(lowest) and time.monotonic() < deadline):
+            for name, actor in self._deployment.actors.items():
+                least = lowest.setdefault(name, {})
+                for quantity, value in self._usage(actor).items():
+                    least[quantity] = min(value, least.get(quantity, value))
+            looks += 1
+            if training(self._deployment)[0] is None:
+                self.wait_until_training(after)
+                lowest, looks = {}, 0
+            self._pause.wait(LOOK_EVERY_S)
+        self._deployment.check()
+        for name, used in lowest.items():
+            usual = self._usual.setdefault(name, {})
+            usual.update({quantity: max(value, usual.get(quantity, value)) for quantity, value in used.items()})
+        return lowest
+
+    def _usage(self, actor: Actor) -> Usage:
+        try:
+            return usage(actor)
+        except (OSError, psutil.Error):
+            self._deployment.check()  # says which process died
+            raise
+
+    def _above(self, lowest: Mapping[str, Usage]) -> bool:
+        """Whether something is still more than it should be."""
+        for name, used in lowest.items():
+            for quantity, value in used.items():
+                most = known(name, quantity)
+                if most is None:
+                    most = self._usual.get(name, {}).get(quantity, 0.0)
+                if quantity not in {MEMORY, CONNECTIONS} and value > most:
+                    return True
+        return False

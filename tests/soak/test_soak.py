@@ -1,0 +1,32 @@
+"""A short form of `make soak`: the product passes it, and a learner that leaks a file per reconnect does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def soak(path: Path, *options: str) -> tuple[int, str, list[str]]:
+    """Status, output, and what is wrong."""
+    command = [sys.executable, "-m", "tests.soak.run", "--minutes", "1.2", "--json", str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=850)
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout, json.loads(path.read_text())["wrong"]
+
+
+def test_nothing_grows_while_everything_is_cut_and_restarted(tmp_path):
+    status, output, wrong = soak(tmp_path / "soak.json")
+    assert (status, wrong) == (0, []), output
+
+
+def test_a_file_that_a_learner_leaks_at_each_reconnect_is_named(tmp_path):
+    status, output, wrong = soak(tmp_path / "soak.json", "--leak", "b")
+    assert status == 1
+    assert any(each.startswith("learner b, start 1, chapter 2: other file descriptors grew") for each in wrong), output
+    assert all(each.startswith("learner b, ") for each in wrong), output
