@@ -18,6 +18,7 @@ LARGEST_REGION = 64
 MOST_REGIONS = 256  # of learners that have neither left nor been evicted: each is a series of metrics
 MOST_TOKENS = (1 << 63) - 1  # what a message can say
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that does not report
+CALLS_COME_S = 5.0  # after a Join: a process opens its calls at once
 LATENCY_S = 0.5  # of a Join: how far the starts of processes are off
 RATES_KEPT = 8  # learners whose rates are known; of fewer each look is a new one
 RATES_S = 1.0  # between two looks at how fast learners train
@@ -46,7 +47,7 @@ class Entry:
     token: bytes = b""  # empty until it joined this core process
     challenge: tuple[int, bytes] | None = None  # nonce of a process that may take the name over; proof that it lives
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
-    due: bool = False  # it was connected when it joined again: its calls are on their way
+    due_since: float | None = None  # monotonic: it was connected when it joined again, and its calls are to come
     reports: Arrivals = field(default_factory=lambda: Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S))
     loss: float = float("nan")
     comeback: Comeback = Comeback()
@@ -64,7 +65,7 @@ class Entry:
     @contextmanager
     def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
         """While a Follow or Report call of the session lasts: it is connected. end: told when the session is over."""
-        self.streams[end], self.due = None, False
+        self.streams[end], self.due_since = None, None
         try:
             yield
         finally:
@@ -73,11 +74,16 @@ class Entry:
     @property
     def connected(self) -> bool:
         """Whether its process is there, as far as calls tell."""
-        return self.due or bool(self.streams)
+        return self.due_since is not None or bool(self.streams)
+
+    def occupied(self, now: float) -> bool:
+        """Whether a living process has the name. A late Join of one that died is followed by no calls."""
+        coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
+        return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
     def speaks(self, token: bytes, why: Refused) -> None:
         """Another session, or none (no token); calls of the one before, that nobody may listen to, end with this."""
-        self.token, old, self.streams, self.due = token, self.streams, {}, False
+        self.token, old, self.streams, self.due_since = token, self.streams, {}, None
         for end in old:
             end(why)
 
@@ -155,7 +161,7 @@ class Roster:
             entry.account.joined(wall, age_s, returning=True)
             entry.comeback = Comeback(down_s=entry.account.down_s - down_s)
         entry.speaks(token, over)
-        entry.due = was_here
+        entry.due_since = now if was_here else None
         entry.region, entry.dirty = region, True
         entry.account.left_at = None
         return entry
@@ -165,7 +171,7 @@ class Roster:
         name = entry.name
         if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # a late Join of a dead process, too
             raise fenced(name)
-        if entry.connected and not entry.reports.overdue(now):
+        if entry.occupied(now):
             raise Refused(
                 Status.ALREADY_EXISTS,
                 f'a learner named "{name}" is connected now: give each island a name of its own, '

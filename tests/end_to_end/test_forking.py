@@ -71,10 +71,11 @@ from transformers import Trainer, TrainingArguments
 args = TrainingArguments(output_dir=sys.argv[2], per_device_train_batch_size=4, max_steps=64, dataloader_num_workers=2,
     use_cpu=True, report_to=[], save_strategy="no", lr_scheduler_type="constant", remove_unused_columns=False)
 class Slow(AtollCallback):
+    def on_train_begin(self, *given, **named): super().on_train_begin(*given, **named); self.entered = self.learner
     def on_step_end(self, *given, **named): breath.wait(0.01); super().on_step_end(*given, **named)
 callback = Slow(64, **options)
 Trainer(model=Model(), args=args, train_dataset=Data(), callbacks=[callback]).train()
-ended(callback.learner)
+ended(callback.entered)
 """
 LIGHTNING = """
 class Module(lightning.LightningModule):
@@ -128,13 +129,13 @@ def test_a_forked_child_that_leaves_the_block_leaves_the_learner_alone(tmp_path)
     assert "child: this process was forked from the learner's" in done.stdout
 
 
+@pytest.mark.frameworks
 def test_the_documented_callback_of_a_trainer_whose_loaders_fork(tmp_path):
-    pytest.importorskip("transformers", reason="make test-newest installs it")
     assert merged(ran(tmp_path, BEGIN + callback("Hugging Face's Trainer") + TRAINER)) > 3
 
 
+@pytest.mark.frameworks
 def test_the_documented_callback_of_lightning_whose_loaders_fork(tmp_path):
-    pytest.importorskip("lightning", reason="make test-newest installs it")
     assert merged(ran(tmp_path, BEGIN + callback("Lightning") + LIGHTNING)) > 3
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 from atoll_server.refusal import Refused, Status
-from atoll_server.roster import Roster
+from atoll_server.roster import CALLS_COME_S, Roster
 
 
 def join(
     roster: Roster, name: str = "a", nonce: int = 1, incarnation: int = 0, token: bytes = b"t", wall: float = 0.0,
-    region: str = "eu",
+    region: str = "eu", now: float = 0.0,
 ):  # fmt: skip
-    entry = roster.join(name, region, nonce, incarnation, 0.5, b"", token, wall, 0.0)
+    entry = roster.join(name, region, nonce, incarnation, 0.5, b"", token, wall, now)
     if entry.nonce != nonce:
-        entry = roster.join(name, region, nonce, incarnation, 0.5, entry.challenge[1], token, wall, 0.0)
+        entry = roster.join(name, region, nonce, incarnation, 0.5, entry.challenge[1], token, wall, now)
     return entry
 
 
@@ -47,6 +47,15 @@ def test_calls_of_a_session_end_when_it_does():
             roster.evict(entry, "a test", 1.0)
     assert ended[2:] == [("second", "FAILED_PRECONDITION")]
     assert not entry.connected
+
+
+def test_a_late_join_of_a_process_that_died_keeps_its_name_from_others_for_seconds_only():
+    roster = Roster(10)
+    with join(roster).stream(print):
+        join(roster, token=b"late", now=10.0)  # its calls seem open still, and will never come again
+    with pytest.raises(Refused, match="connected now"):
+        join(roster, nonce=2, now=10.0 + CALLS_COME_S)
+    assert join(roster, nonce=2, now=10.1 + CALLS_COME_S).incarnation == 2
 
 
 def test_an_older_process_is_fenced_whatever_it_says():

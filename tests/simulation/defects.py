@@ -668,7 +668,7 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
         return nullcontext(call) if method in {"Follow", "Report"} else opened(method, call)
 
     def unheard(self: roster.Entry, token: bytes, _: Any) -> None:
-        self.token, self.due = token, False
+        self.token, self.due_since = token, None
 
     with patch(front_service, "opened", open_end), patch(roster.Entry, "speaks", unheard):
         yield
