@@ -6,7 +6,6 @@ what it lies about: before that nothing can be judged (`atoll_server.guard`, `in
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +26,6 @@ from tests.simulation.training import BATCH
 NAME = "mallory"
 STRIDE = 1e6  # of its inner steps: a hundred million times an honest one's
 LARGEST = 1e4  # that a parameter may become: the norm limit times what honest learners move, with all momentum
-MOST_WEIGHT = 4.0  # times the heaviest honest contribution of a merge: learners' paces differ as much
 DECLINES = 128  # in a report
 BOAST = 1 << 40
 FASTEST_S, SLOWEST_S = 0.06, 0.2  # an inner step of an honest learner
@@ -44,7 +42,7 @@ class Lie(StrEnum):
     INFLATE = "reports of more tokens than it can have trained"
 
 
-LIES = (Lie.FLOOD, Lie.DECLINES)
+LIES = (Lie.FLOOD, Lie.DECLINES)  # that are not about tokens
 
 
 class Hostile(Island):
@@ -105,7 +103,7 @@ def are_rates_known(core: Core, names: Sequence[str]) -> bool:
     return all(entry is not None and entry.account.step_time_s for entry in entries)
 
 
-def check_influence(core: Core, lie: Lie, honest: Sequence[str], trained: int, elapsed_s: float) -> None:
+def check_influence(core: Core, hostile: Hostile, trained: int, elapsed_s: float) -> None:
     """At the end: what it did to the model and to the run's numbers is what one honest learner could have done.
 
     trained: tokens of all honest processes.
@@ -118,8 +116,8 @@ def check_influence(core: Core, lie: Lie, honest: Sequence[str], trained: int, e
         if not largest <= LARGEST:
             raise Violation(11, f"a hostile learner moved fragment {fragment} to {largest:.3g}")
     _check_declared(core, elapsed_s)
-    if lie in LIES:
-        _check_shares(core, honest)
+    if hostile.lie in LIES:
+        _check_work(core, hostile.counters.tokens)
 
 
 def _check_declared(core: Core, elapsed_s: float) -> None:
@@ -134,10 +132,10 @@ def _check_declared(core: Core, elapsed_s: float) -> None:
         raise Violation(11, f"{made} tokens count in contributions of a hostile learner")
 
 
-def _check_shares(core: Core, honest: Sequence[str]) -> None:
-    for fragment, version, text in core.writer._db.execute("SELECT fragment, version, shares FROM merges").fetchall():
-        weights: dict[bool, list[float]] = {True: [], False: []}
-        for share in json.loads(text):
-            weights[share[0] in honest].append(share[3])
-        if weights[True] and sum(weights[False]) > MOST_WEIGHT * max(weights[True]):
-            raise Violation(11, f"a hostile learner weighs {weights[False]} in {fragment}/{version}: {weights[True]}")
+def _check_work(core: Core, trained: int) -> None:
+    """One that does not lie about tokens weighs by what it trained, and by each token once."""
+    query = "SELECT fragment, SUM(tokens) FROM contributions WHERE learner=? AND fate='merged' GROUP BY fragment"
+    for fragment, tokens in core.writer._db.execute(query, (NAME,)).fetchall():
+        if tokens > trained:
+            text = f"{tokens} tokens of a hostile learner are merged in fragment {fragment}, it trained {trained}"
+            raise Violation(11, text)

@@ -262,7 +262,7 @@ class World:
         if self.hostile is not None:
             self.counts["hostile contributions"] += self.hostile.sent
             trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
-            check_influence(core, self.hostile.lie, self.names, trained, self.loop.now)
+            check_influence(core, self.hostile, trained, self.loop.now)
         before = [state.checksums() for state in core.engine.states]
         for island in self.islands.values():
             island.check_conservation()
