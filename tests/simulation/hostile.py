@@ -126,7 +126,7 @@ def _check_declared(core: Core, elapsed_s: float) -> None:
     made: Counter[int] = Counter()
     for fragment, tokens, steps in rows.fetchall():
         made[fragment] += tokens
-        if tokens > MOST_OF_A_STEP * steps:
+        if tokens > MOST_OF_A_STEP * steps + 1:  # whole tokens
             raise Violation(11, f"a contribution of a hostile learner counts {tokens} tokens in {steps} steps")
     if max(made.values(), default=0) > MOST_TOKENS_PER_S * elapsed_s:
         raise Violation(11, f"{made} tokens count in contributions of a hostile learner")
