@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 
 import atoll
@@ -87,6 +88,30 @@ def test_a_file_of_another_model_is_refused_and_the_run_stays_empty(tmp_path, te
             trainee.done()
         assert said in str(caught.value)
         assert running.status().parameters == 0
+
+
+def test_a_backup_is_restored_under_learners_that_have_converged_and_they_train_on(tmp_path):
+    """Back at older parameters AdamW makes steps that are 100 times its usual, towards where it came from."""
+    stop = threading.Event()
+    with core(tmp_path) as running:
+        trainees = [Trainee(running.address, name, lambda _: stop.is_set(), drain_s=3.0) for name in "ab"]
+        for trainee in trainees:
+            trainee.start()
+        eventually(lambda: running.status().merges >= 15, 60)
+        running.stop()
+        shutil.copytree(running.directory, tmp_path / "backup")
+        running.start()
+        eventually(lambda: all(trainee.losses[-1] < 1e-4 for trainee in trainees), 120)
+        running.kill()
+        shutil.rmtree(running.directory)
+        shutil.copytree(tmp_path / "backup", running.directory)
+        running.start()
+        restored = running.status().merges
+        eventually(lambda: any(trainee.error for trainee in trainees) or running.status().merges >= restored + 40, 120)
+        stop.set()
+        for trainee in trainees:
+            trainee.done()
+            assert trainee.learner.stats().merged > 0
 
 
 def test_snapshots_can_be_taken_and_listed(tmp_path, capsys):

@@ -24,8 +24,13 @@ class Rows:
         after = self.values = (before + self.noise(usual)).astype(np.float32)
         return self.moves.look(np.stack([start, before, after, after]), [Cycle(0, 1, 2, 3)])
 
-    def adopt(self) -> np.ndarray:
-        before, change = self.values, self.noise(0.2)
+    def moving(self, change: np.ndarray) -> Verdict:
+        """A step that is told."""
+        start, self.values = self.values, (self.values + change).astype(np.float32)
+        return self.moves.look(np.stack([start, self.values]), [Cycle(0, 0, 1, 1)])
+
+    def adopt(self, change: np.ndarray | None = None) -> np.ndarray:
+        before, change = self.values, self.noise(0.2) if change is None else change
         self.values = before + change
         self.moves.look(np.stack([before, self.values]), [Adoption(0, 1, (0,))])
         return change
@@ -45,6 +50,46 @@ def test_an_adoption_that_is_undone_among_others_that_were_not_is_one_vote_and_t
         rows.values = undoing
         assert rows.step() is Verdict.FINE
     assert verdicts == [Verdict.UNDONE, Verdict.UNDONE, Verdict.COPIES]
+
+
+def test_a_step_that_leads_back_is_no_reversal_where_it_is_no_ordinary_one_without_it():
+    rows = Rows()
+    for _ in range(10):
+        rows.step()
+    for _ in range(3):
+        change = rows.adopt()
+        assert rows.moving(-1.3 * np.sign(change) * np.abs(change).mean()) is Verdict.FINE, "as AdamW, when all is new"
+
+
+def test_a_step_that_leads_back_is_no_reversal_where_all_steps_go_along_one_direction():
+    rows = Rows()
+    direction = rows.noise(0.01)
+    for size in (1, 2, 0.5, 1, 3, 1, -1, 0.5, 2, 1):
+        assert rows.moving(np.float32(size) * direction) is Verdict.FINE
+    for _ in range(3):
+        rows.adopt(-6 * direction)
+        assert rows.moving(np.float32(6) * direction) is Verdict.FINE
+
+
+def test_a_step_that_a_scaler_skipped_is_not_the_first_after_an_adoption():
+    rows = Rows()
+    for _ in range(10):
+        rows.step()
+    change = rows.adopt()
+    assert rows.moving(np.zeros_like(change)) is Verdict.FINE
+    assert rows.moving(rows.noise(0.02) - change) is Verdict.UNDONE
+
+
+def test_reversals_that_were_too_small_to_be_found_do_not_hide_those_that_are_not():
+    rows = Rows()
+    direction = rows.noise(1.0)
+    for _ in range(10):
+        rows.step()
+    for _ in range(8):
+        change = rows.adopt(0.035 * direction)
+        rows.moving(rows.noise(0.01) - change)
+    change = rows.adopt(0.06 * direction)
+    assert rows.moving(rows.noise(0.01) - change) is Verdict.UNDONE
 
 
 def test_what_moves_beside_the_optimizer_is_work_up_to_eight_of_its_steps_and_not_from_there_on():

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.end_to_end.world import small_model, task
+from tests.learner.merging import Kind, Merging
 from tests.learner.watched import Watched, mlp
 
 Case = tuple[nn.Module, torch.optim.Optimizer | list[torch.optim.Optimizer], Callable[[], object] | None]
@@ -285,3 +287,83 @@ def test_an_honest_loop_is_left_alone(case, others):
     assert not it.abandoned
     assert taken >= 2 * 8, f"{taken} in {trained} steps"
     assert len(it.agent.taken) == taken + 2, "leaving sends the rest"
+
+
+# ------------------------------------------------------------------------------ learners that merge with each other
+
+
+class Convolution(nn.Module):
+    """In other orders of memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.turned, self.last = nn.Parameter(torch.randn(8, 6).t()), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).mean((2, 3)) @ self.turned.t())
+
+
+class Tied(nn.Module):
+    """With a scale for all, and a parameter of no values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(32, 16), nn.Linear(16, 32, bias=False)
+        self.head.weight, self.empty = self.table.weight, nn.Parameter(torch.empty(0))
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(x)) * self.scale
+
+
+def to_zero(draw: Callable[[], torch.Tensor]) -> Callable[[nn.Module], torch.Tensor]:
+    """A loss whose gradients are mostly along a few directions."""
+    return lambda model: model(draw()).float().square().mean()
+
+
+def slow(model: nn.Module) -> torch.optim.Optimizer:
+    return sgd(model, 1e-3)
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8)).bfloat16()
+
+
+MERGING = {
+    "one parameter": Kind(
+        lambda: nn.Linear(1, 1, bias=False), to_zero(lambda: torch.randn(2, 1)), slow, fragments=1
+    ),
+    "channels_last and transposed": Kind(Convolution, to_zero(lambda: torch.randn(2, 3, 8, 8)), slow),
+    "bfloat16": Kind(narrow, to_zero(lambda: torch.randn(4, 16, dtype=torch.bfloat16)), slow),
+    "tied": Kind(Tied, to_zero(lambda: torch.randint(0, 32, (8,))), slow),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MERGING.values(), ids=MERGING)
+def test_honest_learners_whose_steps_lead_back_by_chance_are_left_alone(kind):
+    for seed in range(25):
+        with structlog.testing.capture_logs() as logs, Merging(kind, seed) as it:
+            it.turn(60)
+        assert logs == [], f"seed {seed}"
+
+
+def test_learners_are_left_alone_when_the_core_comes_back_from_a_backup():
+    """Having converged, AdamW makes small steps; put back, it makes some that are 100 times larger, back again."""
+    random = torch.Generator().manual_seed(0)
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        x, y = task(random)
+        return nn.functional.cross_entropy(model(x), y)
+
+    for seed in range(6):
+        with (
+            structlog.testing.capture_logs() as logs,
+            Merging(Kind(small_model, loss, lambda m: adamw(m, 3e-3)), seed) as it,
+        ):
+            it.turn(60)
+            backup = it.anchors
+            it.turn(240)
+            it.back(backup)
+            it.turn(30)
+        assert logs == [], f"seed {seed}"

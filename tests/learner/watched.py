@@ -54,7 +54,7 @@ class Watched:
         self, model: nn.Module, optimizer: Optimizers, step: Callable[[], object] | None = None, *,
         fragments: int = 2, others: float = 0.1, **options: object,
     ) -> None:  # fmt: skip
-        self.model, self.others = model, others
+        self.model, self.others, self._fragments = model, others, fragments
         self.learner = Learner(model, optimizer, "127.0.0.1:1", "a", drain_s=0.0, **options)
         self.agent = self.learner._agent = Deaf()
         self._step = step or (optimizer[0] if isinstance(optimizer, list) else optimizer).step
@@ -66,7 +66,7 @@ class Watched:
         parameters = learner._parameters = Parameters(
             self.model, learner._optimizer, learner._unshared, learner._copies
         )
-        learner._island, learner._layout = Alone(), plan(parameters.tensors, 2)
+        learner._island, learner._layout = Alone(), plan(parameters.tensors, self._fragments)
         flat = [parameter.detach().float().reshape(-1).numpy() for parameter in parameters.values]
         self.layout: Layout = learner._layout
         self.agent.first = [
