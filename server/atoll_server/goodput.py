@@ -80,7 +80,8 @@ class Account:
     parameters_up: int = 0  # that the coded bytes stand for
     parameters_down: int = 0
     step_time_s: float | None = None  # of its inner steps, as last seen
-    silence_s: float = 0.0  # not heard of for longer than SILENT_S, since its last step
+    silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
+    woke_at: float = 0.0  # when the last such silence ended
     struck_tokens: int = 0  # by an operator: they were reported and do not count
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
@@ -119,24 +120,33 @@ class Account:
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
         # It tells how long joining took from its own start on; provisioned it is from its first Join.
         seen.joining_s = min(seen.joining_s, was.joining_s or there)
-        self.silence_s += self._silent_s(now)
+        if silent_s := self._silent_s(now):
+            self.silence_s, self.woke_at = self.silence_s + silent_s, now
         if seen.steps > was.steps:
-            self._freeze(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.steps - was.steps)
+            self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.steps - was.steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
 
-    def _freeze(self, seen: Spent, stepping_s: float, steps: int) -> None:
-        """Steps that it says took so long, with silences between them: what they cannot have taken, it was frozen.
+    def _explain(self, seen: Spent, stepping_s: float, steps: int, now: float) -> None:
+        """Charges a silence to steps that began before its end: what they cannot have taken, the process was frozen.
 
-        Who is only cut off trains on: its steps explain the time.
+        stepping_s: what the new steps took, as reported. A report after the silence may have only steps that ended
+        before it; a later one then has the step that stood. A learner that is only cut off trains on: its steps
+        explain the time.
         """
-        likely_s = SLOW * steps * self.step_time_s if self.step_time_s is not None else stepping_s
-        frozen_s = max(0.0, min(self.silence_s, stepping_s - likely_s))
-        seen.frozen_s += frozen_s
-        self.down_s += frozen_s
-        self.silence_s = 0.0
+        awake_s = now - self.woke_at
+        during_s = min(self.silence_s, stepping_s - awake_s)  # at least so much of the steps' time lies in the silence
+        if during_s > 0.0 and self.step_time_s is not None:
+            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that were not made since it woke
+            frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
+            seen.frozen_s += frozen_s
+            self.down_s += frozen_s
+        if during_s > 0.0:
+            self.silence_s -= during_s
+        if stepping_s + SILENT_S < awake_s:  # all that is reported from now on began after the silence
+            self.silence_s = 0.0
 
     def forget_contributions(self) -> None:
         """Before they are counted again from the ledger, which is exact; this account was written some time before."""
