@@ -1,7 +1,8 @@
 """A learner with a valid name that means harm, beside those that the world waits for; and how much it may move them.
 
 It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual of
-what it lies about: before that nothing can be judged (`atoll_server.guard`, `influence`).
+what it lies about: before that nothing can be judged (`atoll_server.guard`). One that lies early comes as soon as the
+others have joined: its reports are held back, and its contributions count as it says, for no work of others is there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from atoll.handover import Due, Taken
 from atoll_server.core import Core
 from atoll_server.influence import FASTER
+from atoll_server.merge import weight
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.books import Violation
@@ -27,7 +29,6 @@ from tests.simulation.training import BATCH
 NAME = "mallory"
 STRIDE = 1e6  # of its inner steps: a hundred million times an honest one's
 LARGEST = 1e4  # that a parameter may become: the norm limit times what honest learners move, with all momentum
-MOST_WEIGHT = 4.0  # times the heaviest honest contribution of a merge: learners' paces differ as much
 DECLINES = 128  # in a report
 BOAST = 1 << 40
 FASTEST_S, SLOWEST_S = 0.06, 0.2  # an inner step of an honest learner
@@ -42,6 +43,7 @@ class Lie(StrEnum):
     DECLINES = "as many declined rounds as a report takes"
     BOAST = "more steps and tokens behind its work than it ever reported"
     INFLATE = "reports of more tokens than it can have trained"
+    EARLY = "such reports before the others have made a step"
 
 
 LIES = (Lie.FLOOD, Lie.DECLINES)
@@ -66,7 +68,7 @@ class Hostile(Island):
                 for fragment in range(len(self.tracks))
                 for cycle in range(DECLINES // len(self.tracks))
             )
-        elif self.lie is Lie.INFLATE:
+        elif self.lie in (Lie.INFLATE, Lie.EARLY):
             self.counters.tokens += BOAST
         elif self.lie is Lie.FLOOD:
             for fragment, line in enumerate(self.presence.standing.lines):
@@ -105,6 +107,23 @@ def are_rates_known(core: Core, names: Sequence[str]) -> bool:
     return all(entry is not None and entry.account.step_time_s for entry in entries)
 
 
+def are_joined(core: Core, names: Sequence[str]) -> bool:
+    """Whether all of these are in the run and about to train: none is alone in it."""
+    entries = [core.roster.entries.get(name) for name in names]
+    return all(entry is not None and entry.connected for entry in entries)
+
+
+def may_come(lie: Lie, core: Core, names: Sequence[str]) -> bool:
+    """Whether what it lies about can be judged, or held back. names: honest learners."""
+    match lie:
+        case Lie.EARLY:
+            return are_joined(core, names)
+        case Lie.BOAST | Lie.INFLATE:
+            return are_rates_known(core, names)
+        case Lie.FLOOD | Lie.DECLINES:
+            return is_usual_known(core)
+
+
 def check_influence(core: Core, lie: Lie, honest: Sequence[str], trained: int, elapsed_s: float) -> None:
     """At the end: what it did to the model and to the run's numbers is what one honest learner could have done.
 
@@ -117,9 +136,9 @@ def check_influence(core: Core, lie: Lie, honest: Sequence[str], trained: int, e
         largest = float(np.abs(state.theta_pub).max())
         if not largest <= LARGEST:
             raise Violation(11, f"a hostile learner moved fragment {fragment} to {largest:.3g}")
-    _check_declared(core, elapsed_s)
-    if lie in LIES:
-        _check_shares(core, honest)
+    if lie is not Lie.EARLY:
+        _check_declared(core, elapsed_s)
+    _check_shares(core, honest)
 
 
 def _check_declared(core: Core, elapsed_s: float) -> None:
@@ -135,9 +154,33 @@ def _check_declared(core: Core, elapsed_s: float) -> None:
 
 
 def _check_shares(core: Core, honest: Sequence[str]) -> None:
-    for fragment, version, text in core.writer._db.execute("SELECT fragment, version, shares FROM merges").fetchall():
-        weights: dict[bool, list[float]] = {True: [], False: []}
-        for share in json.loads(text):
-            weights[share[0] in honest].append(share[3])
-        if weights[True] and sum(weights[False]) > MOST_WEIGHT * max(weights[True]):
-            raise Violation(11, f"a hostile learner weighs {weights[False]} in {fragment}/{version}: {weights[True]}")
+    """In each merge it weighs at most ten times what an honest learner gave last, which may have had fewer steps."""
+    assert core.engine is not None, "asked of a run that has parameters"
+    db, exponent = core.writer._db, core.engine.run.staleness_exponent
+    last: dict[tuple[int, str], float] = {}  # by fragment and honest learner, what it gave to its newest merge
+    merges = db.execute("SELECT fragment, version, shares FROM merges ORDER BY fragment, version").fetchall()
+    for fragment, version, text in merges:
+        given = _given(core, fragment, version)
+        scale, weighs = 0.0, 0.0  # of a weight to its part of the merge; the hostile one's part
+        for name, incarnation, seq, part, staleness in json.loads(text):
+            if name in honest:
+                scale = max(scale, part / weight(*given[name, incarnation, seq], staleness, exponent))
+            else:
+                weighs += part
+        last |= {
+            (fragment, name): sum(weight(*each, 0.0, exponent) for key, each in given.items() if key[0] == name)
+            for name in {key[0] for key in given if key[0] in honest}
+        }
+        most = FASTER * max((given for (where, _), given in last.items() if where == fragment), default=0.0)
+        if scale and weighs > scale * most * (1 + 1e-9):
+            raise Violation(11, f"a hostile learner weighs {weighs} in {fragment}/{version}: {text}, at most {most}")
+
+
+def _given(core: Core, fragment: int, version: int) -> dict[tuple[str, int, int], tuple[int, int]]:
+    """Tokens and steps of the contributions to a merge, by learner, incarnation and number."""
+    rows = core.writer._db.execute(
+        "SELECT learner, incarnation, seq, tokens, steps FROM contributions "
+        "WHERE fragment=? AND version=? AND fate='merged'",
+        (fragment, version),
+    )
+    return {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows.fetchall()}
