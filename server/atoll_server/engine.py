@@ -191,7 +191,11 @@ class Engine:
         entry, wall = self.roster.entries[key.learner], self._wall()
         dead = key.incarnation != entry.incarnation and entry.account.past
         spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
-        reported, rates = Declared(spent.tokens, spent.steps), self.roster.rates(wall)
+        rates = self.roster.rates(wall)
+        tokens = spent.tokens
+        if not dead:  # they may have been held back until a moment ago
+            tokens, _ = spent.tokens_counted(spent.said_tokens, rates.most(key.learner), wall)
+        reported = Declared(tokens, spent.steps)
         unheard_s = max(0.0, wall - (spent.grown_at or spent.joined_at))
         rate, usual = rates.of(key.learner), rates.usual(key.learner)
         counts = weighed(said, reported, self.contributions.given(key), unheard_s, rate, usual)

@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from atoll_server.influence import Most, counted
+from atoll_server.influence import Most, Rate, counted
 
 SILENT_S = 10.0
+RATE_STEPS = 4  # that a learner has made before others are compared with it
 SLOW = 2.0  # times its usual step time: what a step may take that is made while nothing is heard
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
@@ -39,13 +40,20 @@ class Spent:
     steps_paid: float = 0.0  # see influence.counted; 0: since it joined
     tokens_paid: float = 0.0
     frozen_s: float = 0.0  # of stepping_s as it was said: the process stood, and did not know
+    said_steps: int = 0  # as reported; `steps` and `tokens` are what counts of them
+    said_tokens: int = 0
+
+    def tokens_counted(self, said: int, most: Most, now: float) -> tuple[int, float]:
+        """What counts now of so many tokens, and until when time is used up by that."""
+        return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def thrown_away_s(self, dead: bool) -> float:
         """Stepping time of tokens that will never be merged."""
-        if not self.tokens:
+        tokens = max(self.tokens, self.said_tokens)
+        if not tokens:
             return self.stepping_s if dead else 0.0
-        lost = max(self.abandoned_tokens, self.tokens - self.accepted_tokens if dead else 0.0)
-        return self.stepping_s * min(1.0, max(0.0, lost) / self.tokens)
+        lost = max(self.abandoned_tokens, tokens - self.accepted_tokens if dead else 0.0)
+        return self.stepping_s * min(1.0, max(0.0, lost) / tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,8 @@ class Account:
     parameters_up: int = 0  # that the coded bytes stand for
     parameters_down: int = 0
     step_time_s: float | None = None  # of its inner steps, as last seen
-    silence_s: float = 0.0  # not heard of for longer than SILENT_S, since its last step
+    silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
+    woke_at: float = 0.0  # when the last such silence ended
     struck_tokens: int = 0  # by an operator: they were reported and do not count
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
@@ -107,10 +116,11 @@ class Account:
         most: what may be counted of its steps and tokens; None: all.
         """
         was = self.current
+        seen.said_steps, seen.said_tokens = max(was.said_steps, seen.steps), max(was.said_tokens, seen.tokens)
         if most is not None:
-            paid = (was.steps_paid or was.joined_at, was.tokens_paid or was.joined_at)
-            seen.steps, seen.steps_paid = counted(seen.steps, was.steps, most.steps_s, paid[0], now)
-            seen.tokens, seen.tokens_paid = counted(seen.tokens, was.tokens, most.tokens_s, paid[1], now)
+            paid_until = was.steps_paid or was.joined_at
+            seen.steps, seen.steps_paid = counted(seen.steps, was.steps, most.steps_s, paid_until, now)
+            seen.tokens, seen.tokens_paid = was.tokens_counted(seen.tokens, most, now)
         seen.grown_at = now if seen.steps > was.steps else was.grown_at
         seen.joined_at, seen.accepted_tokens, seen.frozen_s = was.joined_at, was.accepted_tokens, was.frozen_s
         there = max(0.0, now - seen.joined_at)
@@ -119,24 +129,33 @@ class Account:
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
         # It tells how long joining took from its own start on; provisioned it is from its first Join.
         seen.joining_s = min(seen.joining_s, was.joining_s or there)
-        self.silence_s += self._silent_s(now)
-        if seen.steps > was.steps:
-            self._freeze(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.steps - was.steps)
+        if silent_s := self._silent_s(now):
+            self.silence_s, self.woke_at = self.silence_s + silent_s, now
+        if seen.said_steps > was.said_steps:
+            self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
 
-    def _freeze(self, seen: Spent, stepping_s: float, steps: int) -> None:
-        """Steps that it says took so long, with silences between them: what they cannot have taken, it was frozen.
+    def _explain(self, seen: Spent, stepping_s: float, steps: int, now: float) -> None:
+        """Charges a silence to steps that began before its end: what they cannot have taken, the process was frozen.
 
-        Who is only cut off trains on: its steps explain the time.
+        stepping_s: what the new steps took, as reported. A report after the silence may have only steps that ended
+        before it; a later one then has the step that stood. A learner that is only cut off trains on: its steps
+        explain the time.
         """
-        likely_s = SLOW * steps * self.step_time_s if self.step_time_s is not None else stepping_s
-        frozen_s = max(0.0, min(self.silence_s, stepping_s - likely_s))
-        seen.frozen_s += frozen_s
-        self.down_s += frozen_s
-        self.silence_s = 0.0
+        awake_s = now - self.woke_at
+        during_s = min(self.silence_s, stepping_s - awake_s)  # at least so much of the steps' time lies in the silence
+        if during_s > 0.0 and self.step_time_s is not None:
+            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that were not made since it woke
+            frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
+            seen.frozen_s += frozen_s
+            self.down_s += frozen_s
+        if during_s > 0.0:
+            self.silence_s -= during_s
+        if stepping_s + SILENT_S < awake_s:  # all that is reported from now on began after the silence
+            self.silence_s = 0.0
 
     def forget_contributions(self) -> None:
         """Before they are counted again from the ledger, which is exact; this account was written some time before."""
@@ -158,12 +177,17 @@ class Account:
             return
         total = self.past[0]
         for name in ("steps", "tokens", "stepping_s", "blocked_s", "joining_s", "paused_s",
-                     "abandoned_tokens", "accepted_tokens", "frozen_s"):  # fmt: skip
+                     "abandoned_tokens", "accepted_tokens", "frozen_s", "said_steps", "said_tokens"):  # fmt: skip
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
-    def there_s(self, now: float) -> float:
-        """Since it first joined, but for what it was away after a good-bye."""
-        return max(0.0, now - self.first_joined_at - self.away_s)
+    def rate(self) -> Rate | None:
+        """How fast it trains; None before enough of its steps were seen: the first ones compile."""
+        if not self.step_time_s or self.total("steps") < RATE_STEPS:
+            return None
+        current = self.current
+        if current.said_steps:
+            return Rate(1 / self.step_time_s, current.said_tokens / current.said_steps)
+        return Rate(1 / self.step_time_s, self.total("tokens") / self.total("steps"))
 
     def total(self, name: str) -> Any:  # noqa: ANN401
         """A counter summed over all incarnations."""

@@ -1,13 +1,15 @@
 """PURE: how much of what a learner says that it trained is counted. Nobody can see it train; the core has a clock.
 
-- Reported steps and tokens count as far as the time since the last of them allows at a plausible rate: FASTER times
-  that of most of the others, or the average of what counted of the learner so far. What is more is counted later,
-  when time allows it.
+- Reported steps and tokens count as far as the time since the last of them allows at FASTER times the rate of most of
+  the others. What is more is counted later, when time allows it. What a learner counted before excuses nothing.
+- Tokens are held back while there are others, and none of them has trained yet: they count as soon as there is a rate
+  to compare them with. A learner that is alone is the run: all of its tokens count.
 - A contribution's tokens count as far as they were counted of its learner and not given to this fragment before, and
   what the time since its last report allows at its own rate, or that of the others while it has none: a contribution
   may overtake the report.
-- Tokens of a step, which a weight grows with, are at most MIXED times those of the others' steps; or of its learner's,
-  as far as it would not train faster by them than it may report.
+- Tokens of a step, which a weight grows with, are at most MIXED times those of the others' steps, or as many as a
+  learner takes at its step rate that trains FASTER times the others' tokens per second.
+- In a merge a learner weighs at most FASTER times what most of the others do.
 
 Honest learners are below all of these; a liar has the influence of an honest learner on much better hardware.
 """
@@ -15,7 +17,7 @@ Honest learners are below all of these; a liar has the influence of an honest le
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 FASTER = 10.0  # times the others: hardware differs so much
@@ -34,20 +36,15 @@ class Most:
     tokens_s: float = MOST_TOKENS_S
 
 
-NOTHING = Most(0.0, 0.0)
+HELD = Most(MOST_STEPS_S, 0.0)  # steps count, for rounds follow them; tokens wait for a comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a learner trains: inner steps per second, tokens of each. mean: what counted of it since it first came.
-
-    What it may report is measured by `mean` and not by how fast it seems now: that follows what it reports, and would
-    let it report more from second to second.
-    """
+    """How fast a learner trains: inner steps per second by the core's clock, tokens of each as it reports them."""
 
     steps_s: float
     batch: float
-    mean: Most = NOTHING
 
     @property
     def tokens_s(self) -> float:
@@ -56,10 +53,10 @@ class Rate:
 
 
 class Rates:
-    """Those of all learners at one moment."""
+    """Those of all learners at one moment. starting: learners that have joined and have no rate yet."""
 
-    def __init__(self, rates: Mapping[str, Rate]) -> None:
-        self._rates, self.known = rates, len(rates)
+    def __init__(self, rates: Mapping[str, Rate], starting: Set[str] = frozenset()) -> None:
+        self._rates, self._starting, self.known = rates, starting, len(rates)
         self._steps = sorted(rate.steps_s for rate in rates.values())
         self._batches = sorted(rate.batch for rate in rates.values())
         self._tokens = sorted(rate.tokens_s for rate in rates.values())
@@ -69,7 +66,7 @@ class Rates:
         return self._rates.get(learner)
 
     def usual(self, learner: str) -> Rate | None:
-        """That of most of the others; None when there is no other."""
+        """That of most of the others; None when no other has one."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         batch = _middle(self._batches, own.batch if own is not None else None)
@@ -81,10 +78,8 @@ class Rates:
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         tokens_s = _middle(self._tokens, own.tokens_s if own is not None else None)
         if steps_s is None or tokens_s is None:
-            return Most()
-        before = own.mean if own is not None else NOTHING
-        most_steps_s = min(MOST_STEPS_S, max(FASTER * steps_s, before.steps_s))
-        return Most(most_steps_s, min(MOST_TOKENS_S, max(FASTER * tokens_s, before.tokens_s)))
+            return HELD if len(self._starting) > (learner in self._starting) else Most()
+        return Most(min(MOST_STEPS_S, FASTER * steps_s), min(MOST_TOKENS_S, FASTER * tokens_s))
 
 
 def _middle(values: Sequence[float], own: float | None) -> float | None:
@@ -94,6 +89,15 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
         return None
     middle = others // 2
     return values[middle + (own is not None and middle >= bisect_left(values, own))]
+
+
+def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
+    """By learner, the part of its weight in a merge that counts: at most FASTER times what most of the others weigh."""
+    ordered, parts = sorted(weights.values()), {}
+    for learner, weight in weights.items():
+        usual = _middle(ordered, weight)
+        parts[learner] = min(1.0, FASTER * usual / weight) if usual and weight else 1.0
+    return parts
 
 
 def counted(said: int, before: int, most_s: float, paid_until: float, now: float) -> tuple[int, float]:
@@ -131,17 +135,14 @@ def weighed(
     if own is not None:
         ahead += OVERTAKEN_S * own.steps_s
     steps = max(1, min(said.steps, int(reported.steps + ahead)))
+    if usual is None:  # its tokens may be held back, and there is no work of others that it could outweigh
+        return Declared(said.tokens, steps)
     batch = _most_of_a_step(own, usual)
     most = min(reported.tokens + ahead * min(rate.batch, batch) - given, batch * steps)
     return Declared(max(1, min(said.tokens, int(most))), steps)
 
 
-def _most_of_a_step(own: Rate | None, usual: Rate | None) -> float:
-    """Tokens, in a contribution. Its own average alone says nothing: a liar's grows with the tokens that it reports."""
-    of_others = MIXED * usual.batch if usual is not None else 0.0
-    if own is None:
-        return of_others
-    if usual is None:
-        return MIXED * own.batch
-    plausible = max(FASTER * usual.tokens_s, own.mean.tokens_s) / own.steps_s
-    return max(of_others, min(MIXED * own.batch, plausible))
+def _most_of_a_step(own: Rate | None, usual: Rate) -> float:
+    """Tokens, in a contribution. What a learner says of its own steps is no measure: only how fast they come is."""
+    few_steps = FASTER * usual.tokens_s / own.steps_s if own is not None else 0.0
+    return max(MIXED * usual.batch, few_steps)

@@ -11,7 +11,7 @@ from atoll_wire.arrivals import Arrivals
 from atoll_wire.certificate import NAME
 
 from atoll_server.goodput import Account
-from atoll_server.influence import Most, Rate, Rates
+from atoll_server.influence import Rate, Rates
 from atoll_server.refusal import Refused, Status
 
 LARGEST_REGION = 64
@@ -21,6 +21,7 @@ LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that d
 CALLS_COME_S = 5.0  # after a Join: a process opens its calls at once
 LATENCY_S = 0.5  # of a Join: how far the starts of processes are off
 RATES_KEPT = 8  # learners whose rates are known; of fewer each look is a new one
+COMPARED_S = 3600.0  # a learner that was silent for so long, or joined so long ago and made no step, is no measure
 RATES_S = 1.0  # between two looks at how fast learners train
 REMEMBERED = 64  # processes of a name that are known to be fenced off
 
@@ -243,17 +244,29 @@ class Roster:
             entry.account.left_at = wall
 
     def rates(self, wall: float) -> Rates:
-        """How fast learners train, looked at once a second; those that were sent away are not among them."""
+        """How fast learners train, looked at once a second.
+
+        Learners that were evicted, or not heard of for COMPARED_S while this core listened, are not among them.
+        """
         # Who is looked at first must not find an older look, at nobody: then nothing would be implausible.
         if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
             found: dict[str, Rate] = {}
+            starting: set[str] = set()
             for entry in self.entries.values():
-                step_s, steps = entry.account.step_time_s, entry.account.total("steps")
-                if step_s and steps and not entry.evicted:
-                    tokens, there_s = entry.account.total("tokens"), max(1.0, entry.account.there_s(wall))
-                    found[entry.name] = Rate(1 / step_s, tokens / steps, Most(steps / there_s, tokens / there_s))
-            self._rates, self._rates_at = Rates(found), wall
+                rate = None if entry.evicted else entry.account.rate()
+                if rate is not None and wall - max(entry.account.heard_at, self.since) < COMPARED_S:
+                    found[entry.name] = rate
+                elif rate is None and self._starts(entry, wall):
+                    starting.add(entry.name)
+            self._rates, self._rates_at = Rates(found, starting), wall
         return self._rates
+
+    def _starts(self, entry: Entry, wall: float) -> bool:
+        """Whether a learner without a rate is about to train."""
+        account = entry.account
+        here = entry.connected or wall - max(account.heard_at, self.since) < MOST_PATIENCE_S
+        young = wall - max(account.current.joined_at, self.since) < COMPARED_S
+        return here and young and account.left_at is None and not entry.evicted
 
     def strike(self, entry: Entry, tokens: int) -> None:
         """So many count of all that a learner reported; struck ones never count again."""

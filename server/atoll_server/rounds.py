@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll_server.events import Cause, Key, Refusal, Share
+from atoll_server.influence import parts_counted
 from atoll_server.outer import part_of
 from atoll_server.settings import RunSettings
 
@@ -83,6 +84,7 @@ class FragmentRounds:
 
         Weights sum to the part that this is of what the counted learners would give on time: a merge of few, or of
         what came late, is a small step. Who has not answered counts as it last weighed, at most as the largest here.
+        A learner counts with a limited part of its weight where that outweighs the others' (`influence`).
         """
         silent = counted - self.answered()
         taken: list[tuple[Key, float, float]] = []
@@ -99,10 +101,12 @@ class FragmentRounds:
             taken.append((key, weigh(*sent, staleness, settings.staleness_exponent), staleness))
         self.pending.clear()
         self.usual.update(on_time)
+        part = parts_counted({name: self.usual[name] for name in counted | on_time.keys() if name in self.usual})
+        on_time = {learner: weight * part[learner] for learner, weight in on_time.items()}
         most = max(on_time.values(), default=0.0)
         missing = (min(most, self.usual.get(learner, most)) for learner in silent)
         whole = math.fsum([*on_time.values(), *missing])
-        shares = tuple(Share(key, weight / whole, staleness) for key, weight, staleness in taken)
+        shares = tuple(Share(key, weight * part[key.learner] / whole, staleness) for key, weight, staleness in taken)
         if shares:
             self.ages[self.version + 1] = self.age(self.version) + part_of(share.weight for share in shares)
             oldest = self.ages[self.version + 1] - settings.max_staleness - 1

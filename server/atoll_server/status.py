@@ -14,7 +14,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_server.core import Core
 from atoll_server.engine import Engine
 from atoll_server.goodput import Balance, overall
-from atoll_server.members import named
+from atoll_server.members import NAMED, named
 from atoll_server.refusal import Refused, Status
 from atoll_server.roster import Entry
 from atoll_server.rounds import Phase
@@ -22,6 +22,7 @@ from atoll_server.timeline import Answer, Round, slowest
 
 Answered = Mapping[int, set[str]]
 MISSED = 4  # merges of each fragment at least without anything of a learner that trains, beyond which it is a trouble
+OTHER_TOKENS = 20.0  # times the tokens per step of most of the others, or a part of them: the unit may be another
 BEYOND = 1.02  # of the tokens that the run was to train: learners do not leave in the same moment
 
 
@@ -72,6 +73,7 @@ def troubles(core: Core) -> Iterator[str]:
             f"{named(missing)} trains, and nothing of it is merged: its answers come too late or are refused. "
             "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or give it a faster link"
         )
+    yield from _odd_tokens(core)
     total, trained = core.run.total_tokens, core.roster.tokens()
     if total and trained > BEYOND * total:
         yield f"{trained:,} of {total:,} tokens are trained, and outer steps are plain means: give more --total-tokens"
@@ -80,6 +82,23 @@ def troubles(core: Core) -> Iterator[str]:
 def trained_tokens(core: Core) -> int:
     """By everybody so far. What was merged was trained, also where its learner died before its next report."""
     return max(core.roster.tokens(), 0 if core.engine is None else math.ceil(merged_tokens(core)))
+
+
+def _odd_tokens(core: Core) -> Iterator[str]:
+    """Learners whose tokens per step differ so much from the others' that they may count something else."""
+    rates, now = core.roster.rates(core.clock.now()), time.monotonic()
+    many, few = [], []
+    for name in sorted(core.roster.entries):
+        own, usual = rates.of(name), rates.usual(name)
+        if own is None or usual is None or state_of(core, core.roster.entries[name], now) != "live":
+            continue
+        told = f"{name} reports {own.batch:,.0f} tokens per step, most of the others {usual.batch:,.0f}"
+        if own.batch > OTHER_TOKENS * usual.batch:
+            many.append(f"{told}: its work outweighs theirs")
+        elif own.batch * OTHER_TOKENS < usual.batch:
+            few.append(f"{told}: its work hardly counts")
+    for told in (many or few)[:NAMED]:  # of two learners, each differs from the other
+        yield f"{told}. Check that step(tokens=...) gets its own tokens, not bytes, sequences or those of all islands"
 
 
 def _never_merged(core: Core) -> list[str]:

@@ -24,7 +24,7 @@ def test_a_learner_of_which_nothing_is_merged_is_a_trouble(tmp_path):
             while not over.wait(0.05):
                 number += 1
                 declined = [pb.Declined(fragment=f.fragment, cycle=f.cycle) for f in running.status().fragments]
-                yield pb.Progress(session=idle.session, steps=number, tokens=number, declined=declined)
+                yield pb.Progress(session=idle.session, steps=number, tokens=32 * number, declined=declined)
 
         reporting = threading.Thread(target=lambda: stub.Report(steps(), timeout=60))
         reporting.start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+import random
 
 import pytest
 from atoll_server.goodput import Account, Spent, overall
@@ -79,6 +81,66 @@ def test_a_frozen_process_is_lost_while_it_is_frozen_and_stays_lost_when_it_wake
     assert balance.lost_s["down"] == pytest.approx(60.0, abs=1.0)
     a.heard(110.0, Spent(steps=100, tokens=1000, stepping_s=110.0))
     assert a.balance(110.0).useful_s == pytest.approx(50.0, abs=1.0), "what is trained afterwards counts"
+
+
+def frozen(rng: random.Random) -> tuple[float, float, float]:
+    """A process that steps, stands for a while within a step, and goes on.
+
+    Returns its useful seconds as counted and in truth, and what an inner step takes.
+
+    Reports are made at any moments, come late, and some that were made before it stood come when it wakes.
+    """
+    a, step_s = account(), rng.choice((0.02, 0.5, 2.0))
+    a.step_time_s = step_s
+    stands_at = rng.uniform(60.0, 70.0)
+    wakes_at = stands_at + rng.uniform(12.0, 300.0)
+    last_s = wakes_at + rng.uniform(20.0, 60.0)
+    ends, at = [], 0.0
+    while at < last_s:
+        began, at = at, at + step_s * rng.uniform(0.7, 1.3)
+        if began < stands_at <= at:
+            at += wakes_at - stands_at
+        ends.append(at)
+    made = sorted(rng.uniform(0.0, last_s) for _ in range(int(last_s * 4)))
+    made = [moment for moment in made if not stands_at < moment < wakes_at] + [last_s]
+    late = [moment for moment in made if moment < stands_at][-rng.randrange(4) :]  # they were on their way
+    told_at = 0.0
+    for moment in made:
+        steps = bisect.bisect(ends, moment)
+        arrival = wakes_at if moment in late and moment < stands_at and rng.random() < 0.7 else moment
+        told_at = max(told_at, arrival + rng.uniform(0.0, 0.3))
+        a.heard(told_at, Spent(steps=steps, tokens=steps, stepping_s=ends[steps - 1] if steps else 0.0))
+    return a.balance(told_at).useful_s, ends[steps - 1] - (wakes_at - stands_at), step_s
+
+
+def test_a_frozen_process_is_lost_whatever_the_first_report_after_it_wakes_has():
+    """Steps of before it stood, the step that stood, or none of them."""
+    for seed in range(2000):
+        counted, trained, step_s = frozen(random.Random(seed))
+        assert counted == pytest.approx(trained, abs=4.0 + 3.3 * step_s), seed
+
+
+def test_the_step_that_stood_may_come_after_steps_of_before():
+    a = account()
+    a.step_time_s = 0.02
+    for quarter in range(1, 21):
+        a.heard(quarter / 4, Spent(steps=12 * quarter, tokens=12 * quarter, stepping_s=0.25 * quarter))
+    a.heard(30.0, Spent(steps=243, tokens=243, stepping_s=5.04))
+    a.heard(30.25, Spent(steps=255, tokens=255, stepping_s=30.25))
+    assert a.balance(30.25).useful_s == pytest.approx(5.25, abs=0.2)
+    a.heard(90.0, Spent(steps=256, tokens=256, stepping_s=90.0))
+    assert a.balance(90.0).useful_s > 5.0, "what it was silent for is charged once"
+
+
+def test_a_silence_without_a_step_is_not_charged_to_a_long_step_much_later():
+    a = account()
+    a.step_time_s = 0.5
+    a.heard(20.0, Spent(steps=40, tokens=40, stepping_s=20.0))
+    a.heard(80.0, Spent(steps=40, tokens=40, stepping_s=20.0, paused_s=60.0))
+    for second in range(81, 111):
+        a.heard(float(second), Spent(steps=40, tokens=40, stepping_s=20.0, paused_s=60.0))
+    a.heard(110.0, Spent(steps=41, tokens=41, stepping_s=50.0, paused_s=60.0))
+    assert a.balance(110.0).useful_s == pytest.approx(50.0)
 
 
 def test_who_is_cut_off_and_trains_on_is_not_taken_for_frozen_and_a_slow_step_neither():

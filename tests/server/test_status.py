@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
-from atoll_server.status import merged_tokens, trained_tokens
+from atoll_server.goodput import Spent
+from atoll_server.members import Member
+from atoll_server.roster import Roster
+from atoll_server.status import merged_tokens, trained_tokens, troubles
 
 
 @pytest.mark.parametrize(("reported", "merged", "told"), [(84_480, 86_141.25, 86_142), (90_000, 86_141.25, 90_000)])
@@ -18,3 +22,44 @@ def test_never_are_more_tokens_merged_than_trained_though_a_learner_died_before_
     assert merged_tokens(core) == merged
     assert trained_tokens(core) == told
     assert trained_tokens(SimpleNamespace(roster=roster, engine=None)) == reported
+
+
+def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
+    """The troubles of a run of learners that count so many tokens per step."""
+    roster, now, members = Roster(8), time.monotonic(), {}
+    for number, (name, batch) in enumerate(batches.items(), 1):
+        account = roster.join(name, "eu", number, 0, 0.0, b"", b"t", 0.0, now).account
+        account.heard(100.0, Spent(steps=100, tokens=100 * batch))
+        account.step_time_s = 1.0
+        stepped_at = now - 60.0 if name in silent else now
+        members[name] = Member(1, stepped_at, stepped_at, steps=100, stepped_at=stepped_at, step_time_s=1.0)
+    engine = SimpleNamespace(
+        syncer=SimpleNamespace(members=members),
+        spool=SimpleNamespace(room_bytes=1),
+        layout=SimpleNamespace(fragments=[0]),
+        run=SimpleNamespace(max_staleness=4),
+        contributions=SimpleNamespace(missed=lambda _: 0),
+    )
+    core = SimpleNamespace(
+        roster=roster,
+        engine=engine,
+        writer=SimpleNamespace(full=False),
+        damage="",
+        run=SimpleNamespace(total_tokens=0),
+        clock=SimpleNamespace(now=lambda: 100.0),
+    )
+    return list(troubles(core))
+
+
+def test_a_learner_that_counts_bytes_or_a_whole_batch_for_tokens_is_a_trouble():
+    (line,) = told_of({"a": 10, "b": 10_000})
+    assert line.startswith("b reports 10,000 tokens per step, most of the others 10: its work outweighs theirs. Check")
+    assert len(told_of({"a": 10, "b": 12, "c": 10_000})) == 1
+    (line,) = told_of({"samples": 8, "b": 8192, "c": 8192})
+    assert line.startswith("samples reports 8 tokens per step, most of the others 8,192: its work hardly counts")
+
+
+def test_other_hardware_and_learners_that_are_gone_are_no_trouble():
+    assert told_of({"small": 8, "b": 64, "large": 80}) == []
+    assert told_of({"alone": 10_000}) == []
+    assert told_of({"a": 10, "b": 10_000}, silent=("a", "b")) == []

@@ -733,3 +733,20 @@ def test_steps_that_have_really_become_slow_are_followed_though_nothing_is_heard
     for step in range(1, 40):
         member.hear(39 + step, False, 39.0 + 100.0 * step)
     assert member.step_time_s == pytest.approx(100.0, rel=0.1)
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_a_merge_gives_a_learner_ten_times_the_weight_of_most_of_the_others_at_most(pieces):
+    """In one contribution or in several; also where the others' work came with earlier merges."""
+    names = {"a", "b", "c"}
+    rounds = FragmentRounds(version=4, cycle=9)
+    for name in sorted(names):
+        rounds.pending[Key(name, 0, 0, 1)] = Pending(9, 4, 10, 1)
+    for piece in range(pieces):
+        rounds.pending[Key("liar", 0, 0, piece)] = Pending(9, 4, 1 << 40, 1)
+    shares, _ = rounds.settle(names | {"liar"}, merge.weight, RunSettings())
+    assert sum(share.weight for share in shares) == pytest.approx(1.0)
+    assert sum(share.weight for share in shares if share.key.learner == "liar") == pytest.approx(10 / 13)
+    rounds.pending[Key("liar", 0, 0, 9)] = Pending(9, 4, 1 << 40, 1)
+    shares, _ = rounds.settle(names | {"liar"}, merge.weight, RunSettings())
+    assert [share.weight for share in shares] == pytest.approx([10 / 13])

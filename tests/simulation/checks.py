@@ -233,8 +233,8 @@ class Checks:
         if not missing or now >= rounds.opened_at + patience:
             return
         fresh = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle == rounds.cycle}
-        steps = [syncer.members[name].step_time_s for name in live]
-        slack = syncer.settings.overlap_steps * min(step for step in steps if step is not None)
+        steps = [step_s for name in live if (step_s := syncer.members[name].step_time_s) is not None]
+        slack = syncer.settings.overlap_steps * min(steps, default=0.0)  # one that wakes is live before it steps
         grace = syncer.settings.grace_ratio * max(0.0, slack - (syncer.quorum_s or 0.0) - (syncer.sync_s or 0.0))
         if rounds.quorum_at is None or now < rounds.quorum_at + grace - 1e-9 or len(fresh) < 1:
             raise Violation(7, f"round of fragment {fragment} closed early, without {sorted(missing)}")

@@ -44,6 +44,7 @@ from atoll_server import (
     versions,
     writer,
 )
+from atoll_server import rounds as merge_rounds
 from atoll_server.front import service as front_service
 from atoll_server.front import upstream
 from atoll_server.front.fetching import Fetching
@@ -695,6 +696,20 @@ def what_is_declared_counts() -> Iterator[None]:
 def what_is_reported_counts() -> Iterator[None]:
     """Nobody asks whether time allows it."""
     with patch(goodput, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
+        yield
+
+
+@defect
+def what_cannot_be_compared_counts() -> Iterator[None]:
+    """Tokens are not held back while the others are about to train (found when this was so)."""
+    with patch(influence, "HELD", influence.Most()):
+        yield
+
+
+@defect
+def a_liar_outweighs_the_others() -> Iterator[None]:
+    """Nothing limits what a learner weighs in a merge (found when this was so)."""
+    with patch(merge_rounds, "parts_counted", lambda weights: dict.fromkeys(weights, 1.0)):
         yield
 
 

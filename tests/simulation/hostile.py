@@ -1,11 +1,13 @@
 """A learner with a valid name that means harm, beside those that the world waits for; and how much it may move them.
 
 It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual of
-what it lies about: before that nothing can be judged (`atoll_server.guard`, `influence`).
+what it lies about: before that nothing can be judged (`atoll_server.guard`). One that lies early comes as soon as the
+others have joined: its reports are held back, and its contributions count as it says, for no work of others is there.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +17,7 @@ import numpy as np
 from atoll.handover import Due, Taken
 from atoll_server.core import Core
 from atoll_server.influence import FASTER
+from atoll_server.merge import weight
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.books import Violation
@@ -40,6 +43,7 @@ class Lie(StrEnum):
     DECLINES = "as many declined rounds as a report takes"
     BOAST = "more steps and tokens behind its work than it ever reported"
     INFLATE = "reports of more tokens than it can have trained"
+    EARLY = "such reports before the others have made a step"
 
 
 LIES = (Lie.FLOOD, Lie.DECLINES)  # that are not about tokens
@@ -64,7 +68,7 @@ class Hostile(Island):
                 for fragment in range(len(self.tracks))
                 for cycle in range(DECLINES // len(self.tracks))
             )
-        elif self.lie is Lie.INFLATE:
+        elif self.lie in (Lie.INFLATE, Lie.EARLY):
             self.counters.tokens += BOAST
         elif self.lie is Lie.FLOOD:
             for fragment, line in enumerate(self.presence.standing.lines):
@@ -103,7 +107,24 @@ def are_rates_known(core: Core, names: Sequence[str]) -> bool:
     return all(entry is not None and entry.account.step_time_s for entry in entries)
 
 
-def check_influence(core: Core, hostile: Hostile, trained: int, elapsed_s: float) -> None:
+def are_joined(core: Core, names: Sequence[str]) -> bool:
+    """Whether all of these are in the run and about to train: none is alone in it."""
+    entries = [core.roster.entries.get(name) for name in names]
+    return all(entry is not None and entry.connected for entry in entries)
+
+
+def may_come(lie: Lie, core: Core, names: Sequence[str]) -> bool:
+    """Whether what it lies about can be judged, or held back. names: honest learners."""
+    match lie:
+        case Lie.EARLY:
+            return are_joined(core, names)
+        case Lie.BOAST | Lie.INFLATE:
+            return are_rates_known(core, names)
+        case Lie.FLOOD | Lie.DECLINES:
+            return is_usual_known(core)
+
+
+def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained: int, elapsed_s: float) -> None:
     """At the end: what it did to the model and to the run's numbers is what one honest learner could have done.
 
     trained: tokens of all honest processes.
@@ -115,9 +136,11 @@ def check_influence(core: Core, hostile: Hostile, trained: int, elapsed_s: float
         largest = float(np.abs(state.theta_pub).max())
         if not largest <= LARGEST:
             raise Violation(11, f"a hostile learner moved fragment {fragment} to {largest:.3g}")
-    _check_declared(core, elapsed_s)
+    if hostile.lie is not Lie.EARLY:
+        _check_declared(core, elapsed_s)
     if hostile.lie in LIES:
         _check_work(core, hostile.counters.tokens)
+    _check_shares(core, honest)
 
 
 def _check_declared(core: Core, elapsed_s: float) -> None:
@@ -139,3 +162,36 @@ def _check_work(core: Core, trained: int) -> None:
         if tokens > trained:
             text = f"{tokens} tokens of a hostile learner are merged in fragment {fragment}, it trained {trained}"
             raise Violation(11, text)
+
+
+def _check_shares(core: Core, honest: Sequence[str]) -> None:
+    """In each merge it weighs at most ten times what an honest learner gave last, which may have had fewer steps."""
+    assert core.engine is not None, "asked of a run that has parameters"
+    db, exponent = core.writer._db, core.engine.run.staleness_exponent
+    last: dict[tuple[int, str], float] = {}  # by fragment and honest learner, what it gave to its newest merge
+    merges = db.execute("SELECT fragment, version, shares FROM merges ORDER BY fragment, version").fetchall()
+    for fragment, version, text in merges:
+        given = _given(core, fragment, version)
+        scale, weighs = 0.0, 0.0  # of a weight to its part of the merge; the hostile one's part
+        for name, incarnation, seq, part, staleness in json.loads(text):
+            if name in honest:
+                scale = max(scale, part / weight(*given[name, incarnation, seq], staleness, exponent))
+            else:
+                weighs += part
+        last |= {
+            (fragment, name): sum(weight(*each, 0.0, exponent) for key, each in given.items() if key[0] == name)
+            for name in {key[0] for key in given if key[0] in honest}
+        }
+        most = FASTER * max((given for (where, _), given in last.items() if where == fragment), default=0.0)
+        if scale and weighs > scale * most * (1 + 1e-9):
+            raise Violation(11, f"a hostile learner weighs {weighs} in {fragment}/{version}: {text}, at most {most}")
+
+
+def _given(core: Core, fragment: int, version: int) -> dict[tuple[str, int, int], tuple[int, int]]:
+    """Tokens and steps of the contributions to a merge, by learner, incarnation and number."""
+    rows = core.writer._db.execute(
+        "SELECT learner, incarnation, seq, tokens, steps FROM contributions "
+        "WHERE fragment=? AND version=? AND fate='merged'",
+        (fragment, version),
+    )
+    return {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows.fetchall()}

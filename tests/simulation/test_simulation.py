@@ -5,14 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from atoll_server.events import Cause, Key
+from atoll_server.members import Member, Present
+from atoll_server.rounds import FragmentRounds, Pending
+from atoll_server.settings import RunSettings
 
+from tests.simulation.books import Violation
+from tests.simulation.checks import Checks
 from tests.simulation.defects import DEFECTS, find_again
-from tests.simulation.loop import Dead
+from tests.simulation.loop import Dead, VirtualLoop
 from tests.simulation.run import Found, main, run
 from tests.simulation.seed import simulate
 from tests.simulation.world import World
@@ -61,6 +70,22 @@ def test_a_fault_of_the_simulator_is_told_and_fails_the_run(monkeypatch, capsys,
     assert main() == 1
     assert "seed 730002879: the simulator failed\nDead" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())["faults"] == 1
+
+
+def test_a_round_may_close_while_the_only_live_learner_has_woken_and_made_no_step():
+    """Then there is no grace window to wait for (found as a fault of the check itself)."""
+    rounds = FragmentRounds(version=1, cycle=2, quorum_at=1.0)
+    rounds.pending[Key("dead", 1, 0, 1)] = Pending(2, 1, 8, 1)
+    woken = Member(1, joined_at=0.0, heard_at=1.0, silences=1)
+    syncer: Any = SimpleNamespace(
+        fragments=[rounds], members={"woken": woken}, settings=RunSettings(), quorum_s=None, sync_s=None,
+        present=lambda now: Present.at({"woken": woken}, now),
+    )  # fmt: skip
+    checks = Checks(VirtualLoop(random.Random(0)), 4)
+    checks.closing(syncer, 0, Cause.GRACE, 1.0)
+    rounds.pending.clear()
+    with pytest.raises(Violation, match="closed early"):
+        checks.closing(syncer, 0, Cause.GRACE, 1.0)
 
 
 @pytest.mark.parametrize("name", DEFECTS)

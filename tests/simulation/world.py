@@ -27,7 +27,7 @@ from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.entrance import Entrance
 from tests.simulation.gateway import Gateway
-from tests.simulation.hostile import LIES, Hostile, Lie, are_rates_known, check_influence, is_usual_known
+from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, may_come
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
@@ -41,6 +41,7 @@ PEACE_S = 90.0
 LEAST_EVENTS = 300
 HARMED = 0.12  # of the seeds have a hostile learner of LIES
 HARMED_TOO = 0.08  # of the others have one of the later kinds
+EARLY = 0.5  # of those that inflate their reports
 LATER_LIES = (Lie.BOAST, Lie.INFLATE)
 STRANGE_STORM_S = 3.5
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
@@ -78,6 +79,8 @@ class World:
         self.harm: Lie | Harm | None = None
         if self._later.random() < HARMED_TOO and not self.harmed:
             self.harm = self._later.choice((*LATER_LIES, *Harm))
+            if self.harm is Lie.INFLATE and random.Random(f"{seed} hostile before others").random() < EARLY:
+                self.harm = Lie.EARLY
         self.caller: Caller | None = None
         self.weights = Weights(self, seed)
         self.lives: Counter[str] = Counter()
@@ -262,7 +265,7 @@ class World:
         if self.hostile is not None:
             self.counts["hostile contributions"] += self.hostile.sent
             trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
-            check_influence(core, self.hostile, trained, self.loop.now)
+            check_influence(core, self.hostile, self.names, trained, self.loop.now)
         before = [state.checksums() for state in core.engine.states]
         for island in self.islands.values():
             island.check_conservation()
@@ -422,13 +425,10 @@ class World:
         self.islands[name] = island
 
     def _harm_comes(self, lie: Lie, rng: random.Random) -> None:
-        """A hostile learner comes, as soon as the core knows what is usual."""
+        """A hostile learner comes, as soon as the core can judge it."""
         if not self.stormy:
             return
-        known = self.core is not None and (
-            are_rates_known(self.core, self.names) if lie in LATER_LIES else is_usual_known(self.core)
-        )
-        if not known:
+        if self.core is None or not may_come(lie, self.core, self.names):
             self.loop.after(0.1, self._harm_comes, lie, rng)
             return
         self.counts[f"hostile learners: {lie.name.lower()}"] += 1
