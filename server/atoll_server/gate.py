@@ -57,6 +57,7 @@ class _Owner:
         self.first: Pool[_Call] = Pool(quotas.first_calls * trusted)
         self.waiting = 0
         self.calls = Bucket(quotas.calls_per_s * many, quotas.calls_burst * many)
+        self.joins = Bucket(quotas.joins_per_s * trusted, quotas.joins_burst * trusted)
         self.assembling = {"Push": asyncio.Semaphore(quotas.assembling * trusted), "Join": asyncio.Semaphore(trusted)}
         self._streams: dict[str, Pool[_Call]] = {}
         self._messages: dict[str, Bucket] = {}
@@ -277,6 +278,10 @@ class Gate(grpc.aio.ServerInterceptor):
         owner.used_at = now
         return owner
 
+    async def paced_join(self, peer: _Owner) -> None:
+        """A Join came in pieces."""
+        await self._paced(peer.joins, "joins_per_s", "large Joins")
+
     async def paced(self, owner: _Owner, method: _Method) -> None:
         """A message of a stream that runs came."""
         await self._paced(owner.messages(method.name), "messages_per_s", f"messages to {method.name}")
@@ -314,6 +319,8 @@ class _Inward:
                 if raw is None:
                     raise DecodeError("its last piece did not come")
                 whole = self._pieces.take(raw)
+            if self._method.name == "Join":  # the next one of this peer waits for it
+                await self._gate.paced_join(self.peer)
         return whole
 
     async def _next(self) -> bytes | None:

@@ -115,6 +115,8 @@ class Joining:
         limits = self._core.settings.limits
         if not 0 < len(request.tensors) <= limits.tensors:
             raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
+        if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
+            raise Refused(Status.INVALID_ARGUMENT, f"{tied} names of tied tensors: at most {limits.tensors} are taken")
         for tensor in request.tensors:
             names = (tensor.name, *tensor.tied_names)
             if (

@@ -115,6 +115,20 @@ def test_pieces_beyond_the_limit_are_refused():
     asyncio.run(scene())
 
 
+def test_joins_of_many_tensors_are_taken_at_their_rate():
+    async def scene():
+        async with served(joins_per_s=10.0, joins_burst=2.0) as (stub, _, count):
+            began = asyncio.get_running_loop().time()
+            await asyncio.gather(*(stub.Join(pb.JoinRequest(frozen_digest=bytes(2 * PART_BYTES))) for _ in range(8)))
+            assert count("joins_per_s") == 6
+            assert asyncio.get_running_loop().time() - began > 0.55
+            for _ in range(20):
+                await stub.Join(pb.JoinRequest(learner="a"))
+            assert count("joins_per_s") == 6, "small ones are not counted"
+
+    asyncio.run(scene())
+
+
 def test_a_learners_newest_streams_run_and_its_oldest_end():
     async def scene():
         async with served(pushes=3) as (stub, _, count):
