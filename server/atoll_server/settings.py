@@ -118,6 +118,7 @@ class Limits(BaseModel):
     update_cache_versions: int = 16  # of each fragment, while there is room: who is further behind fetches whole
     upload_idle_s: float = 60.0  # an upload without a frame for so long loses its reservation
     lease_s: float = 60.0  # to begin sending the first parameters
+    turn_s: float = 600.0  # to send them all, while another learner waits to; twice as long with each turn of a name
     happenings: int = 4096  # kept for followers that are behind; others get the current state
 
 
