@@ -11,7 +11,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-LIMITS = ("first_message", "calls_per_s", "streams", "messages_per_s", "joins_per_s", "stalled")  # as metrics name them
+LIMITS = (
+    "first_message",
+    "calls_per_s",
+    "streams",
+    "messages_per_s",
+    "joins_per_s",
+    "spoilt_per_s",
+    "stalled",
+)  # as metrics name them
 MANY = 16  # times, for a peer that speaks for many: a front, or whoever comes without a certificate
 
 
@@ -39,6 +47,8 @@ class Quotas:
     calls_burst: float = 600.0
     joins_per_s: float = 0.5  # of a peer, that come in pieces: each costs as much as its tensors are many
     joins_burst: float = 6.0
+    spoilt_per_s: float = 0.5  # of a learner or peer: calls that end because of a wrong checksum
+    spoilt_burst: float = 5.0
     messages_per_s: float = 1000.0  # of a learner, over all its streams of one method
     messages_burst: float = 2000.0
     reports_per_s: float = 20.0  # a learner sends four

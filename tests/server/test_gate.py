@@ -20,6 +20,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.frames import FrameStub, frames_in
 from atoll_wire.parts import PART_BYTES
 
+WRONG = 66  # a checksum
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -38,8 +39,10 @@ class Service(rpc.OuterServicer):
             self.heard += 1
         return pb.ReportReply()
 
-    async def Push(self, requests, _):
+    async def Push(self, requests, context):
         async for request in requests:
+            if any(frame.crc32c == WRONG for frame in frames_in(request)):
+                await context.abort(grpc.StatusCode.DATA_LOSS, "a wrong checksum")
             brought = [frame.index for frame in frames_in(request)]
             yield pb.PushReply(have=pb.Have(frames=brought))
 
@@ -125,6 +128,26 @@ def test_joins_of_many_tensors_are_taken_at_their_rate():
             for _ in range(20):
                 await stub.Join(pb.JoinRequest(learner="a"))
             assert count("joins_per_s") == 6, "small ones are not counted"
+
+    asyncio.run(scene())
+
+
+def test_a_learner_whose_checksums_are_wrong_waits_and_others_do_not():
+    async def scene():
+        async with served(spoilt_per_s=0.01, spoilt_burst=3.0) as (stub, _, count):
+            for _ in range(3):
+                call = await push(stub, "a")
+                await call.write(frames.encode(0, WRONG, b"x"))
+                await ends(call, grpc.StatusCode.DATA_LOSS, "wrong checksum")
+            assert count("spoilt_per_s") == 0
+            call = await push(stub, "a")
+            await call.write(frames.encode(0, WRONG, b"x"))
+            await ends(call, grpc.StatusCode.DATA_LOSS, "wrong checksum")
+            again = stub.Push()
+            await again.write(pb.PushRequest(header=pb.PushHeader(session=session("a"))))
+            await ends(again, EXHAUSTED, "wrong checksums")
+            assert count("spoilt_per_s") == 1
+            await push(stub, "b")
 
     asyncio.run(scene())
 
