@@ -23,6 +23,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import Payload
 from atoll_wire.parts import PART_BYTES, Pieces, split
 
+TENSORS = 100_000  # in one JoinRequest at most
 TOGETHER = 4  # frames in one message at most: it costs more than the bytes in it
 FRAME = 0x12  # field 2, a message: of `frames` of PushRequest and of FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
@@ -106,8 +107,14 @@ def _read(message: bytes) -> Batch | None:
     return Batch(found, message) if found and at == len(message) else None
 
 
-def _few_fields(message: bytes) -> bytes:
-    """The same; DecodeError when it has more fields than any: protobuf makes an object of each."""
+def join_request(message: bytes) -> pb.JoinRequest:
+    """For gRPC. Raises DecodeError for what is no message, or has more tensors than any may."""
+    most = TENSORS + len(pb.JoinRequest.DESCRIPTOR.fields)
+    return pb.JoinRequest.FromString(message if len(message) < 2 * most else _few_fields(message, most))
+
+
+def _few_fields(message: bytes, most: int = TOGETHER + 1) -> bytes:
+    """The same; DecodeError when it has more fields than `most`: protobuf makes an object of each."""
     at, count = 0, 0
     while at < len(message):
         count += 1
@@ -115,9 +122,9 @@ def _few_fields(message: bytes) -> bytes:
             tag, at = _length(message, at)
             at = _after(message, at, tag & 7)
         except (_OtherForm, IndexError) as error:
-            raise DecodeError("not a message with frames") from error
-        if count > TOGETHER + 1:
-            raise DecodeError(f"more than {TOGETHER} frames, or other fields beside them")
+            raise DecodeError("not a message with frames, or a Join") from error
+        if count > most:
+            raise DecodeError(f"more than {most} frames, tensors or other fields")
     return message
 
 
@@ -182,7 +189,7 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-READERS = {"Push": push_request}  # of requests
+READERS = {"Push": push_request, "Join": join_request}  # of requests
 REPLY_BYTES = 16 << 20  # of a reply to Fetch: its frames are 2 MiB each at most
 
 

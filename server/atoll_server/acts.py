@@ -1,15 +1,19 @@
 """The audit log: who joined, who was refused, and what operators did, as JSON lines in a file of bounded size.
 
-Written by a thread of its own; refusals that repeat themselves within a minute are counted.
+Written by a thread of its own; refusals that repeat themselves within a minute are counted. Of each address's refusals,
+and each learner's coming and going, only so many lines a minute are written, and how many were left out: a peer cannot
+push the other lines out of the files. What operators did is always written.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import threading
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -25,12 +29,22 @@ FILE_BYTES, FILES = 16 << 20, 4
 WAITING = 4096  # lines; beyond them they are counted only
 AGAIN_S = 60.0
 KNOWN = 1024  # acts that are watched for repetition
+LINES_PER_MINUTE = 30  # of one address's refusals of a kind, or of one learner: 64 MiB last half a day and more
 
 
 class _Lines(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's
         """The disk is full, or gone: said once for each line, where logs go."""
         log.error("the audit log cannot be written", line=record.getMessage())
+
+
+@dataclass(slots=True)
+class _Minute:
+    """What one peer's lines were since `began`."""
+
+    began: float
+    lines: int = 0
+    left_out: int = 0
 
 
 class Acts:
@@ -40,6 +54,8 @@ class Acts:
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(WAITING)
         self._lost = 0
         self._seen: dict[tuple[str, ...], tuple[float, int]] = {}  # when it was written last, and how often since
+        self._minutes: dict[str, _Minute] = {}  # by peer, or learner
+        self._looked_at = time.monotonic()
         self._thread: threading.Thread | None = None
         if path is not None:
             try:
@@ -50,24 +66,54 @@ class Acts:
             self._thread.start()
 
     def note(self, act: str, **what: str) -> None:
-        """Something was done."""
+        """An operator did something."""
         if self._thread is not None:
             self._put({"act": act, **what})
+
+    def moved(self, act: str, learner: str, **what: str) -> None:
+        """A learner came or went; again and again, perhaps."""
+        if self._thread is not None and self._fits(f"learner {learner}", time.monotonic()):
+            self._put({"act": act, "learner": learner, **what})
 
     def refused(self, act: str, peer: str, **what: str) -> None:
         """Somebody was turned away; again and again, perhaps."""
         if self._thread is None:
             return
-        now, place = time.monotonic(), (act, peer.rpartition(":")[0], *what.values())
+        address = peer.rpartition(":")[0]
+        now, place = time.monotonic(), (act, address, *what.values())
         at, times = self._seen.get(place, (-AGAIN_S, 0))
         if now - at < AGAIN_S:
             self._seen[place] = (at, times + 1)
+            return
+        if not self._fits(f"{act} {address}", now):
             return
         if len(self._seen) >= KNOWN:
             self._settle()
         self._seen[place] = (now, 0)
         line = {"act": act, **what, "peer": peer}
         self._put(line | {"repeated": times} if times else line)
+
+    def _fits(self, who: str, now: float) -> bool:
+        """Whether a line of this one may be written now; counts it if not."""
+        if now - self._looked_at >= AGAIN_S:
+            self._looked_at = now
+            self._tell_left_out(now - AGAIN_S)
+        minute = self._minutes.setdefault(who, _Minute(now))
+        if now - minute.began >= AGAIN_S:
+            self._tell_left_out(minute.began)
+            minute = self._minutes[who] = _Minute(now)
+        if minute.lines >= LINES_PER_MINUTE:
+            minute.left_out += 1
+            return False
+        minute.lines += 1
+        return True
+
+    def _tell_left_out(self, until: float) -> None:
+        """Writes down, in a line each, how much was left out in the minutes that began before; forgets them."""
+        for who, minute in [each for each in self._minutes.items() if each[1].began <= until]:
+            if minute.left_out:
+                self._put({"act": "left out", "of": who, "lines": minute.left_out})
+            del self._minutes[who]
 
     def _settle(self) -> None:
         """What was only counted is written down, and forgotten."""
@@ -90,6 +136,7 @@ class Acts:
         """Writes what waits."""
         if self._thread is not None:
             self._settle()
+            self._tell_left_out(math.inf)
             self._waiting.put(None)
             self._thread.join()
 

@@ -57,6 +57,8 @@ class _Owner:
         self.first: Pool[_Call] = Pool(quotas.first_calls * trusted)
         self.waiting = 0
         self.calls = Bucket(quotas.calls_per_s * many, quotas.calls_burst * many)
+        self.joins = Bucket(quotas.joins_per_s * trusted, quotas.joins_burst * trusted)
+        self.spoilt = Bucket(quotas.spoilt_per_s * many, quotas.spoilt_burst * many)
         self.assembling = {"Push": asyncio.Semaphore(quotas.assembling * trusted), "Join": asyncio.Semaphore(trusted)}
         self._streams: dict[str, Pool[_Call]] = {}
         self._messages: dict[str, Bucket] = {}
@@ -147,7 +149,8 @@ class Gate(grpc.aio.ServerInterceptor):
         """Why a call has to end, in a value that holds nothing of what it did."""
         who = _who(context)
         peer = self._peer(who, context)
-        inward, outward = _Inward(self, method, context, peer), _Outward(self, context, method, call)
+        inward = _Inward(self, method, context, peer)
+        outward = _Outward(self, context, method, call, inward)
         try:
             async with call.limit:
                 request = await self._first(method, peer, call, inward)
@@ -222,6 +225,8 @@ class Gate(grpc.aio.ServerInterceptor):
     async def _run(self, method: _Method, request: Any, inward: _Inward, outward: _Outward) -> None:  # noqa: ANN401
         if inward.owner is not inward.peer:
             await self._paced(inward.owner.calls, "calls_per_s", "calls")
+        if method.name in {"Push", "Initialise"}:  # after wrong checksums they wait
+            await self._paced(inward.owner.spoilt, "spoilt_per_s", "calls with wrong checksums", 0.0)
         handler = method.handler
         asked = inward.requests(request) if handler.request_streaming else request
         answer = method.behaviour(asked, outward)
@@ -244,10 +249,10 @@ class Gate(grpc.aio.ServerInterceptor):
             text = f"{len(pool) - 1} {method.name} calls of this learner are open: the oldest one ends for a new one"
             oldest.end(self.over("streams", text))
 
-    async def _paced(self, bucket: Bucket, limit: str, what: str) -> None:
-        wait_s = bucket.take(time.monotonic())
+    async def _paced(self, bucket: Bucket, limit: str, what: str, cost: float = 1.0) -> None:
+        wait_s = bucket.take(time.monotonic(), cost)
         if wait_s > self.quotas.patience_s:
-            bucket.take(time.monotonic(), -1.0)
+            bucket.take(time.monotonic(), -cost)
             raise self.over(limit, f"{what} come faster than they are taken: wait {wait_s:.0f} s, and send fewer")
         if wait_s:
             self._limited.labels(limit).inc()
@@ -276,6 +281,10 @@ class Gate(grpc.aio.ServerInterceptor):
         owner = self._owners[key]
         owner.used_at = now
         return owner
+
+    async def paced_join(self, peer: _Owner) -> None:
+        """A Join came in pieces."""
+        await self._paced(peer.joins, "joins_per_s", "large Joins")
 
     async def paced(self, owner: _Owner, method: _Method) -> None:
         """A message of a stream that runs came."""
@@ -314,6 +323,8 @@ class _Inward:
                 if raw is None:
                     raise DecodeError("its last piece did not come")
                 whole = self._pieces.take(raw)
+            if self._method.name == "Join":  # the next one of this peer waits for it
+                await self._gate.paced_join(self.peer)
         return whole
 
     async def _next(self) -> bytes | None:
@@ -332,8 +343,8 @@ class _Inward:
 class _Outward:
     """A call's context, as its service sees it: what is written is cut, and a reader that stands still is given up."""
 
-    def __init__(self, gate: Gate, context: Context, method: _Method, call: _Call) -> None:
-        self._gate, self._context, self._method, self._call = gate, context, method, call
+    def __init__(self, gate: Gate, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
+        self._gate, self._context, self._method, self._call, self._inward = gate, context, method, call, inward
 
     async def write(self, message: Any) -> None:  # noqa: ANN401 - a message
         """Raises Refused when nobody takes it."""
@@ -352,6 +363,8 @@ class _Outward:
     async def abort(self, *status: Any) -> None:  # noqa: ANN401 - gRPC's
         """Ends the call."""
         self._call.ended = True
+        if status[0] is grpc.StatusCode.DATA_LOSS:
+            self._inward.owner.spoilt.take(time.monotonic())
         await self._context.abort(*status)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the rest is gRPC's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections import Counter
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from atoll_server.tensorfile import FORMAT_NAME, TensorFile, TensorFileError, op
 STAGING = "staging"  # the directory of files on their way in
 COPY_BYTES = 1 << 20
 RENEWING_BYTES = 1 << 20  # of a file: within each lease_s, where somebody else waits to send theirs
+MOST_DOUBLED = 20  # times that a turn grows
 WAITS_S = 5.0  # after it asked: a learner that waits for its turn asks every second
 
 
@@ -32,17 +34,20 @@ class Lease:
     """The right of a name to send the first parameters. until: monotonic seconds.
 
     It is renewed by each further MiB that no upload under it has brought before, and by nothing else: neither by
-    joining again nor by sending the same again. most_bytes: that counted so far.
+    joining again nor by sending the same again. most_bytes: that counted so far. turn_ends: monotonic seconds;
+    from then on it goes to another that waits, whatever came.
     """
 
     entry: Entry
     until: float
+    turn_ends: float = math.inf
     most_bytes: int = 0
     upload: Staging | None = None  # the newest: an older one of the same name ends
 
-    def over(self, now: float) -> bool:
-        """Whether it may go to another name."""
-        return now > self.until or bool(self.entry.evicted) or not self.entry.token
+    def over(self, now: float, wanted: bool = False) -> bool:
+        """Whether it may go to another name. wanted: another one waits."""
+        late = now > (min(self.until, self.turn_ends) if wanted else self.until)
+        return late or bool(self.entry.evicted) or not self.entry.token
 
     def came(self, received: int, until: float) -> None:
         """So many bytes of an upload are here."""
@@ -51,7 +56,11 @@ class Lease:
 
 
 class Turns:
-    """Who is given the lease when several want it: whoever had it least often, of those who wait."""
+    """Who is given the lease when several want it: whoever had it least often, of those who wait.
+
+    Each turn of a name may take twice as long as the one before: a slow link is through at last, and a learner that
+    only wants to keep the lease costs the others a short turn first.
+    """
 
     def __init__(self) -> None:
         self._had: Counter[str] = Counter()
@@ -62,10 +71,16 @@ class Turns:
         waiting = (other for other, at in self._waiting.items() if now - at <= WAITS_S)
         return all(self._had[name] <= self._had[other] for other in waiting)
 
-    def took(self, name: str) -> None:
-        """It has the lease now."""
+    def wanted(self, holder: str, now: float) -> bool:
+        """Whether another than its holder waits for the lease."""
+        return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
+
+    def took(self, name: str, first_s: float) -> float:
+        """It has the lease now; returns how long its turn is. first_s: of its first turn."""
+        turn_s = first_s * 2.0 ** min(self._had[name], MOST_DOUBLED)
         self._had[name] += 1
         self._waiting.pop(name, None)
+        return turn_s
 
     def waits(self, name: str, now: float) -> None:
         """It was let in, and told to ask again."""

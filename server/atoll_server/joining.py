@@ -91,9 +91,9 @@ class Joining:
                 return entry, pb.JoinReply.STATE_CONFIRM
             if free:
                 core.layout, core.frozen_digest = layout, request.frozen_digest.hex()
-                if self._lease is None or self._lease.entry is not entry or self._lease.over(now):
-                    self._lease = Lease(entry, now + core.settings.limits.lease_s)
-                    self._turns.took(entry.name)
+                if self._lease is None or self._lease.entry is not entry or self._over(self._lease, now):
+                    turn_s = self._turns.took(entry.name, core.settings.limits.turn_s)
+                    self._lease = Lease(entry, now + core.settings.limits.lease_s, now + turn_s)
             speaker = Speaker(entry, entry.incarnation)
             if core.engine is None and core.settings.init is not None:
                 await self._load(core.settings.init)
@@ -107,14 +107,19 @@ class Joining:
 
     def _free_for(self, name: str, now: float) -> bool:
         """Whether a learner is given the lease, or has it."""
-        if self._lease is None or self._lease.over(now):
+        if self._lease is None or self._over(self._lease, now):
             return self._turns.of(name, now)
         return self._lease.entry.name == name
+
+    def _over(self, lease: Lease, now: float) -> bool:
+        return lease.over(now, self._turns.wanted(lease.entry.name, now))
 
     def _tensors(self, request: pb.JoinRequest) -> tuple[TensorSpec, ...]:
         limits = self._core.settings.limits
         if not 0 < len(request.tensors) <= limits.tensors:
             raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
+        if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
+            raise Refused(Status.INVALID_ARGUMENT, f"{tied} names of tied tensors: at most {limits.tensors} are taken")
         for tensor in request.tensors:
             names = (tensor.name, *tensor.tied_names)
             if (

@@ -7,10 +7,19 @@ its session, once a call's first message is here.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-LIMITS = ("first_message", "calls_per_s", "streams", "messages_per_s", "stalled")  # as metrics name them
+LIMITS = (
+    "first_message",
+    "calls_per_s",
+    "streams",
+    "messages_per_s",
+    "joins_per_s",
+    "spoilt_per_s",
+    "stalled",
+)  # as metrics name them
 MANY = 16  # times, for a peer that speaks for many: a front, or whoever comes without a certificate
 
 
@@ -19,20 +28,27 @@ class Quotas:
     """Of each peer or learner. Reached: RESOURCE_EXHAUSTED, or a wait; `atoll_limited_total` counts by limit."""
 
     window_bytes: int = 64 << 10  # that gRPC takes of a call before it is read
-    first_calls: int = 24  # of a peer, whose first message is being read: what is half sent is held
-    first_waiting: int = 128  # of a peer, for a place among these
+    first_calls: int = 12  # of a peer, whose first message is being read: what is half sent is held
+    first_waiting: int = 80  # of a peer, for a place among these
     first_s: float = 60.0  # until the first message is here: a Join may be large
     fresh_s: float = 1.0  # so old a call without a first message makes room for a new one
     pushes: int = 72  # streams of a learner: two for each of 32 connections, and those that ask
     fetches: int = 72
     follows: int = 4
     reports: int = 4
-    other_calls: int = 8  # of a peer or learner, to each other method
+    initialises: int = 2  # of first parameters: a newer one ends the older
+    probes: int = 4  # of `atoll doctor`
+    reflections: int = 4  # on loopback only
+    other_calls: int = 4  # of a peer or learner, to each other method: calls of one message
     frame_bytes: int = (2 << 20) + (64 << 10)  # of a message of frames whose pieces are put together
     joining_bytes: int = 10 << 20  # of a Join, of which a peer may send one at a time in pieces
     assembling: int = 4  # messages of a learner or peer whose pieces are put together at a time
     calls_per_s: float = 300.0
     calls_burst: float = 600.0
+    joins_per_s: float = 0.5  # of a peer, that come in pieces: each costs as much as its tensors are many
+    joins_burst: float = 6.0
+    spoilt_per_s: float = 0.5  # of a learner or peer: calls that end because of a wrong checksum
+    spoilt_burst: float = 5.0
     messages_per_s: float = 1000.0  # of a learner, over all its streams of one method
     messages_burst: float = 2000.0
     reports_per_s: float = 20.0  # a learner sends four
@@ -41,14 +57,26 @@ class Quotas:
     stalled_s: float = 120.0  # until a reader has taken a piece of an answer: 18 kbit/s
 
     def streams(self, method: str) -> int:
-        """Open calls of one learner to a method of `Outer`."""
-        named = {"Push": self.pushes, "Fetch": self.fetches, "Follow": self.follows, "Report": self.reports}
-        return named.get(method, self.other_calls)
+        """Open calls of one learner or peer to a method."""
+        return self._read().get(method) or self._unread().get(method, self.other_calls)
 
-    def half_sent_bytes(self, message_bytes: int) -> int:
-        """The most that a peer that is one learner makes this process hold with messages that never come whole."""
-        read = self.first_calls + self.pushes + self.reports
-        unread = self.first_waiting + self.fetches + self.follows
+    def _read(self) -> dict[str, int]:
+        """Places of methods that read on after a first message."""
+        return {
+            "Push": self.pushes, "Report": self.reports, "Initialise": self.initialises, "Probe": self.probes,
+            "ServerReflectionInfo": self.reflections,
+        }  # fmt: skip
+
+    def _unread(self) -> dict[str, int]:
+        return {"Fetch": self.fetches, "Follow": self.follows}
+
+    def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
+        """The most that a peer that is one learner makes this process hold with messages that never come whole.
+
+        methods: all that a server has, by name.
+        """
+        read = self.first_calls + sum(self._read().values())
+        unread = self.first_waiting + sum(self.streams(each) for each in methods if each not in self._read())
         buffered = (read + unread) * self.window_bytes + read * message_bytes
         return buffered + self.assembling * self.frame_bytes + self.joining_bytes
 

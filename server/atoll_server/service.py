@@ -52,7 +52,7 @@ class OuterService(rpc.OuterServicer):
             reply = await self._joining.join(request)
             if reply.state != pb.JoinReply.STATE_CONFIRM:
                 what = {"incarnation": str(reply.incarnation), "region": request.region, "by": str(speaker)}
-                self._core.acts.note("joined", learner=request.learner, **what)
+                self._core.acts.moved("joined", request.learner, **what)
             return reply
         except Refused as refused:
             log.warning("join refused", learner=request.learner[:80], detail=refused.detail)
@@ -246,7 +246,7 @@ class OuterService(rpc.OuterServicer):
             entry = self._session(context, request.session).entry
             last = request.last if request.HasField("last") else None
             await asyncio.shield(asyncio.create_task(leave(self._core, entry, last)))
-            self._core.acts.note("left", learner=entry.name, incarnation=str(entry.incarnation))
+            self._core.acts.moved("left", entry.name, incarnation=str(entry.incarnation))
             return pb.LeaveReply()
         except Refused as refused:
             await abort(context, refused)

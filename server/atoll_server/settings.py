@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from atoll_wire import scrape
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.codec import Codec
+from atoll_wire.frames import TENSORS
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from atoll_server.process import SettingsError
@@ -101,7 +102,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     learners: int = 4096  # names a run can ever have
-    tensors: int = 100_000
+    tensors: int = TENSORS
     tensor_name_bytes: int = 512
     parameters: int = 1 << 36  # trainable ones of the model
     tokens: int = 1 << 50  # that one learner may say it has trained; steps as well
@@ -117,6 +118,7 @@ class Limits(BaseModel):
     update_cache_versions: int = 16  # of each fragment, while there is room: who is further behind fetches whole
     upload_idle_s: float = 60.0  # an upload without a frame for so long loses its reservation
     lease_s: float = 60.0  # to begin sending the first parameters
+    turn_s: float = 600.0  # to send them all, while another learner waits to; twice as long with each turn of a name
     happenings: int = 4096  # kept for followers that are behind; others get the current state
 
 

@@ -21,7 +21,7 @@ class Raw:
         self._inward, self._stream = b"", -1
         self._initial, self._window = DEFAULT_WINDOW, DEFAULT_WINDOW
         self._windows: dict[int, int] = {}
-        self._left: dict[int, bytes] = {}  # to be sent, as far as windows allow
+        self._left: dict[int, memoryview] = {}  # to be sent, as far as windows allow
         self.sent_bytes, self.ended, self.closed = 0, set[int](), False
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, b""))
 
@@ -32,7 +32,7 @@ class Raw:
         named |= {"content-type": "application/grpc", "te": "trailers"}
         block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in named.items())
         self._socket.sendall(_frame(HEADERS, 4, self._stream, block))
-        self._windows[self._stream], self._left[self._stream] = self._initial, begun
+        self._windows[self._stream], self._left[self._stream] = self._initial, memoryview(begun)
         return self._stream
 
     def pump(self, seconds: float) -> None:
@@ -92,6 +92,11 @@ class Raw:
 def begun(size: int, missing: int = 10) -> bytes:
     """A message of this size but for its last bytes, as gRPC frames it."""
     return b"\x00" + struct.pack(">I", size) + bytes(size - missing)
+
+
+def whole(message: bytes) -> bytes:
+    """A message, as gRPC frames it."""
+    return b"\x00" + struct.pack(">I", len(message)) + message
 
 
 def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:

@@ -6,6 +6,7 @@ import contextlib
 import resource
 import socket
 import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,9 @@ import pytest
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.frames import TOGETHER
+from atoll_wire.parts import MESSAGE_BYTES
 
+from tests.end_to_end.raw import Raw, begun, whole
 from tests.end_to_end.test_refusals import Hand, request
 from tests.end_to_end.world import Trainee, core, eventually, front, train
 
@@ -141,6 +144,60 @@ def test_bytes_of_another_protocol_are_hung_up_on(where):
             with contextlib.suppress(ConnectionError):
                 while it.recv(1 << 16):
                     pass
+
+
+HALVES = 64 << 20
+
+
+@pytest.fixture
+def raws(where):
+    """Connections without a client library."""
+    them = [Raw(where.address) for _ in range(12)]
+    yield them
+    for each in them:
+        each.close()
+
+
+def test_a_message_that_is_too_large_ends_at_its_header(where, raws):
+    for method in ("Outer/Join", "Outer/Push", "Outer/Fetch", "Operator/Status"):
+        before, began = resident(where.child), begun(128 << 20, 112 << 20)  # as much of it as fits the memory of a test
+        calls = [(each, each.call(f"/atoll.v1.{method}", began)) for each in raws]
+        deadline = time.monotonic() + 20
+        while any(call not in each.ended and not each.closed for each, call in calls) and time.monotonic() < deadline:
+            for each in raws:
+                each.pump(0.01)
+        assert all(call in each.ended or each.closed for each, call in calls), f"{method} still takes it"
+        assert resident(where.child) - before < HALVES // 4
+
+
+def test_half_sent_messages_hold_64_mib_at_most(where, raws):
+    """As many as there can be, over many connections, each as large as it may be; the first ones whole, or not."""
+    header, before = pb.PushHeader(), resident(where.child)
+
+    def spoil(sound, _):
+        header.CopyFrom(sound)
+        sound.frames = 99
+
+    with hand(where.address, f"halves-{where.address.rpartition(':')[2]}") as it:
+        refused(INVALID, lambda: it.push(spoil, sends=lambda messages: messages[:1]))
+        half = begun(MESSAGE_BYTES)
+        push = whole(pb.PushRequest(header=header).SerializeToString()) + half
+        report = whole(pb.Progress(session=it.session, steps=1, tokens=1).SerializeToString()) + half
+        kinds = [("Push", push)] * 6 + [("Report", report), ("Join", half), ("Fetch", half), ("Initialise", half)]
+        for _ in range(4):  # 40 calls over each connection, of 64 that there may be
+            for name, message in kinds:
+                for each in raws:
+                    each.call(f"/atoll.v1.Outer/{name}", message)
+            for each in raws:
+                each.pump(0.1)
+        most, until = 0, time.monotonic() + 8
+        while time.monotonic() < until:
+            for each in raws:
+                each.pump(0.02)
+            most = max(most, resident(where.child) - before)
+        assert sum(each.sent_bytes for each in raws) > HALVES // 4, "they were sent"
+        assert most < HALVES
+        assert it.push(seq=2).fate == pb.FATE_PENDING, "and its learner is heard"
 
 
 def resident(child) -> int:

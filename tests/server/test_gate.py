@@ -20,6 +20,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.frames import FrameStub, frames_in
 from atoll_wire.parts import PART_BYTES
 
+WRONG = 66  # a checksum
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -38,8 +39,10 @@ class Service(rpc.OuterServicer):
             self.heard += 1
         return pb.ReportReply()
 
-    async def Push(self, requests, _):
+    async def Push(self, requests, context):
         async for request in requests:
+            if any(frame.crc32c == WRONG for frame in frames_in(request)):
+                await context.abort(grpc.StatusCode.DATA_LOSS, "a wrong checksum")
             brought = [frame.index for frame in frames_in(request)]
             yield pb.PushReply(have=pb.Have(frames=brought))
 
@@ -111,6 +114,40 @@ def test_pieces_beyond_the_limit_are_refused():
             with pytest.raises(grpc.aio.AioRpcError, match="in all") as error:
                 await stub.Join(request)
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(scene())
+
+
+def test_joins_of_many_tensors_are_taken_at_their_rate():
+    async def scene():
+        async with served(joins_per_s=10.0, joins_burst=2.0) as (stub, _, count):
+            began = asyncio.get_running_loop().time()
+            await asyncio.gather(*(stub.Join(pb.JoinRequest(frozen_digest=bytes(2 * PART_BYTES))) for _ in range(8)))
+            assert count("joins_per_s") == 6
+            assert asyncio.get_running_loop().time() - began > 0.55
+            for _ in range(20):
+                await stub.Join(pb.JoinRequest(learner="a"))
+            assert count("joins_per_s") == 6, "small ones are not counted"
+
+    asyncio.run(scene())
+
+
+def test_a_learner_whose_checksums_are_wrong_waits_and_others_do_not():
+    async def scene():
+        async with served(spoilt_per_s=0.01, spoilt_burst=3.0) as (stub, _, count):
+            for _ in range(3):
+                call = await push(stub, "a")
+                await call.write(frames.encode(0, WRONG, b"x"))
+                await ends(call, grpc.StatusCode.DATA_LOSS, "wrong checksum")
+            assert count("spoilt_per_s") == 0
+            call = await push(stub, "a")
+            await call.write(frames.encode(0, WRONG, b"x"))
+            await ends(call, grpc.StatusCode.DATA_LOSS, "wrong checksum")
+            again = stub.Push()
+            await again.write(pb.PushRequest(header=pb.PushHeader(session=session("a"))))
+            await ends(again, EXHAUSTED, "wrong checksums")
+            assert count("spoilt_per_s") == 1
+            await push(stub, "b")
 
     asyncio.run(scene())
 

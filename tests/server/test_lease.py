@@ -38,14 +38,44 @@ def test_a_lease_ends_with_its_holder():
 def test_whoever_had_it_least_often_is_next():
     turns = Turns()
     assert turns.of("a", 0.0), "nobody else waits"
-    turns.took("a")
+    turns.took("a", 600.0)
     assert turns.of("a", 0.0)
     turns.waits("b", 60.0)
     assert not turns.of("a", 60.0), "it had its turn"
     assert turns.of("b", 60.0)
-    turns.took("b")
+    turns.took("b", 600.0)
     turns.waits("a", 120.0)
     assert turns.of("b", 120.0)
-    turns.took("b")
+    turns.took("b", 600.0)
     assert not turns.of("b", 121.0)
     assert turns.of("b", 121.0 + WAITS_S), "the other one does not ask any more"
+
+
+def test_a_turn_ends_whatever_came_while_another_waits():
+    lease = Lease(entry(), 60.0, turn_ends=600.0)
+    for minute in range(60):  # a MiB in each
+        lease.came((minute + 1) * RENEWING_BYTES, 60.0 * minute + 61.0)
+        assert not lease.over(60.0 * minute), "nobody else wants it"
+        assert lease.over(60.0 * minute, wanted=True) is (minute > 10)
+
+
+def test_each_turn_of_a_name_is_twice_as_long_so_that_a_slow_learner_is_through_at_last():
+    turns, now, need_s = Turns(), 0.0, 3000.0  # what x needs; y wants to keep the lease, for ever
+    turns.waits("x", now)
+    lease_s = turns.took("y", 600.0)
+    for _ in range(4):
+        turns.waits("x", now)
+        now += lease_s
+        turns.waits("x", now)
+        assert turns.wanted("y", now)
+        assert turns.of("x", now)
+        lease_s = turns.took("x", 600.0)
+        if lease_s >= need_s:
+            break
+        now += lease_s
+        turns.waits("y", now)
+        assert turns.wanted("x", now)
+        lease_s = turns.took("y", 600.0)
+    assert lease_s >= need_s
+    assert now <= 5 * need_s
+    assert not turns.wanted("x", now + WAITS_S + 1)

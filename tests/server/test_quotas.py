@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 from atoll_server.quotas import QUOTAS, Bucket, NoPlaceError, Pool
+from atoll_server.served import METHODS
 from atoll_wire.lanes import MOST, SLOTS
 from atoll_wire.parts import MESSAGE_BYTES
+from grpc_health.v1 import health_pb2
 
 
 def test_half_sent_messages_of_one_learner_hold_64_mib_at_most():
-    assert QUOTAS.half_sent_bytes(MESSAGE_BYTES) <= 64 << 20
+    methods = [*METHODS.values(), *(each.name for each in health_pb2.DESCRIPTOR.services_by_name["Health"].methods)]
+    assert {"Push", "Initialise", "Probe", "Status", "Watch"} < set(methods)
+    assert QUOTAS.half_sent_bytes(MESSAGE_BYTES, methods) <= 64 << 20
 
 
 def test_a_learner_may_use_all_the_connections_that_it_would():

@@ -34,6 +34,13 @@ def test_a_message_of_many_fields_is_refused_before_protobuf_makes_objects_of_th
         frames.push_request(message)
 
 
+def test_a_join_of_more_tensors_than_there_may_be_is_refused_before_protobuf_makes_objects_of_them():
+    with pytest.raises(DecodeError, match="tensors"):
+        frames.join_request(5_000_000 * b"\x32\x00")
+    most = pb.JoinRequest(learner="a", tensors=[pb.Tensor(name=f"{n}", shape=[n, 300]) for n in range(frames.TENSORS)])
+    assert frames.join_request(most.SerializeToString()) == most
+
+
 @pytest.mark.parametrize(("kind", "read"), KINDS)
 @given(message=st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda rest: b"\x12" + rest)))
 def test_whatever_else_comes_is_what_protobuf_says_it_is(kind, read, message):
