@@ -5,6 +5,7 @@ In time is before anything is taken. A device is not waited for until then: rows
 
 from __future__ import annotations
 
+import threading
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +21,7 @@ FOUND = {
     Verdict.COPIES: "the optimizer undoes what is adopted: it keeps copies of the parameters (float32 masters, slow or "
     "averaged weights), and steps those; name them: Learner(copies=lambda: [(parameter, its copy), ...])",
 }
+
 AT_ONCE = 32  # boundaries that are judged together where nothing is taken
 NONE = -1
 
@@ -32,10 +34,7 @@ class Watch:
         self._mine: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
         self._last: torch.optim.Optimizer | None = None  # that it is mine is known
         self._begin()
-        self._hooks = (
-            register_optimizer_step_pre_hook(torch.compiler.disable(self._stepping)),
-            register_optimizer_step_post_hook(torch.compiler.disable(self._stepped)),
-        )
+        _listeners.add(self)
 
     def _begin(self) -> None:
         self._moves = Moves(self._samples.edges, self._samples.fragments, self._samples.rounding)
@@ -47,8 +46,7 @@ class Watch:
 
     def end(self) -> None:
         """Hears nothing more, and lets go of the parameters."""
-        for hook in self._hooks:
-            hook.remove()
+        _listeners.remove(self)
         self._samples.forget()
 
     def forget(self) -> None:
@@ -111,11 +109,13 @@ class Watch:
 
     # ------------------------------------------------------------------------------ called around optimizers' steps
 
-    def _stepping(self, optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
+    def stepping(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer of this process, mine or not, begins a step."""
         if self._before == NONE and self._has(optimizer):
             self._before = self._read()
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has made the step."""
         if self._before == NONE or not self._has(optimizer):
             return
         if self._after == NONE:
@@ -137,3 +137,37 @@ class Watch:
         if found:
             self._last = optimizer
         return found
+
+
+class _Listeners:
+    """Hear each step of each optimizer in this process.
+
+    torch keeps such hooks in a dictionary, which a thread that steps iterates over: they are set once, and stay.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._hooked = threading.Lock(), False
+        self._all: tuple[Watch, ...] = ()
+
+    def add(self, watch: Watch) -> None:
+        with self._lock:
+            if not self._hooked:
+                register_optimizer_step_pre_hook(torch.compiler.disable(self._stepping))
+                register_optimizer_step_post_hook(torch.compiler.disable(self._stepped))
+                self._hooked = True
+            self._all = (*self._all, watch)
+
+    def remove(self, watch: Watch) -> None:
+        with self._lock:
+            self._all = tuple(other for other in self._all if other is not watch)
+
+    def _stepping(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for watch in self._all:
+            watch.stepping(optimizer)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for watch in self._all:
+            watch.stepped(optimizer)
+
+
+_listeners = _Listeners()

@@ -125,7 +125,7 @@ def test_where_grpc_came_before_atoll_a_fork_is_refused_in_one_line_and_the_lear
 @pytest.mark.slow
 def test_a_forked_child_that_leaves_the_block_leaves_the_learner_alone(tmp_path):
     done = ran(tmp_path, BEGIN + CHILD)
-    assert merged(done) > 5
+    assert merged(done) > 3
     assert "child: this process was forked from the learner's" in done.stdout
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
+from collections import deque
 from typing import ClassVar
 
 import pytest
@@ -11,6 +13,9 @@ import structlog
 import torch
 from atoll import LearnerError
 from atoll.island import Alone
+from atoll.samples import Samples
+from atoll.watch import Watch
+from atoll_wire.layout import MergeKind, TensorSpec, plan
 from torch import nn
 
 from tests.learner.watched import Watched, mlp
@@ -183,3 +188,37 @@ def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_an
         raise LearnerError("as the loop would")
     assert not it.agent.taken
     assert [entry["log_level"] for entry in said] == ["warning", "warning"]
+
+
+# ------------------------------------------------------------------------------ several in a process
+
+
+def test_optimizers_step_while_learners_of_other_threads_come_and_go():
+    spec = TensorSpec("w", (8, 8), "float32", MergeKind.DIRECTION)
+    fragments = plan([spec], 1).fragments
+    Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)).end()
+    ended, failed = threading.Event(), list[BaseException]()
+
+    def steps() -> None:
+        parameter = nn.Parameter(torch.ones(4))
+        parameter.grad = torch.ones(4)
+        optimizer = torch.optim.SGD([parameter], 0.01)
+        try:
+            while not ended.is_set():
+                optimizer.step()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=steps, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    watches = deque(Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)) for _ in range(30))
+    for _ in range(300):
+        watches.popleft().end()
+        watches.append(Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)))
+    ended.set()
+    for watch in watches:
+        watch.end()
+    for thread in threads:
+        thread.join()
+    assert not failed
