@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import threading
 from collections import deque
 from typing import ClassVar
@@ -197,7 +198,7 @@ def test_optimizers_step_while_learners_of_other_threads_come_and_go():
     spec = TensorSpec("w", (8, 8), "float32", MergeKind.DIRECTION)
     fragments = plan([spec], 1).fragments
     Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)).end()
-    ended, failed = threading.Event(), list[BaseException]()
+    ended, failed, usual_s = threading.Event(), list[BaseException](), sys.getswitchinterval()
 
     def steps() -> None:
         parameter = nn.Parameter(torch.ones(4))
@@ -212,11 +213,13 @@ def test_optimizers_step_while_learners_of_other_threads_come_and_go():
     threads = [threading.Thread(target=steps, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
+    sys.setswitchinterval(1e-5)
     watches = deque(Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)) for _ in range(30))
     for _ in range(300):
         watches.popleft().end()
         watches.append(Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)))
     ended.set()
+    sys.setswitchinterval(usual_s)
     for watch in watches:
         watch.end()
     for thread in threads:
