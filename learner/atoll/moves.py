@@ -175,7 +175,7 @@ class Moves:
         written = self._written(early, start, usual)
         if self._steps >= (1 if each.leaving else RELIABLE):
             written |= self._written(late, end, usual)
-        step = np.where(np.repeat(own > 0, np.diff(self._edges, append=len(start))), after - before, end - after)
+        step = np.where(self._of(own > 0, start), after - before, end - after)
         return Verdict.WRITTEN if written else Verdict.FINE, step
 
     def _norms(self, values: F32) -> F32:
@@ -206,15 +206,22 @@ class Moves:
 
     def _adopted(self, before: F32, after: F32, fragments: tuple[int, ...]) -> None:
         places = np.isin(self._fragments, fragments)
-        values = np.repeat(places, np.diff(self._edges, append=len(after)))
-        change = (after - before) * values
+        change = (after - before) * self._of(places, after)
         self._slack = self._norms(change)
+        while self._watched and self._watched[-1].age == 0:  # the next step takes back both
+            other = self._watched.pop()
+            places, change = places | other.places, change + other.change
+        values = self._of(places, after)
         size, usual, whole = _norm(change), _norm(self._usual[places]), _norm(after[values])
         rounded = ROUNDINGS * EPSILON * whole
         least = JUDGED_STEPS * (usual + rounded) if self._steps else JUDGED_PART * whole
         judged = size > least and bool(np.count_nonzero(change) >= JUDGED_VALUES)
         if size:
             self._watched.append(_Given(change, places, values, size, usual, rounded, judged))
+
+    def _of(self, places: NDArray[np.bool_], row: F32) -> NDArray[np.bool_]:
+        """The values of these places in a row."""
+        return np.repeat(places, np.diff(self._edges, append=len(row)))
 
     def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Verdict, F32]:
         """Whether this step took an adoption back; and the optimizer's part of it, without what it may have taken back.
