@@ -207,10 +207,15 @@ class Moves:
     def _adopted(self, before: F32, after: F32, fragments: tuple[int, ...]) -> None:
         places = np.isin(self._fragments, fragments)
         change = (after - before) * self._of(places, after)
+        fresh = [given for given in self._watched if given.age == 0]
+        self._watched = [given for given in self._watched if given.age > 0]
+        # Adoptions without a step in between are taken back together, those that an optimizer's copies have missed.
+        for given in fresh:
+            self._watch(given.change + change, given.places | places, after)
         self._slack = self._norms(change)
-        while self._watched and self._watched[-1].age == 0:  # the next step takes back both
-            other = self._watched.pop()
-            places, change = places | other.places, change + other.change
+        self._watch(change, places, after)
+
+    def _watch(self, change: F32, places: NDArray[np.bool_], after: F32) -> None:
         values = self._of(places, after)
         size, usual, whole = _norm(change), _norm(self._usual[places]), _norm(after[values])
         rounded = ROUNDINGS * EPSILON * whole
@@ -229,6 +234,7 @@ class Moves:
         moved, whole: what it moved, and its size in each place. step: the optimizer's part of it. later: it may be
         large enough to take back what is older than a step.
         """
+        other = step  # of a reversal that is too small to be told only the rest counts: else it would look usual
         for given in list(self._watched):
             if given.age == 0 and not whole[given.places].any():  # as when a scaler skips it
                 continue
@@ -243,9 +249,9 @@ class Moves:
             if undone:
                 self._watched.clear()
                 return (Verdict.COPIES if sum(self._votes) >= AGAINST else Verdict.UNDONE), step
-            if given.age == 1 and AT_ONCE.looks_so(moved, given):  # else what masters do would be remembered as usual
-                step = step + given.change
-        return Verdict.FINE, step
+            if given.age == 1 and AT_ONCE.looks_so(moved, given) and _norm(step + given.change) < _norm(other):
+                other = step + given.change
+        return Verdict.FINE, other
 
     def _takes_back(self, moved: F32, given: _Given) -> bool:
         """Whether a step is the reversal of an adoption and an ordinary step."""

@@ -84,8 +84,11 @@ def test_adoptions_without_a_step_in_between_are_taken_back_together():
     rows = Rows()
     for _ in range(10):
         rows.step()
-    change = rows.adopt() + rows.adopt()
-    assert rows.moving(rows.noise(0.01) - change) is Verdict.UNDONE
+    first, second = rows.adopt(), rows.adopt()
+    assert rows.moving(rows.noise(0.01) - first - second) is Verdict.UNDONE
+    rows.adopt()
+    second = rows.adopt()
+    assert rows.moving(rows.noise(0.01) - second) is Verdict.UNDONE, "the copies were made in between"
 
 
 def test_reversals_that_were_too_small_to_be_found_do_not_hide_those_that_are_not():
