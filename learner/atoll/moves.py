@@ -46,15 +46,16 @@ class Reversal:
     Measured where a step takes back such a part of an adoption that is judged (256 values are seen, seeds from 0 on):
 
                  first step: evidence, rest    later step: evidence, rest
-        copies   at least 4.8, at most 2.5     at least 5.9, at most 1.1
+        copies   at least 18, at most 2.5      at least 5.9, at most 1.1
+        merging  2.0 to 13, at most 1.0        at most 3.6, at most 0.7
         honest   at most 1.4, at most 1.2      at most 3.5 where the rest is at most 1.8; else up to 16, at least 2.0
 
     Copies: 54 runs of 60 steps, adoptions of 2, 10 and 50 %, masters under SGD and AdamW, Lookahead, float32 and
-    bfloat16. Where two learners with masters merge only with each other, half of the reversals have less evidence.
-    Honest: pairs that merge; 300 runs of 75 steps of SGD (one parameter, convolutions, bfloat16, float32, tied
-    weights), and 40 runs of AdamW in which the core came back from a backup. AdamW's step is then 100 times its usual,
-    and so is the rest. Where all of a model's steps go along one direction there is no rest: evidence tells.
-    Of the adoption, the rest of copies is at most 0.32; that of AdamW after a backup 0.19 to 8.
+    bfloat16. Merging: pairs, both with copies, that merge only with each other; 152 of 158 reversals by masters are
+    evident, those of Lookahead are too small beside its own steps. Honest: pairs that merge; 300 runs of 75 steps of
+    SGD (one parameter, convolutions, bfloat16, float32, tied weights), and 40 of AdamW in which the core came back
+    from a backup. AdamW's step is then 100 times its usual, and so is the rest: 0.2 to 10 of the adoption, that of
+    copies at most 0.34. Where all of a model's steps go along one direction there is no rest: evidence tells.
     """
 
     part: tuple[float, float]
@@ -175,7 +176,7 @@ class Moves:
         written = self._written(early, start, usual)
         if self._steps >= (1 if each.leaving else RELIABLE):
             written |= self._written(late, end, usual)
-        step = np.where(np.repeat(own > 0, np.diff(self._edges, append=len(start))), after - before, end - after)
+        step = np.where(self._of(own > 0, start), after - before, end - after)
         return Verdict.WRITTEN if written else Verdict.FINE, step
 
     def _norms(self, values: F32) -> F32:
@@ -206,9 +207,17 @@ class Moves:
 
     def _adopted(self, before: F32, after: F32, fragments: tuple[int, ...]) -> None:
         places = np.isin(self._fragments, fragments)
-        values = np.repeat(places, np.diff(self._edges, append=len(after)))
-        change = (after - before) * values
+        change = (after - before) * self._of(places, after)
+        fresh = [given for given in self._watched if given.age == 0]
+        self._watched = [given for given in self._watched if given.age > 0]
+        # Adoptions without a step in between are taken back together, those that an optimizer's copies have missed.
+        for given in fresh:
+            self._watch(given.change + change, given.places | places, after)
         self._slack = self._norms(change)
+        self._watch(change, places, after)
+
+    def _watch(self, change: F32, places: NDArray[np.bool_], after: F32) -> None:
+        values = self._of(places, after)
         size, usual, whole = _norm(change), _norm(self._usual[places]), _norm(after[values])
         rounded = ROUNDINGS * EPSILON * whole
         least = JUDGED_STEPS * (usual + rounded) if self._steps else JUDGED_PART * whole
@@ -216,12 +225,17 @@ class Moves:
         if size:
             self._watched.append(_Given(change, places, values, size, usual, rounded, judged))
 
+    def _of(self, places: NDArray[np.bool_], row: F32) -> NDArray[np.bool_]:
+        """The values of these places in a row."""
+        return np.repeat(places, np.diff(self._edges, append=len(row)))
+
     def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Verdict, F32]:
         """Whether this step took an adoption back; and the optimizer's part of it, without what it may have taken back.
 
         moved, whole: what it moved, and its size in each place. step: the optimizer's part of it. later: it may be
         large enough to take back what is older than a step.
         """
+        other = step  # of a reversal that is too small to be told only the rest counts: else it would look usual
         for given in list(self._watched):
             if given.age == 0 and not whole[given.places].any():  # as when a scaler skips it
                 continue
@@ -236,9 +250,9 @@ class Moves:
             if undone:
                 self._watched.clear()
                 return (Verdict.COPIES if sum(self._votes) >= AGAINST else Verdict.UNDONE), step
-            if given.age == 1 and AT_ONCE.looks_so(moved, given):  # else what masters do would be remembered as usual
-                step = step + given.change
-        return Verdict.FINE, step
+            if given.age == 1 and AT_ONCE.looks_so(moved, given) and _norm(step + given.change) < _norm(other):
+                other = step + given.change
+        return Verdict.FINE, other
 
     def _takes_back(self, moved: F32, given: _Given) -> bool:
         """Whether a step is the reversal of an adoption and an ordinary step."""

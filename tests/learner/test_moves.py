@@ -80,6 +80,17 @@ def test_a_step_that_a_scaler_skipped_is_not_the_first_after_an_adoption():
     assert rows.moving(rows.noise(0.02) - change) is Verdict.UNDONE
 
 
+def test_adoptions_without_a_step_in_between_are_taken_back_together():
+    rows = Rows()
+    for _ in range(10):
+        rows.step()
+    first, second = rows.adopt(), rows.adopt()
+    assert rows.moving(rows.noise(0.01) - first - second) is Verdict.UNDONE
+    rows.adopt()
+    second = rows.adopt()
+    assert rows.moving(rows.noise(0.01) - second) is Verdict.UNDONE, "the copies were made in between"
+
+
 def test_reversals_that_were_too_small_to_be_found_do_not_hide_those_that_are_not():
     rows = Rows()
     direction = rows.noise(1.0)

@@ -830,7 +830,7 @@ def weights_loaded_before_leaving_are_work() -> Iterator[None]:
 @defect
 def adoptions_may_be_undone() -> Iterator[None]:
     """An optimizer's masters take each of them back, and the reverse is sent."""
-    with patch(moves.Moves, "_undone", lambda *_, **__: moves.Verdict.FINE):
+    with patch(moves.Moves, "_undone", lambda _self, _moved, _whole, step, **_: (moves.Verdict.FINE, step)):
         yield
 
 
