@@ -119,7 +119,10 @@ def with_newest_grpc(options: list[str]) -> bool:
     path = os.pathsep.join(filter(None, [str(over), os.environ.get("PYTHONPATH")]))
     names = " or ".join(("stranger", "fork", "learners_behind", "acknowledged", "resume", "bit_identical"))
     return tests(
-        sys.executable, [f"tests/end_to_end/{name}" for name in SHORT], ["-k", names, *options], PYTHONPATH=path
+        sys.executable,
+        [f"tests/end_to_end/{name}" for name in SHORT],
+        ["-m", FAST, "-k", names, *options],
+        PYTHONPATH=path,
     )
 
 
