@@ -45,6 +45,7 @@ from atoll_server import (
     writer,
 )
 from atoll_server import rounds as merge_rounds
+from atoll_server.events import Merge
 from atoll_server.front import service as front_service
 from atoll_server.front import upstream
 from atoll_server.front.fetching import Fetching
@@ -526,14 +527,19 @@ def staleness_ignored() -> Iterator[None]:
 
 @defect
 def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
-    """Rounds that could close at a start are taken for closed, and nobody merges them (found by seed 1076)."""
-    restore_rounds = syncer.Syncer.restore
+    """Rounds that close in the second after a start are not merged."""
+    restore_rounds, on = syncer.Syncer.restore, syncer.Syncer.on
+    restored_at: dict[int, float] = {}
 
-    def swallow(self: syncer.Syncer, *values: Any) -> None:
+    def restored(self: syncer.Syncer, *values: Any) -> None:
         restore_rounds(self, *values)
-        self._close_what_can(self.present(0.0))
+        restored_at[id(self)] = time.monotonic()
 
-    with patch(syncer.Syncer, "restore", swallow):
+    def swallow(self: syncer.Syncer, event: Any, now: float) -> Any:
+        early = now < restored_at.get(id(self), -1.0) + 1.0
+        return [effect for effect in on(self, event, now) if not (early and isinstance(effect, Merge))]
+
+    with patch(syncer.Syncer, "restore", restored), patch(syncer.Syncer, "on", swallow):
         yield
 
 
