@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+LEAST_SPAN_S = 0.02  # between two reports that tell how long a step takes
 LEAST_STEP_S = 0.0005  # nobody trains faster, and rounds would follow whoever said so
 SMOOTHING = 0.2  # of exponential averages; a half-life of three observations
 FIRST_STEPS = 16  # over which a step time is a plain mean: reports come at any moment within a step
@@ -53,10 +54,12 @@ class Member:
             self.report_interval_s = smoothed(self.report_interval_s, now - self.heard_at)
         self.heard_at = now
         grown = steps - self.steps
-        if grown > 0:
+        # Reports that a link held up come together, and say nothing of the pace: the next one tells.
+        together = self.stepped_at is not None and now < self.stepped_at + LEAST_SPAN_S
+        if grown > 0 and not together:
             if self.stepped_at is None:
                 self.first_at, self.first_steps = now, steps
-            elif not self.paused and now > self.stepped_at:
+            elif not self.paused:
                 self._see_steps(grown, steps, now - self.stepped_at, now)
             self.stepped_at = now
             self.steps = steps

@@ -750,3 +750,11 @@ def test_a_merge_gives_a_learner_ten_times_the_weight_of_most_of_the_others_at_m
     rounds.pending[Key("liar", 0, 0, 9)] = Pending(9, 4, 1 << 40, 1)
     shares, _ = rounds.settle(names | {"liar"}, merge.weight, RunSettings())
     assert [share.weight for share in shares] == pytest.approx([10 / 13])
+
+
+def test_reports_that_a_link_held_up_do_not_make_a_learner_seem_fast():
+    member = Member(1, 0.0, 0.0)
+    member.hear(10, False, 5.0)
+    member.hear(14, False, 5.002)  # sent a second apart, and come together
+    member.hear(18, False, 6.0)
+    assert member.step_time_s == pytest.approx(1.0 / 8)
