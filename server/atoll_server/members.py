@@ -75,6 +75,10 @@ class Member:
         interval_s = self.report_interval_s
         silent = interval_s is not None and gap_s > max(EXPECTED_S, LIVE_REPORTS * interval_s)
         self.silences = self.silences + 1 if silent else 0
+        return self._woke()
+
+    def _woke(self) -> bool:
+        """Whether its newest report ended a silence."""
         return self.silences == 1
 
     def awake_since(self, at: float) -> float:
@@ -98,9 +102,11 @@ class Member:
         return max(LIVE_STEPS * (self.step_time_s or 0.0), LIVE_REPORTS * (self.report_interval_s or 0.0))
 
     def live(self, now: float) -> bool:
-        """Whether rounds count on this learner: it steps, or it announced a pause and still reports."""
-        if self.gone or self.step_time_s is None or self.stepped_at is None:
-            return self.silences == 1
+        """Whether rounds count on this learner: it steps, woke, or announced a pause and still reports."""
+        if self.gone:
+            return False
+        if self.step_time_s is None or self.stepped_at is None:
+            return self._woke() and self.expected(now)  # it has more to do than the step that tells
         return self.pausing(now) if self.paused else now - self.stepped_at <= self.silent_after_s()
 
     def pausing(self, now: float) -> bool:
@@ -108,8 +114,8 @@ class Member:
         return self.paused and now - self.heard_at <= LIVE_REPORTS * (self.report_interval_s or 0.0)
 
     def expected(self, now: float) -> bool:
-        """Whether it may yet contribute: it steps, or joined or stopped a short time ago only."""
-        seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused else 0.0)
+        """Whether it may yet contribute: it is live, or joined, woke or stopped a short time ago only."""
+        seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
     def patience_s(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 from atoll_server import events as ev
 from atoll_server import merge
 from atoll_server.events import Key
-from atoll_server.members import Member
+from atoll_server.members import EXPECTED_S, Member
 from atoll_server.rounds import FragmentRounds, Pending, Phase
 from atoll_server.settings import Quorum, RunSettings
 from atoll_server.syncer import Syncer
@@ -308,6 +308,33 @@ def test_who_pauses_is_no_part_of_a_merge():
     world.tell(ev.Heard("b", world.steps["b"], True))
     present = world.syncer.present(world.now)
     assert (present.live, present.counted) == ({"a", "b"}, {"a"})
+
+
+def test_a_learner_that_wakes_before_its_first_step_is_waited_for_a_while():
+    """Its reports came late, together, after a cut. Found by a seed whose round closed without it as if nobody came."""
+    woken = Member(1, joined_at=0.0, heard_at=0.5, report_interval_s=0.5)
+    woken.hear(0, False, 60.0)
+    assert (woken.live(60.0), woken.expected(60.0)) == (True, True)
+    assert (woken.live(60.0 + EXPECTED_S + 1), woken.expected(60.0 + EXPECTED_S + 1)) == (False, False)
+    woken.gone = True
+    assert not woken.live(60.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.01, 0.3, 1.0, 9.0, 15.0, 60.0]), st.integers(0, 3), st.booleans()),
+        max_size=12,
+    ),
+    st.floats(0.0, 120.0),
+    st.booleans(),
+)
+def test_a_learner_that_rounds_count_on_may_yet_contribute(reports, after_s, leaves):
+    member, now, steps = Member(1, 0.0, 0.0), 0.0, 0
+    for gap_s, grown, paused in reports:
+        now, steps = now + gap_s, steps + grown
+        member.hear(steps, paused, now)
+    member.gone = leaves
+    assert member.expected(now + after_s) or not member.live(now + after_s)
 
 
 def test_a_silence_of_all_is_not_the_end_and_no_whole_step_of_one():

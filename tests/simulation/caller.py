@@ -169,10 +169,10 @@ class Caller:
     async def _too_late(self) -> None:
         """It joins, then is no longer who may speak, and says everything that there is to say."""
         if self._session is None:
-            self._session = self._as(await self._join())
-            if not await self._is_silenced():
-                self._session = None
+            session = self._as(await self._join())
+            if not await self._is_silenced():  # or asking failed: then this process still may speak
                 return
+            self._session = session
             self._count("silenced")
         await self._say_everything(self._session)
 
