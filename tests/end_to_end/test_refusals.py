@@ -52,7 +52,7 @@ class Hand:
         self.layout = plan(Parameters(model, SGD(model.parameters(), 0.1)).tensors, reply.settings.fragments)
         self.versions = list(reply.versions)
 
-    def push(self, change=lambda header, frames: None, seq: int = 1, sends=lambda messages: messages):
+    def push(self, change=lambda header, frames: None, seq: int = 1, sends=lambda messages: messages, timeout_s=20.0):
         """Sends a sound contribution for fragment 0, after `change` made it unsound. Returns the receipt."""
         fragment = self.layout.fragments[0]
         vector = np.full(fragment.length, 1e-4, np.float32)
@@ -65,7 +65,7 @@ class Hand:
         )  # fmt: skip
         change(header, frames)
         messages = [pb.PushRequest(header=header), *(pb.PushRequest(frames=[frame]) for frame in frames)]
-        return list(self.stub.Push(iter(sends(messages)), timeout=20))[-1].receipt
+        return list(self.stub.Push(iter(sends(messages)), timeout=timeout_s))[-1].receipt
 
 
 def request(name: str, **changes) -> pb.JoinRequest:
