@@ -9,6 +9,10 @@ class UserError(Exception):
     """One line that names the thing, the fact, and the remedy."""
 
 
+class SettingsError(UserError):
+    """An invalid setting."""
+
+
 class MissingPackage(UserError):  # noqa: N818 - says what is missing
     """A subcommand needs what comes with an extra."""
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-
-from atoll_server.process import SettingsError
+from atoll_wire.errors import SettingsError
 
 log = structlog.get_logger()
 

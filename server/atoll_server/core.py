@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import structlog
 from atoll_wire import allocator
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.errors import SettingsError
 from atoll_wire.layout import Layout
 
 from atoll_server import crash, database, ledger, merge
@@ -28,7 +29,6 @@ from atoll_server.engine import Engine
 from atoll_server.initial import STAGING
 from atoll_server.keeper import Keeper
 from atoll_server.metrics import Metrics
-from atoll_server.process import SettingsError
 from atoll_server.publications import HappeningLog
 from atoll_server.refusal import Refused, Status
 from atoll_server.restore import LEDGER, Restored, drop_damaged, restore

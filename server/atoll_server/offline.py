@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from atoll_wire.errors import SettingsError
 from atoll_wire.layout import Layout
 
 from atoll_server import ledger
@@ -14,7 +15,6 @@ from atoll_server.checkpoint import write_checkpoint
 from atoll_server.database import read_ledger
 from atoll_server.disk import DISK
 from atoll_server.merge import FragmentState
-from atoll_server.process import SettingsError
 from atoll_server.restore import LEDGER, Restored, check_initial, initial_states, restore
 from atoll_server.tensorfile import TensorFile
 from atoll_server.unshared import warning_of

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access, on_loopback
-from atoll_wire.errors import UserError
+from atoll_wire.errors import SettingsError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
@@ -24,10 +24,6 @@ GRACE_S = 10.0  # for what a process that is asked to stop does for somebody: a 
 QUICK_S = 0.5  # for calls that only carry: who is not through with one by then goes on with it later
 LOOK_S = 0.02
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
-
-
-class SettingsError(UserError):
-    """A setting that cannot be; one line, with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 from atoll_wire.blocks import F32
+from atoll_wire.errors import SettingsError
 from atoll_wire.layout import Fragment, Layout
 
 from atoll_server import ledger
 from atoll_server.disk import DISK
 from atoll_server.merge import FragmentState, Merged
 from atoll_server.offline import read_run, run_ledger
-from atoll_server.process import SettingsError
 from atoll_server.restore import check_merge, initial_state, merge_again
 from atoll_server.rows import MergeRow
 from atoll_server.settings import RunSettings

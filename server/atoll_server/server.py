@@ -15,7 +15,7 @@ from atoll_wire import allocator, frames, scrape
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.certificate import Role, check_role
-from atoll_wire.errors import UserError
+from atoll_wire.errors import SettingsError, UserError
 
 from atoll_server.acts import Acts
 from atoll_server.audit import Audit
@@ -26,7 +26,7 @@ from atoll_server.gauges import keep_gauges
 from atoll_server.identity import Caller
 from atoll_server.operators import OperatorService
 from atoll_server.probing import DoctorService
-from atoll_server.process import GRACE_S, Public, SettingsError, open_files, told_to_stop
+from atoll_server.process import GRACE_S, Public, open_files, told_to_stop
 from atoll_server.quotas import QUOTAS
 from atoll_server.refusal import Refused
 from atoll_server.service import OuterService

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 from atoll_wire import scrape
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.codec import Codec
+from atoll_wire.errors import SettingsError
 from atoll_wire.frames import TENSORS
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
-from atoll_server.process import SettingsError
 
 
 class Quorum(BaseModel):

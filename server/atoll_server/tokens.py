@@ -11,9 +11,9 @@ from pathlib import Path
 
 import structlog
 from atoll_wire.certificate import NAME, Role
+from atoll_wire.errors import SettingsError
 
 from atoll_server.identity import Caller
-from atoll_server.process import SettingsError
 from atoll_server.refusal import Refused, Status
 
 log = structlog.get_logger()
