@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from atoll_server import merge
-from atoll_server.combining import frame_step
+from atoll_server.merging import merge
+from atoll_server.merging.kernels import frame_step
 from atoll_wire import codec, kernels
 from atoll_wire.codec import LEVELS, Codec
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan

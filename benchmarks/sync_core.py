@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll import command
-from atoll_server import engine
-from atoll_server.events import Effect
-from atoll_server.members import Present
-from atoll_server.rounds import Phase
-from atoll_server.syncer import Syncer
+from atoll_server.rounds.events import Effect
+from atoll_server.rounds.fragment_rounds import Phase
+from atoll_server.rounds.liveness import Present
+from atoll_server.rounds.syncer import Syncer
+from atoll_server.shard import engine
 
 folder = Path(sys.argv.pop(1))
 

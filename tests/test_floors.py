@@ -1,143 +1,50 @@
-"""Imports point down only, found in the source with `ast`. A module in no list below must be given its floor."""
+"""Imports have one direction, found in the source with `ast`.
+
+Each package says in its docstring what it may import ("May import: rounds, storage."). Neither packages nor the modules
+of one package import each other in a circle. A module whose docstring begins with "PURE:" has no clock, IO or threads.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner", "atoll_dashboard": "dashboard"}
-
-# Lowest first; a module may import from its own floor's line above it, and from any lower floor.
-FLOORS = {
-    "atoll_wire": [
-        ["forking"],
-        ["__init__", "errors", "checksums", "allocator", "outer_pb2", "arrivals", "spans", "memory", "calling"],
-        ["outer_pb2_grpc", "layout", "logs", "access"],
-        ["certificate", "scrape"],
-        ["parts"],
-        ["frames"],
-        ["lanes"],
-        ["links"],
-        ["streams"],
-        ["blocks"],
-        ["quantising"],
-        ["kernels"],
-        ["codec"],
-    ],
-    "atoll_server": [
-        ["quotas", "influence"],
-        ["__init__", "events", "refusal", "goodput", "disk", "crash", "clock", "budget", "diary", "showing", "served"],
-        ["process", "unshared"],
-        ["settings", "tensorfile", "rows", "guard", "database", "calls", "identity", "acts"],
-        ["certificates", "tokens", "outer", "gate", "versions"],
-        ["members", "combining", "roster", "rounds"],  # pure, with the syncer
-        ["merge"],
-        ["reading", "syncer"],
-        ["ledger", "writer", "metrics", "admission"],
-        ["spool", "tallies", "timeline"],
-        ["snapshot", "publications", "uploads", "contributions"],
-        ["restore", "checkpoint"],
-        ["engine", "initial", "audit"],
-        ["keeper"],
-        ["resumption"],
-        ["core"],
-        ["joining", "status", "eviction", "pausing", "attendance"],
-        ["service", "operators", "gauges", "probing"],
-        ["server", "offline", "remote"],
-        ["receipts", "watching", "replaying"],
-        ["commands", "issuing"],
-        ["front.__init__", "front.sessions", "front.shelf", "front.upstream", "front.metrics", "front.settings"],
-        ["front.fetching"],
-        ["front.service", "front.passing"],
-        ["front.server"],
-        ["front.commands"],
-        ["foresight.__init__", "foresight.islands", "foresight.goodput", "foresight.bandwidth", "foresight.paper"],
-        ["foresight.fleet", "foresight.schedule", "foresight.job"],
-        ["foresight.hardware", "foresight.others", "foresight.trial"],
-        ["foresight.claims", "foresight.planner"],
-        ["foresight.showing"],
-        ["foresight.plots"],
-        ["foresight.commands"],
-        ["__main__"],
-    ],
-    "atoll_dashboard": [
-        ["__init__", "shapes", "history", "headers", "asking"],
-        ["telling", "moving"],
-        ["feed"],
-        ["looks", "acts"],
-        ["app"],
-        ["server"],
-        ["commands"],
-        ["__main__"],
-    ],
-    "atoll": [
-        ["errors", "places"],
-        ["adoption", "moves", "copies"],
-        ["handover", "stats", "transport", "parameters", "windows", "samples", "incoming"],
-        ["island"],
-        ["doctor"],
-        ["standing", "local", "watch"],
-        ["sending", "joining"],
-        ["fetching"],
-        ["presence"],
-        ["agent", "rounds"],
-        ["learner"],
-        ["__init__"],
-        ["reference.__init__", "reference.model", "reference.data"],
-        ["reference.train"],
-        ["demo.__init__", "demo.processes", "demo.show", "demo.relay"],
-        ["demo.regions"],
-        ["demo.run", "chaos.__init__", "chaos.schedule"],
-        ["chaos.deployment", "chaos.observer", "chaos.show"],
-        ["chaos.run"],
-        ["commands"],
-        ["command"],
-    ],
+DISTRIBUTIONS = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner", "atoll_dashboard": "dashboard"}
+FORBIDDEN = {
+    "atoll_wire": {"atoll_server", "atoll", "torch"},
+    "atoll_server": {"atoll", "torch"},
+    "atoll": {"atoll_server"},
 }
-PURE = {
-    "atoll_server": [
-        "events",
-        "members",
-        "outer",
-        "rounds",
-        "syncer",
-        "combining",
-        "merge",
-        "goodput",
-        "roster",
-        "refusal",
-        "quotas",
-        "guard",
-        "influence",
-        "admission",
-        "rows",
-        "front.sessions",
-        "identity",
-        "foresight.schedule",
-        "foresight.bandwidth",
-        "foresight.job",
-        "foresight.others",
-        "foresight.trial",
-        "foresight.planner",
-    ],
-    "atoll": ["places", "adoption", "moves", "incoming"],
-}
+MOST_MODULES = 17  # of a package, its __init__ included
+PURE_PACKAGES = {"atoll_server.rounds", "atoll_server.learners"}
 IMPURE = {"time", "asyncio", "threading", "socket", "os", "random", "sqlite3", "grpc", "subprocess", "pathlib"}
 
 
-def modules(package: str) -> dict[str, Path]:
-    base = ROOT / PACKAGES[package] / package
-    return {".".join(path.relative_to(base).with_suffix("").parts): path for path in sorted(base.rglob("*.py"))}
+@cache
+def modules(distribution: str) -> dict[str, Path]:
+    """By full name; a package's __init__ has the name of the package."""
+    base = ROOT / DISTRIBUTIONS[distribution]
+    found = {}
+    for path in sorted((base / distribution).rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
-def imported(path: Path) -> set[str]:
-    """Full names of what a file imports, wherever in it; imports that are only for types count too.
+@cache
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
 
-    `from a import b` gives a.b, which `module_of` turns into whichever of the two is a module.
-    """
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """Full names of what a file imports, wherever in it; imports that are only for types count too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -145,59 +52,89 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
-def module_of(target: str, package: str, known: dict[str, Path]) -> str | None:
-    """The module of the package that an import names: itself, what holds the name, or a package's __init__."""
-    parts = target.split(".")
-    if parts[0] != package:
-        return None
-    inner, holder = ".".join(parts[1:]), ".".join(parts[1:-1])
-    candidates = (inner, f"{inner}.__init__".lstrip("."), holder, f"{holder}.__init__".lstrip("."))
-    return next((name for name in candidates if name in known), None)
+@cache
+def edges(distribution: str) -> dict[str, set[str]]:
+    """Module -> modules of the same distribution that it imports."""
+    known = modules(distribution)
+
+    def module_of(target: str) -> str | None:
+        return next((name for name in (target, target.rpartition(".")[0]) if name in known), None)
+
+    return {name: {at for target in imported(path) if (at := module_of(target))} for name, path in known.items()}
 
 
-def floor_of(package: str, name: str) -> int:
-    for level, names in enumerate(FLOORS[package]):
-        if name in names:
-            return level
-    raise AssertionError(f"{package}.{name} has no floor: add it to FLOORS in {Path(__file__).name}")
+def room(distribution: str, module: str) -> str:
+    """The package below the distribution that a module lives in, or the module itself at the top."""
+    parts = module.split(".")
+    return ".".join(parts[:2])
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_module_has_a_floor_and_every_floor_its_modules(package):
-    listed = [name for names in FLOORS[package] for name in names]
-    there = set(modules(package))
-    assert not there - set(listed), f"{there - set(listed)}: add it to a floor"
-    assert not set(listed) - there, f"{set(listed) - there}: no such module, take it off its floor"
-    assert len(listed) == len(set(listed)), "a module has one floor"
+def rooms(distribution: str) -> dict[str, set[str]]:
+    """Package -> packages that its modules import."""
+    found: dict[str, set[str]] = {}
+    for module, targets in edges(distribution).items():
+        here = room(distribution, module)
+        found.setdefault(here, set()).update(room(distribution, each) for each in targets if each != distribution)
+    return {here: targets - {here} for here, targets in found.items()}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_imports_point_down(package):
-    known = modules(package)
-    for name, path in known.items():
-        for target in imported(path):
-            lower = module_of(target, package, known)
-            if lower is not None:
-                assert floor_of(package, lower) < floor_of(package, name), f"{package}.{name} imports {target}: upwards"
+def packages(distribution: str) -> list[str]:
+    return [name for name, path in modules(distribution).items() if path.name == "__init__.py" and name != distribution]
 
 
-def test_the_contract_imports_neither_side_and_the_sides_not_each_other():
-    forbidden = {
-        "atoll_wire": {"atoll_server", "atoll", "torch"},
-        "atoll_server": {"atoll", "torch"},
-        "atoll": {"atoll_server"},
-    }
-    for package, others in forbidden.items():
-        for name, path in modules(package).items():
-            reached = {target.split(".")[0] for target in imported(path)}
-            assert not reached & others, f"{package}.{name} imports {reached & others}"
+def no_circle(graph: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle of imports: {' <- '.join(error.args[1])}") from None
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_packages_do_not_import_each_other_in_a_circle(distribution):
+    no_circle(rooms(distribution))
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_modules_of_a_package_do_not_import_each_other_in_a_circle(distribution):
+    found = edges(distribution)
+    for package in {room(distribution, name) for name in found}:
+        inside = {name: targets - {name} for name, targets in found.items() if room(distribution, name) == package}
+        no_circle({name: {each for each in targets if each in inside} for name, targets in inside.items()})
+
+
+@pytest.mark.parametrize("package", packages("atoll_server"))
+def test_a_package_imports_what_its_docstring_says(package):
+    said = re.search(r"^May import: ([^.]+)\.", docstring(modules("atoll_server")[package]), re.MULTILINE)
+    assert said, "its docstring has a line 'May import: ...'"
+    allowed = set(re.split(r",\s*", said[1])) - {"nothing"}
+    used = {each.rpartition(".")[2] for each in rooms("atoll_server")[package]}
+    assert used == allowed, f"imports {used - allowed or 'nothing'} unsaid, and not {allowed - used or 'less'}"
+
+
+@pytest.mark.parametrize("package", packages("atoll_server"))
+def test_a_package_has_few_modules(package):
+    inside = [name for name in modules("atoll_server") if room("atoll_server", name) == package]
+    assert len(inside) <= MOST_MODULES, f"{len(inside)} modules: split {package} by purpose"
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_contract_imports_neither_side_and_the_sides_not_each_other(distribution):
+    for name, path in modules(distribution).items():
+        reached = {target.split(".")[0] for target in imported(path)} & FORBIDDEN.get(distribution, set())
+        assert not reached, f"{name} imports {reached}"
 
 
 def test_pure_modules_have_no_clock_no_io_and_no_threads():
-    for package, names in PURE.items():
-        for name in names:
-            reached = {target.split(".")[0] for target in imported(modules(package)[name])}
-            assert not reached & IMPURE, f"{package}.{name} imports {reached & IMPURE}"
+    everything = {name: path for each in DISTRIBUTIONS for name, path in modules(each).items()}
+    pure = {name: path for name, path in everything.items() if docstring(path).startswith("PURE:")}
+    unsaid = [
+        name for name, path in everything.items()
+        if name.rpartition(".")[0] in PURE_PACKAGES and name not in pure and path.name != "__init__.py"
+    ]  # fmt: skip
+    assert not unsaid, f'{unsaid}: a module of a pure package says "PURE:"'
+    for name, path in pure.items():
+        reached = {target.split(".")[0] for target in imported(path)} & IMPURE
+        assert not reached, f"{name} imports {reached}"

@@ -27,7 +27,7 @@ def test_the_wheel_holds_the_four_packages_and_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     typed = [f"{package}/py.typed" for package in ("atoll_wire", "atoll_server", "atoll", "atoll_dashboard")]
     page = ("atoll_dashboard/page/index.html", "atoll_dashboard/page/views/overview.js")
-    for wanted in ("atoll_wire/outer.proto", "atoll_server/syncer.py", "atoll/learner.py", *typed, *page):
+    for wanted in ("atoll_wire/outer.proto", "atoll_server/rounds/syncer.py", "atoll/learner.py", *typed, *page):
         assert wanted in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith(("tests", "benchmarks")) for name in names)

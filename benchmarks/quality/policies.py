@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from atoll_server import events as ev
-from atoll_server.foresight.fleet import Fleet
-from atoll_server.members import Present
-from atoll_server.rounds import Closing
+from atoll_server.forecast.fleet import Fleet
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.fragment_rounds import Closing
+from atoll_server.rounds.liveness import Present
 
 
 def put_on(fleet: Fleet, policy: str) -> None:

@@ -15,11 +15,11 @@ from atoll.reference import data
 from atoll.reference.model import Transformer, build
 from atoll.reference.train import inner_step, learning_rate, optimizer_for
 from atoll.windows import Windows
-from atoll_server import events as ev
-from atoll_server import merge
-from atoll_server.foresight.islands import Published, Taken
-from atoll_server.guard import Guard
-from atoll_server.outer import OuterRule
+from atoll_server.forecast.islands import Published, Taken
+from atoll_server.merging import merge
+from atoll_server.merging.norm_guard import Guard
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.settings import Limits, RunSettings
 from atoll_wire import codec, layout
 from atoll_wire.blocks import F32
@@ -60,7 +60,7 @@ class Received:
 
 
 class Training:
-    """The `Work` of a fleet (see atoll_server.foresight.fleet). done: the part of the run's tokens that is trained."""
+    """The `Work` of a fleet (see atoll_server.forecast.fleet). done: the part of the run's tokens that is trained."""
 
     def __init__(self, recipe: Recipe, settings: RunSettings, corpus: data.Corpus) -> None:
         self.recipe, self.settings, self.corpus = recipe, settings, corpus

@@ -1,4 +1,4 @@
-"""Where the values of a fragment lie, and the kernels that go over them: in one pass, and in one call.
+"""PURE: where the values of a fragment lie, and the kernels that go over them: in one pass, and in one call.
 
 A fragment's parameters are many tensors, its coded values many frames. Kernels are given addresses, so that a step
 boundary makes one call for all of them: each call gives the interpreter away. Whoever makes addresses keeps what they

@@ -12,12 +12,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from atoll_server import database, ledger
-from atoll_server.disk import DISK
-from atoll_server.events import Key
-from atoll_server.goodput import Account
-from atoll_server.restore import LEDGER
-from atoll_server.rows import ContributionRow, FateRow, LearnerRow
+from atoll_server.checkpoints.restore import LEDGER
+from atoll_server.learners.accounts import Account
+from atoll_server.rounds.events import Key
+from atoll_server.storage import database, ledger
+from atoll_server.storage.disk import DISK
+from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow
 from playwright.sync_api import expect
 
 from tests.dashboard.house import House

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atoll_server import database, ledger
-from atoll_server.offline import read_run
+from atoll_server.cli.offline import read_run
+from atoll_server.storage import database, ledger
 from atoll_wire import outer_pb2 as pb
 
 from tests.end_to_end.world import core, eventually, train
@@ -173,7 +173,7 @@ def layout_has_another_fingerprint(directory: Path) -> None:
 
 @bad("the clock of this machine is behind the run", recovers=True)
 def clock_went_back_since_the_last_start(directory: Path) -> None:
-    from atoll_server.rows import LearnerRow
+    from atoll_server.storage.rows import LearnerRow
 
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
         for row in ledger.learners(db):

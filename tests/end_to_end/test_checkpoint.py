@@ -9,8 +9,8 @@ import threading
 import atoll
 import pytest
 import torch
-from atoll_server.offline import export_from_directory
-from atoll_server.remote import Remote, export_checkpoint, list_checkpoints, take_checkpoint
+from atoll_server.cli.offline import export_from_directory
+from atoll_server.cli.remote import Remote, export_checkpoint, list_checkpoints, take_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn

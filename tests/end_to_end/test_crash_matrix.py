@@ -10,8 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from atoll_server import crash
-from atoll_server.offline import read_run
+from atoll_server.cli.offline import read_run
+from atoll_server.storage import crash_points
 from atoll_wire import outer_pb2 as pb
 
 from tests.end_to_end.test_kill import each_merged_once
@@ -23,8 +23,8 @@ EVERY_DAY = {  # the others run with `make test-slow`
     "spool.renamed", "ledger.rows written", "contribution.committed", "merge.committed", "snapshot.committed",
     "initial.renamed", "start.epoch raised",
 }  # fmt: skip
-AT_START = [point for point in crash.POINTS if point.startswith("start.")]
-AT_FIRST = [point for point in crash.POINTS if point.startswith("initial.")]
+AT_START = [point for point in crash_points.POINTS if point.startswith("start.")]
+AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.")]
 
 
 def crashes(running: Core, point: str, nth: int, monkeypatch) -> None:
@@ -43,16 +43,16 @@ def came_back_as_it_was(running: Core, directory) -> None:
 
 
 def test_every_place_is_in_the_code_and_none_is_forgotten():
-    sources = (Path(crash.__file__).parent).glob("*.py")
+    sources = (Path(crash_points.__file__).parent).glob("*.py")
     found = [name for path in sources for name in re.findall(r'crash\.point\("(.*?)"\)', path.read_text())]
-    assert sorted(set(found)) == sorted(crash.POINTS)
+    assert sorted(set(found)) == sorted(crash_points.POINTS)
 
 
 @pytest.mark.parametrize(
     "point",
     [
         pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.slow)
-        for p in crash.POINTS
+        for p in crash_points.POINTS
         if p
         not in {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
     ],

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from atoll_server import certificates
-from atoll_server.certificates import init, issue
+from atoll_server.access import certificates
+from atoll_server.access.certificates import init, issue
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import Access, AccessError

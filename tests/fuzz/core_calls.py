@@ -21,9 +21,9 @@ import grpc
 import numpy as np
 import safetensors.numpy
 from atoll.joining import PROTOCOL, tensor_message
-from atoll_server.core import Core
-from atoll_server.operators import OperatorService
-from atoll_server.service import OuterService
+from atoll_server.run.core import Core
+from atoll_server.service.learner_service import OuterService
+from atoll_server.service.operator_service import OperatorService
 from atoll_server.settings import CoreSettings
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from atoll.joining import tensor_message
-from atoll_server.refusal import Refused
-from atoll_server.service import OuterService
+from atoll_server.access.refusals import Refused
+from atoll_server.service.learner_service import OuterService
 from atoll_server.settings import CoreSettings, Limits
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from atoll_server.admission import check_header
-from atoll_server.events import Key
-from atoll_server.guard import Guard
-from atoll_server.refusal import Refused
-from atoll_server.rounds import FragmentRounds
-from atoll_server.rows import ContributionRow
-from atoll_server.spool import RECORD, Spool, Stored, Upload
-from atoll_server.uploads import Uploads
+from atoll_server.access.refusals import Refused
+from atoll_server.merging.norm_guard import Guard
+from atoll_server.rounds.events import Key
+from atoll_server.rounds.fragment_rounds import FragmentRounds
+from atoll_server.shard.admission import check_header
+from atoll_server.shard.uploads import Uploads
+from atoll_server.storage.rows import ContributionRow
+from atoll_server.storage.spool import RECORD, Spool, Stored, Upload
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from atoll_server.checkpoint import write_checkpoint
-from atoll_server.initial import STAGING, Staging, check_room
-from atoll_server.refusal import Refused
-from atoll_server.restore import initial_states
+from atoll_server.access.refusals import Refused
+from atoll_server.checkpoints.export import write_checkpoint
+from atoll_server.checkpoints.restore import initial_states
+from atoll_server.checkpoints.tensor_file import TensorFileError
+from atoll_server.run.first_parameters import STAGING, Staging, check_room
 from atoll_server.settings import CoreSettings
-from atoll_server.tensorfile import TensorFileError
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import plan
 

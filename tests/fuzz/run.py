@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-from atoll_server import merge
+from atoll_server.merging import merge
 
 from tests.fuzz.core_calls import Calls
 from tests.fuzz.decoders import Frames, Layouts

@@ -11,9 +11,9 @@ from typing import Any
 import typer
 from atoll.commands import register as register_learner
 from atoll_dashboard.commands import register as register_dashboard
-from atoll_server.commands import register as register_core
+from atoll_server.cli.certs import register as register_certs
+from atoll_server.cli.commands import register as register_core
 from atoll_server.front.commands import register as register_front
-from atoll_server.issuing import register as register_certs
 
 from tests.k8s.engine import CHART
 

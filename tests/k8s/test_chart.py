@@ -7,7 +7,7 @@ import shlex
 import tomllib
 
 import pytest
-from atoll_server.commands import RUN
+from atoll_server.cli.commands import RUN
 from atoll_server.settings import Quorum, RunSettings
 
 from tests.k8s import engine

@@ -9,7 +9,7 @@ from atoll.joining import own_name
 from atoll.reference.train import Joining
 from atoll_dashboard.headers import Headers
 from atoll_dashboard.server import GOODBYE_S, Settings
-from atoll_server.process import GRACE_S
+from atoll_server.rpc.process import GRACE_S
 from atoll_wire.access import Access
 from atoll_wire.certificate import ANY, NAME, Role, may_be
 from starlette.responses import PlainTextResponse

@@ -10,7 +10,7 @@ import torch
 from atoll.adoption import Fate
 from atoll.handover import Prepared
 from atoll.places import Coded, Places, Shape, rebase
-from atoll_server.outer import OuterRule
+from atoll_server.rounds.outer_step import OuterRule
 from atoll_wire.codec import Codec
 from torch import nn
 

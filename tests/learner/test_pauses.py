@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from atoll.presence import REPORT_S
 from atoll.stats import Counters
-from atoll_server.members import Member
+from atoll_server.rounds.liveness import Member
 
 
 def trained(counters: Counters, member: Member, busy_s: float, pause_s: float, until: float) -> list[tuple[float, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from atoll.stats import Counters, LearnerMetrics
+from atoll_server.access.quotas import LIMITS
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.gauges import STATES
-from atoll_server.goodput import CAUSES
-from atoll_server.metrics import READ, Metrics
-from atoll_server.quotas import LIMITS
+from atoll_server.learners.accounts import CAUSES
+from atoll_server.service.gauges import STATES
+from atoll_server.telemetry.metrics import READ, Metrics
 from atoll_wire.codec import Codec
 from prometheus_client import CollectorRegistry, ProcessCollector
 

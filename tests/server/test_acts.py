@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from atoll_server import acts
-from atoll_server.acts import FILE_BYTES, FILES, LINES_PER_MINUTE, Acts
-from atoll_server.refusal import LONGEST
+from atoll_server.access import audit_log
+from atoll_server.access.audit_log import FILE_BYTES, FILES, LINES_PER_MINUTE, Acts
+from atoll_server.access.refusals import LONGEST
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(acts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(audit_log.time, "monotonic", lambda: now[0])
     return now
 
 

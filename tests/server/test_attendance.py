@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from atoll_server import events as ev
-from atoll_server.attendance import MOST_REPORTED, progress
-from atoll_server.clock import RunClock
-from atoll_server.refusal import Refused, Status
-from atoll_server.roster import Roster
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.registry import Roster
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.syncer import Syncer
+from atoll_server.run.reports import MOST_REPORTED, progress
+from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
-from atoll_server.syncer import Syncer
 from atoll_wire import outer_pb2 as pb
 
 

@@ -10,11 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from atoll_server import audit, database, ledger
-from atoll_server.audit import Audit
-from atoll_server.disk import DISK
-from atoll_server.events import Key
-from atoll_server.rows import ContributionRow, FateRow
+from atoll_server.checkpoints import verification
+from atoll_server.checkpoints.verification import Audit
+from atoll_server.rounds.events import Key
+from atoll_server.storage import database, ledger
+from atoll_server.storage.disk import DISK
+from atoll_server.storage.rows import ContributionRow, FateRow
 
 INITIAL = b"first parameters"
 
@@ -87,11 +88,11 @@ def test_damage_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, damage: Cal
 
 
 def test_a_stop_does_not_wait_for_what_takes_long(run: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit, "ROWS", 1)
-    monkeypatch.setattr(audit, "REST", 1e9)
+    monkeypatch.setattr(verification, "ROWS", 1)
+    monkeypatch.setattr(verification, "REST", 1e9)
     one = Audit(run, DISK, print)
     one.begin("")
     began = time.monotonic()
     one.end()
-    assert time.monotonic() - began < 2 * audit.PATIENCE_S
+    assert time.monotonic() - began < 2 * verification.PATIENCE_S
     assert not one._thread.is_alive(), "it is told"

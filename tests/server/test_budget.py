@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import pytest
 from atoll.errors import LearnerError
-from atoll_server import budget
+from atoll_server.run import memory_budget
 
 from tests.end_to_end.world import Trainee, core
 
 
 def test_a_model_that_fits_is_no_trouble():
-    assert budget.too_much(1_000_000, None) == ""
-    assert budget.too_much(124_000_000, 3 << 30) == ""
+    assert memory_budget.too_much(1_000_000, None) == ""
+    assert memory_budget.too_much(124_000_000, 3 << 30) == ""
 
 
 def test_one_that_does_not_is_told_what_it_needs():
-    reason = budget.too_much(12_000_000_000, 16 << 30)
+    reason = memory_budget.too_much(12_000_000_000, 16 << 30)
     assert "12000000000 trainable parameters" in reason
     assert "needs 139.2 GiB" in reason
     assert "--memory-gib gives 16.0" in reason
-    assert "this machine has" in budget.too_much(1 << 50, None)
+    assert "this machine has" in memory_budget.too_much(1 << 50, None)
 
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(budget, "CGROUPS", (tmp_path / "absent", limit))
+    monkeypatch.setattr(memory_budget, "CGROUPS", (tmp_path / "absent", limit))
     limit.write_text("1073741824\n")
-    assert budget.machine_bytes() == 1 << 30
+    assert memory_budget.machine_bytes() == 1 << 30
     limit.write_text("max\n")
-    assert budget.machine_bytes() > 1 << 30
+    assert memory_budget.machine_bytes() > 1 << 30
 
 
 @pytest.mark.xdist_group("end_to_end")

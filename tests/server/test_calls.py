@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
-from atoll_server.calls import Wait, Waits
-from atoll_server.refusal import Refused, Status
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.rpc.calls import Wait, Waits
 
 GONE = Refused(Status.UNAUTHENTICATED, "it joined again")
 

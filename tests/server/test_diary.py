@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll_server.diary import MOST_EVENTS, REFUSED_EVERY_S, Diary, Look, Sight
+from atoll_server.telemetry.happenings import MOST_EVENTS, REFUSED_EVERY_S, Diary, Look, Sight
 
 LIVE = Sight("live", "eu", 1, 100.0, 0.0)
 NOTHING = Look(100.0, {}, 0, 0, "", 0, ())

@@ -7,13 +7,14 @@ import sqlite3
 
 import numpy as np
 import pytest
-from atoll_server import database, ledger, merge
-from atoll_server.database import LedgerError
-from atoll_server.events import Key
-from atoll_server.rows import ContributionRow, FateRow, LearnerRow, MergeRow
-from atoll_server.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
-from atoll_server.spool import ChecksumError, Spool, SpoolError, SpoolFull, Upload
-from atoll_server.writer import LedgerWriter
+from atoll_server.checkpoints.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
+from atoll_server.merging import merge
+from atoll_server.rounds.events import Key
+from atoll_server.storage import database, ledger
+from atoll_server.storage.database import LedgerError
+from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow
+from atoll_server.storage.spool import ChecksumError, Spool, SpoolError, SpoolFull, Upload
 from atoll_wire import codec
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.checksums import crc32c

@@ -9,11 +9,11 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 import pytest
-from atoll_server.acts import Acts
-from atoll_server.calls import message_options
-from atoll_server.gate import Gate
-from atoll_server.metrics import Metrics
-from atoll_server.quotas import QUOTAS
+from atoll_server.access.audit_log import Acts
+from atoll_server.access.quotas import QUOTAS
+from atoll_server.rpc.calls import message_options
+from atoll_server.rpc.limiter import Gate
+from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc

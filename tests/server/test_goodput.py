@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from atoll_server.goodput import Account, Spent, overall
+from atoll_server.learners.accounts import Account, Spent, overall
 
 
 def account() -> Account:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from atoll_server.guard import AGREED, Guard, Verdict
+from atoll_server.merging.norm_guard import AGREED, Guard, Verdict
 
 
 def guard(norms, steps=24, limit: float = 10.0, clip: float = 0.0, window: int = 8) -> Guard:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 from atoll.stats import Counters
-from atoll_server.goodput import Account, Spent
-from atoll_server.influence import (
+from atoll_server.learners.accounts import Account, Spent
+from atoll_server.learners.plausibility import (
     FASTER,
     HELD,
     MOST_STEPS_S,
@@ -20,7 +20,7 @@ from atoll_server.influence import (
     parts_counted,
     weighed,
 )
-from atoll_server.roster import Roster
+from atoll_server.learners.registry import Roster
 
 USUAL = Rate(steps_s=1.0, batch=100.0)
 RATES = Rates({"a": USUAL, "b": USUAL, "c": USUAL})

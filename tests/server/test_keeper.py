@@ -7,8 +7,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from atoll_server.disk import Disk
-from atoll_server.keeper import LONGEST_REPLAY_S, Keeper
+from atoll_server.shard.snapshotter import LONGEST_REPLAY_S, Keeper
+from atoll_server.storage.disk import Disk
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from atoll_server.goodput import Account
-from atoll_server.initial import RENEWING_BYTES, WAITS_S, Lease, Turns
-from atoll_server.roster import Entry
+from atoll_server.learners.accounts import Account
+from atoll_server.learners.registry import Entry
+from atoll_server.run.first_parameters import RENEWING_BYTES, WAITS_S, Lease, Turns
 
 
 def entry(name: str = "a") -> Entry:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from atoll_server import merge
-from atoll_server.events import Cause
-from atoll_server.merge import FragmentState
-from atoll_server.outer import OuterRule
+from atoll_server.merging import merge
+from atoll_server.merging.merge import FragmentState
+from atoll_server.rounds.events import Cause
+from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.settings import RunSettings
 from atoll_wire import codec
 from atoll_wire.codec import Codec, FrameError

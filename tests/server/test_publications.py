@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll_server.publications import HappeningLog, Publication, UpdateCache
+from atoll_server.shard.publications import HappeningLog, Publication, UpdateCache
 from atoll_wire import outer_pb2 as pb
 
 

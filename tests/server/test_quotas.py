@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from atoll_server.quotas import QUOTAS, Bucket, NoPlaceError, Pool
-from atoll_server.served import METHODS
+from atoll_server.access.quotas import QUOTAS, Bucket, NoPlaceError, Pool
+from atoll_server.rpc.open_calls import METHODS
 from atoll_wire.lanes import MOST, SLOTS
 from atoll_wire.parts import MESSAGE_BYTES
 from grpc_health.v1 import health_pb2

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from atoll_server.refusal import Refused, Status
-from atoll_server.roster import CALLS_COME_S, Roster
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.registry import CALLS_COME_S, Roster
 
 
 def join(

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections import Counter
 
-from atoll_server.core import Core
 from atoll_server.front.metrics import MOST_NAMES, FrontMetrics
-from atoll_server.gauges import read
-from atoll_server.metrics import READ, Metrics
+from atoll_server.run.core import Core
+from atoll_server.service.gauges import read
 from atoll_server.settings import CoreSettings
+from atoll_server.telemetry.metrics import READ, Metrics
 from atoll_wire.codec import Codec
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families

@@ -6,10 +6,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from atoll_server.goodput import Spent
-from atoll_server.members import Member
-from atoll_server.roster import Roster
-from atoll_server.status import merged_tokens, trained_tokens, troubles
+from atoll_server.learners.accounts import Spent
+from atoll_server.learners.registry import Roster
+from atoll_server.rounds.liveness import Member
+from atoll_server.service.status import merged_tokens, trained_tokens, troubles
 
 
 @pytest.mark.parametrize(("reported", "merged", "told"), [(84_480, 86_141.25, 86_142), (90_000, 86_141.25, 90_000)])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from atoll_server import events as ev
-from atoll_server import merge
-from atoll_server.events import Key
-from atoll_server.members import EXPECTED_S, Member
-from atoll_server.rounds import FragmentRounds, Pending, Phase
+from atoll_server.merging import merge
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.events import Key
+from atoll_server.rounds.fragment_rounds import FragmentRounds, Pending, Phase
+from atoll_server.rounds.liveness import EXPECTED_S, Member
+from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import Quorum, RunSettings
-from atoll_server.syncer import Syncer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from atoll_server import database, ledger, tallies
-from atoll_server.events import Key
-from atoll_server.rows import ContributionRow, FateRow
+from atoll_server.rounds.events import Key
+from atoll_server.storage import database, ledger, totals
+from atoll_server.storage.rows import ContributionRow, FateRow
 
 
 def contribution(learner: str, incarnation: int, fragment: int, seq: int, tokens: int) -> ContributionRow:
@@ -48,7 +48,7 @@ def _count(found: Counter[tuple[str, int, int, str]], row: ContributionRow, fate
 
 @pytest.mark.parametrize("seed", range(20))
 def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int):
-    monkeypatch.setattr(tallies, "STEP", 7)
+    monkeypatch.setattr(totals, "STEP", 7)
     rng, db = random.Random(seed), database.open_ledger(tmp_path / "ledger")
     waiting: list[ContributionRow] = []
     seqs: Counter[tuple[int, str, int, int]] = Counter()
@@ -66,9 +66,9 @@ def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeyp
             generation, row = waiting.pop(rng.randrange(min(4, len(waiting))))
             ledger.put_fates(db, generation, [FateRow(row.key, rng.choice(("merged", "merged", "refused")), 1)])
         else:
-            tallies.add_up(db, rng.choice((1, 2)))
+            totals.add_up(db, rng.choice((1, 2)))
     for generation in (1, 2):
-        while tallies.add_up(db, generation):
+        while totals.add_up(db, generation):
             pass
         assert any(ledger.tallies(db, generation)), "something was added up"
         whole: Counter[tuple[str, int, int, str]] = Counter()
@@ -86,10 +86,10 @@ def test_what_waits_for_its_fate_holds_back_what_came_later(tmp_path: Path):
     for seq in (1, 2, 3):
         ledger.add_contribution(db, 1, contribution("a", 1, 0, seq, 5))
     ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, seq), "merged", 1) for seq in (1, 3)])
-    assert not tallies.add_up(db, 1)
+    assert not totals.add_up(db, 1)
     assert [t.merged for t in ledger.tallies(db, 1)] == [1]
     ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, 2), "refused", 1)])
-    tallies.add_up(db, 1)
+    totals.add_up(db, 1)
     assert [(t.merged, t.refused, t.seq) for t in ledger.tallies(db, 1)] == [(2, 1, 3)]
 
 
@@ -101,7 +101,7 @@ def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
         for seq in range(1, count + 1):
             row = contribution("a", 1, seq % 2, seq, 5)
             ledger.add_contribution(db, 1, row, FateRow(row.key, "merged", seq))
-        while tallies.add_up(db, 1):
+        while totals.add_up(db, 1):
             pass
         ledger.add_contribution(db, 1, contribution("b", 1, 0, 1, 5))
         db.execute("COMMIT")

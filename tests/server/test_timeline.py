@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from atoll_server import events as ev
-from atoll_server.events import Key
-from atoll_server.metrics import Metrics
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import RunSettings
-from atoll_server.syncer import Syncer
-from atoll_server.timeline import MOST_ANSWERS, MOST_ROUNDS, Timeline, slowest
+from atoll_server.telemetry.metrics import Metrics
+from atoll_server.telemetry.timeline import MOST_ANSWERS, MOST_ROUNDS, Timeline, slowest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import structlog
-from atoll_server import clock, writer
-from atoll_server.clock import RunClock
-from atoll_server.writer import LedgerWriter
+from atoll_server.run import run_clock
+from atoll_server.run.run_clock import RunClock
+from atoll_server.storage import ledger_writer
+from atoll_server.storage.ledger_writer import LedgerWriter
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def insert(size_bytes: int):
 def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_is_told_once(
     tmp_path, said, monkeypatch
 ):
-    monkeypatch.setattr(writer, "FULL_RETRY_S", 0.01)
+    monkeypatch.setattr(ledger_writer, "FULL_RETRY_S", 0.01)
 
     async def run() -> None:
         failures: list[BaseException] = []
@@ -84,7 +85,7 @@ def test_any_other_failure_of_a_commit_ends_the_core_and_nobody_is_told_anything
 
 
 def test_a_slow_disk_is_said_to_be_one(tmp_path, said, monkeypatch):
-    monkeypatch.setattr(writer, "SLOW_S", 0.05)
+    monkeypatch.setattr(ledger_writer, "SLOW_S", 0.05)
 
     async def run() -> None:
         ledger = LedgerWriter(database(tmp_path / "db"), lambda _: None)
@@ -100,8 +101,8 @@ def test_a_slow_disk_is_said_to_be_one(tmp_path, said, monkeypatch):
 
 def test_the_clock_of_a_run_goes_on_whatever_is_done_to_the_machines(said, monkeypatch):
     machine = {"wall": 1000.0, "steady": 5.0}
-    monkeypatch.setattr(clock.time, "time", lambda: machine["wall"])
-    monkeypatch.setattr(clock.time, "monotonic", lambda: machine["steady"])
+    monkeypatch.setattr(run_clock.time, "time", lambda: machine["wall"])
+    monkeypatch.setattr(run_clock.time, "monotonic", lambda: machine["steady"])
     run = RunClock()
     run.begin_after(1100.0)
     assert run.now() == 1100.0

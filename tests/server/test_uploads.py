@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import zstandard
-from atoll_server.disk import Disk
-from atoll_server.guard import Guard
-from atoll_server.refusal import Refused, Status
-from atoll_server.rounds import FragmentRounds
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.merging.norm_guard import Guard
+from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.settings import Limits
-from atoll_server.spool import Spool
-from atoll_server.uploads import Uploads
+from atoll_server.shard.uploads import Uploads
+from atoll_server.storage.disk import Disk
+from atoll_server.storage.spool import Spool
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c

@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from typing import Any
 
-from atoll_server.core import Core
+from atoll_server.run.core import Core
 
 
 class Violation(Exception):

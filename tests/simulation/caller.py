@@ -19,9 +19,9 @@ import grpc.aio
 import numpy as np
 import safetensors.numpy
 from atoll.joining import PROTOCOL, tensor_message
-from atoll_server.core import Core
-from atoll_server.eviction import evict
-from atoll_server.versions import MOST_OLD
+from atoll_server.run.core import Core
+from atoll_server.run.eviction import evict
+from atoll_server.shard.reader_limits import MOST_OLD
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import until_it_ends
 from atoll_wire.parts import MORE, PART

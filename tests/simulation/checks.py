@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from atoll_server.core import Core
-from atoll_server.events import Cause
-from atoll_server.rounds import Phase
-from atoll_server.syncer import Syncer
+from atoll_server.rounds.events import Cause
+from atoll_server.rounds.fragment_rounds import Phase
+from atoll_server.rounds.syncer import Syncer
+from atoll_server.run.core import Core
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 

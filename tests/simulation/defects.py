@@ -23,33 +23,20 @@ from unittest import mock
 import grpc
 import numpy as np
 from atoll import adoption, copies, incoming, moves, presence, sending, watch
-from atoll_server import (
-    core,
-    database,
-    engine,
-    goodput,
-    guard,
-    influence,
-    initial,
-    joining,
-    keeper,
-    ledger,
-    publications,
-    quotas,
-    restore,
-    roster,
-    rows,
-    syncer,
-    uploads,
-    versions,
-    writer,
-)
-from atoll_server import rounds as merge_rounds
-from atoll_server.events import Merge
+from atoll_server.access import quotas
+from atoll_server.checkpoints import restore
 from atoll_server.front import service as front_service
 from atoll_server.front import upstream
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.shelf import Place, Shelf
+from atoll_server.learners import accounts, plausibility, registry
+from atoll_server.merging import norm_guard
+from atoll_server.rounds import fragment_rounds as merge_rounds
+from atoll_server.rounds import syncer
+from atoll_server.rounds.events import Merge
+from atoll_server.run import core, first_parameters, joining
+from atoll_server.shard import engine, publications, reader_limits, snapshotter, uploads
+from atoll_server.storage import database, ledger, ledger_writer, rows
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation import disk
@@ -78,40 +65,40 @@ patch = mock.patch.object
 def fencing_off() -> Iterator[None]:
     """A session of an older incarnation is taken for the newest."""
 
-    def check(self: roster.Roster, name: str, incarnation: int, token: bytes) -> roster.Entry:
+    def check(self: registry.Roster, name: str, incarnation: int, token: bytes) -> registry.Entry:
         return dataclasses.replace(self.entries[name], incarnation=incarnation)
 
-    with patch(roster.Roster, "check", check), patch(uploads.Uploads, "fence", lambda *_: None):
+    with patch(registry.Roster, "check", check), patch(uploads.Uploads, "fence", lambda *_: None):
         yield
 
 
 @defect
 def a_name_is_taken_over_without_an_answer() -> Iterator[None]:
     """The first Join of another process takes a name over, however late it comes."""
-    join = roster.Roster.join
+    join = registry.Roster.join
 
-    def at_once(self: roster.Roster, name: str, *values: Any) -> roster.Entry:
+    def at_once(self: registry.Roster, name: str, *values: Any) -> registry.Entry:
         entry = join(self, name, *values)
         if entry.nonce != values[1]:
             entry = join(self, name, *values[:4], entry.challenge[1], *values[5:])
         return entry
 
-    with patch(roster.Roster, "join", at_once):
+    with patch(registry.Roster, "join", at_once):
         yield
 
 
 @defect
 def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
     """A learner that was started again goes on as the one that died."""
-    join = roster.Roster.join
+    join = registry.Roster.join
 
-    def same(self: roster.Roster, name: str, region: str, nonce: int, *values: Any) -> roster.Entry:
+    def same(self: registry.Roster, name: str, region: str, nonce: int, *values: Any) -> registry.Entry:
         entry = self.entries.get(name)
         if entry is not None and not entry.connected:
             entry.nonces = [nonce]
         return join(self, name, region, nonce, *values)
 
-    with patch(roster.Roster, "join", same):
+    with patch(registry.Roster, "join", same):
         yield
 
 
@@ -143,12 +130,12 @@ def a_pause_is_forgotten() -> Iterator[None]:
 @defect
 def an_evicted_learner_is_heard() -> Iterator[None]:
     """Its row says that it is evicted, and nobody looks."""
-    evict = roster.Roster.evict
+    evict = registry.Roster.evict
 
-    def in_the_books_only(self: roster.Roster, entry: roster.Entry, reason: str, wall: float) -> None:
+    def in_the_books_only(self: registry.Roster, entry: registry.Entry, reason: str, wall: float) -> None:
         evict(self, entry, "", wall)
 
-    with patch(roster.Roster, "evict", in_the_books_only):
+    with patch(registry.Roster, "evict", in_the_books_only):
         yield
 
 
@@ -162,7 +149,7 @@ def first_parameters_accepted_twice() -> Iterator[None]:
 
     async def again(self: joining.Joining, speaker: Any, staging: Any) -> None:
         self._core.engine, kept = None, self._core.engine
-        self._lease = initial.Lease(speaker.entry, 1e9, upload=staging)
+        self._lease = first_parameters.Lease(speaker.entry, 1e9, upload=staging)
         try:
             await accept(self, speaker, staging)
         finally:
@@ -174,7 +161,9 @@ def first_parameters_accepted_twice() -> Iterator[None]:
         return entry, pb.JoinReply.STATE_INITIALISE if early and self._core.engine is None else state
 
     async def stage(self: joining.Joining, _speaker: Any, header: Any) -> Any:
-        return initial.Staging(self._core.settings.directory, header.size_bytes, header.sha256, self._core.disk)
+        return first_parameters.Staging(
+            self._core.settings.directory, header.size_bytes, header.sha256, self._core.disk
+        )
 
     with (
         patch(joining.Joining, "accept", again),
@@ -190,9 +179,9 @@ def first_parameters_accepted_twice() -> Iterator[None]:
 
 def _early(entered: Callable[..., Any], by_s: float) -> Any:
     """Commits of one kind are reported before they are made."""
-    commit = writer.LedgerWriter.commit
+    commit = ledger_writer.LedgerWriter.commit
 
-    async def early(self: writer.LedgerWriter, operation: Any) -> Any:
+    async def early(self: ledger_writer.LedgerWriter, operation: Any) -> Any:
         if getattr(operation, "func", None) is not entered:
             return await commit(self, operation)
 
@@ -202,7 +191,7 @@ def _early(entered: Callable[..., Any], by_s: float) -> Any:
 
         return asyncio.get_running_loop().create_task(later())
 
-    return patch(writer.LedgerWriter, "commit", early)
+    return patch(ledger_writer.LedgerWriter, "commit", early)
 
 
 @defect
@@ -264,14 +253,14 @@ def payloads_go_when_they_are_merged() -> Iterator[None]:
 @defect
 def payloads_go_with_the_first_snapshot() -> Iterator[None]:
     """One snapshot is enough for them to go, and that one may be damaged."""
-    with patch(keeper, "covered", lambda rows, fragments: rows[-1].versions if rows else (0,) * fragments):
+    with patch(snapshotter, "covered", lambda rows, fragments: rows[-1].versions if rows else (0,) * fragments):
         yield
 
 
 @defect
 def a_snapshot_stops_half_way_when_its_caller_goes() -> Iterator[None]:
     """Whoever asked for it cancels it, after its row was committed too."""
-    with patch(keeper.Keeper, "take", keeper.Keeper._take):
+    with patch(snapshotter.Keeper, "take", snapshotter.Keeper._take):
         yield
 
 
@@ -549,7 +538,7 @@ def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
     restore_rounds = syncer.Syncer.restore
 
     def whole(self: syncer.Syncer, versions: Any, *values: Any) -> None:
-        restore_rounds(self, versions, *values[:-1], [{version: float(version)} for version in versions])
+        restore_rounds(self, reader_limits, *values[:-1], [{version: float(version)} for version in reader_limits])
 
     with patch(syncer.Syncer, "restore", whole):
         yield
@@ -674,10 +663,10 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
     def open_end(method: str, call: Any) -> Any:
         return nullcontext(call) if method in {"Follow", "Report"} else opened(method, call)
 
-    def unheard(self: roster.Entry, token: bytes, _: Any) -> None:
+    def unheard(self: registry.Entry, token: bytes, _: Any) -> None:
         self.token, self.due_since = token, None
 
-    with patch(front_service, "opened", open_end), patch(roster.Entry, "speaks", unheard):
+    with patch(front_service, "opened", open_end), patch(registry.Entry, "speaks", unheard):
         yield
 
 
@@ -687,7 +676,7 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
 @defect
 def nobody_looks_at_norms() -> Iterator[None]:
     """Garbage of any size is merged."""
-    with patch(guard.Guard, "judge", lambda *_: guard.Verdict()):
+    with patch(norm_guard.Guard, "judge", lambda *_: norm_guard.Verdict()):
         yield
 
 
@@ -701,14 +690,14 @@ def what_is_declared_counts() -> Iterator[None]:
 @defect
 def what_is_reported_counts() -> Iterator[None]:
     """Nobody asks whether time allows it."""
-    with patch(goodput, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
+    with patch(accounts, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
         yield
 
 
 @defect
 def what_cannot_be_compared_counts() -> Iterator[None]:
     """Tokens are not held back while the others are about to train (found when this was so)."""
-    with patch(influence, "HELD", influence.Most()):
+    with patch(plausibility, "HELD", plausibility.Most()):
         yield
 
 
@@ -724,27 +713,27 @@ def a_liars_own_batch_is_believed() -> Iterator[None]:
     """Tokens of a step are bounded by those that the learner reported alone (found when this was so)."""
 
     def own_or_usual(own: Any, usual: Any) -> float:
-        return influence.MIXED * max(each.batch for each in (own, usual) if each is not None)
+        return plausibility.MIXED * max(each.batch for each in (own, usual) if each is not None)
 
-    with patch(influence, "_most_of_a_step", own_or_usual):
+    with patch(plausibility, "_most_of_a_step", own_or_usual):
         yield
 
 
 @defect
 def nonce_0_is_a_process() -> Iterator[None]:
     """It takes over a name that is not connected, in one step."""
-    join = roster.Roster.join
+    join = registry.Roster.join
 
-    def taken(self: roster.Roster, name: str, region: str, nonce: int, *values: Any) -> roster.Entry:
+    def taken(self: registry.Roster, name: str, region: str, nonce: int, *values: Any) -> registry.Entry:
         entry = self.entries.get(name)
         if nonce or entry is None or entry.connected:
             return join(self, name, region, nonce, *values)
         entry.nonces.append(0)
         entry.incarnation += 1
-        entry.speaks(values[-3], roster.fenced(name))
+        entry.speaks(values[-3], registry.fenced(name))
         return entry
 
-    with patch(roster.Roster, "join", taken):
+    with patch(registry.Roster, "join", taken):
         yield
 
 
@@ -752,12 +741,12 @@ def nonce_0_is_a_process() -> Iterator[None]:
 def regions_are_never_given_back() -> Iterator[None]:
     """A name is in all the regions that it ever joined from."""
 
-    def everywhere(self: roster.Roster, but: Any = None) -> set[str]:
+    def everywhere(self: registry.Roster, but: Any = None) -> set[str]:
         ever: set[str] = self.__dict__.setdefault("ever", set())
         ever.update(entry.region for entry in self.entries.values())
         return ever
 
-    with patch(roster.Roster, "regions", everywhere):
+    with patch(registry.Roster, "regions", everywhere):
         yield
 
 
@@ -766,7 +755,7 @@ def the_lease_is_kept_by_empty_words() -> Iterator[None]:
     """Whatever its holder sends renews it, and joining again does."""
     held = joining.Joining._held
 
-    def renewed(self: joining.Joining, *values: Any) -> initial.Lease:
+    def renewed(self: joining.Joining, *values: Any) -> first_parameters.Lease:
         lease = held(self, *values)
         lease.until = 1e9
         return lease
@@ -778,7 +767,7 @@ def the_lease_is_kept_by_empty_words() -> Iterator[None]:
 @defect
 def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
     """It stays with the name, and time does not end it."""
-    with patch(initial.Lease, "over", lambda *_: False):
+    with patch(first_parameters.Lease, "over", lambda *_: False):
         yield
 
 
@@ -786,13 +775,13 @@ def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
 def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
     """Initialise asks whether the name has the lease, and not who speaks for it."""
 
-    def check(self: roster.Roster, name: str, incarnation: int, token: bytes) -> roster.Entry:
+    def check(self: registry.Roster, name: str, incarnation: int, token: bytes) -> registry.Entry:
         return self.entries[name]
 
     with (
-        patch(roster.Roster, "check", check),
-        patch(roster.Speaker, "still", lambda _: None),
-        patch(initial.Lease, "over", lambda self, now: now > self.until),
+        patch(registry.Roster, "check", check),
+        patch(registry.Speaker, "still", lambda _: None),
+        patch(first_parameters.Lease, "over", lambda self, now: now > self.until),
     ):
         yield
 
@@ -811,7 +800,7 @@ def calls_have_no_end_of_places() -> Iterator[None]:
 @defect
 def who_reads_slowly_keeps_every_version() -> Iterator[None]:
     """Nobody counts the versions that are kept for their readers."""
-    with patch(versions, "MOST_OF_ONE", 1000), patch(versions.Versions, "_trim", lambda _: None):
+    with patch(reader_limits, "MOST_OF_ONE", 1000), patch(reader_limits.Versions, "_trim", lambda _: None):
         yield
 
 

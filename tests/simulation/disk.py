@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from atoll_server.disk import Disk
+from atoll_server.storage.disk import Disk
 
 from tests.simulation.loop import Dead, Process
 

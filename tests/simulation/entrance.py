@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from atoll_server.core import Core
-from atoll_server.gate import Gate
-from atoll_server.quotas import QUOTAS
-from atoll_server.server import _vouched
+from atoll_server.access.quotas import QUOTAS
+from atoll_server.rpc.limiter import Gate
+from atoll_server.run.core import Core
+from atoll_server.service.server import _vouched
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.certificate import SCHEME

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from atoll_server.acts import Acts
+from atoll_server.access.audit_log import Acts
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.service import FrontService
 from atoll_server.front.upstream import Upstream

@@ -1,7 +1,7 @@
 """A learner with a valid name that means harm, beside those that the world waits for; and how much it may move them.
 
-It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual of
-what it lies about: before that nothing can be judged (`atoll_server.guard`). One that lies early comes as soon as the
+It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual of what it lies
+about: before that nothing can be judged (`atoll_server.merging.norm_guard`). One that lies early comes as soon as the
 others have joined: its reports are held back, and its contributions count as it says, for no work of others is there.
 """
 
@@ -15,9 +15,9 @@ from enum import StrEnum
 
 import numpy as np
 from atoll.handover import Due, Taken
-from atoll_server.core import Core
-from atoll_server.influence import FASTER
-from atoll_server.merge import weight
+from atoll_server.learners.plausibility import FASTER
+from atoll_server.merging.merge import weight
+from atoll_server.run.core import Core
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.books import Violation

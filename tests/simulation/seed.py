@@ -15,11 +15,13 @@ from unittest import mock
 
 import psutil
 import structlog
-from atoll_server import crash, members, merge
-from atoll_server.events import Cause, Effect, Merge
-from atoll_server.members import Present
-from atoll_server.rounds import Closing
-from atoll_server.syncer import Syncer
+from atoll_server.merging import merge
+from atoll_server.rounds import liveness
+from atoll_server.rounds.events import Cause, Effect, Merge
+from atoll_server.rounds.fragment_rounds import Closing
+from atoll_server.rounds.liveness import Present
+from atoll_server.rounds.syncer import Syncer
+from atoll_server.storage import crash_points
 from atoll_wire import allocator, layout
 
 from tests.simulation.books import Violation
@@ -48,12 +50,12 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
             (time, "monotonic", loop.time), (time, "time", lambda: 1.7e9 + loop.now), (random, "Random", seeded),
             (secrets, "token_bytes", rng.randbytes), (secrets, "randbits", rng.getrandbits),
             (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))), (psutil, "Process", _Birth),
-            (layout, "FRAME_PARAMETERS", 256), (members, "EXPECTED_S", 3.0), (members, "UNSEEN_ANSWER_S", 4.0),
+            (layout, "FRAME_PARAMETERS", 256), (liveness, "EXPECTED_S", 3.0), (liveness, "UNSEEN_ANSWER_S", 4.0),
             (allocator, "let_go_of_code", lambda _: None), (merge, "warm_up", lambda: None),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(target, name, value))
-        crash.watch(lambda _: (process := here()) and process.touch())
-        stack.callback(crash.watch, None)
+        crash_points.watch(lambda _: (process := here()) and process.touch())
+        stack.callback(crash_points.watch, None)
         yield
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atoll_server.eviction import evict
-from atoll_server.pausing import pause
+from atoll_server.run.eviction import evict
+from atoll_server.run.pausing import pause
 
 from tests.simulation.training import STRIDE
 
 if TYPE_CHECKING:
-    from atoll_server.core import Core
+    from atoll_server.run.core import Core
 
     from tests.simulation.world import World
 

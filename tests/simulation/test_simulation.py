@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atoll_server.events import Cause, Key
-from atoll_server.members import Member, Present
-from atoll_server.rounds import FragmentRounds, Pending
+from atoll_server.rounds.events import Cause, Key
+from atoll_server.rounds.fragment_rounds import FragmentRounds, Pending
+from atoll_server.rounds.liveness import Member, Present
 from atoll_server.settings import RunSettings
 
 from tests.simulation.books import Violation
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_run_in_another_process_too():
 
 COVERED = """
 import coverage
-measured = coverage.Coverage(branch=True, data_file=None, include=["*/atoll_server/syncer.py"])
+measured = coverage.Coverage(branch=True, data_file=None, include=["*/atoll_server/rounds/syncer.py"])
 measured.start()
 from tests.simulation.seed import simulate
 for seed in range(20):

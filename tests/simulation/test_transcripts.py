@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from unittest import mock
 
-from atoll_server.roster import Roster
+from atoll_server.learners.registry import Roster
 
 from tests.simulation.books import Violation
 from tests.simulation.island import Island

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll_server.core import Core
-from atoll_server.restore import restore
-from atoll_server.rows import SnapshotRow
-from atoll_server.service import OuterService
+from atoll_server.checkpoints.restore import restore
+from atoll_server.checkpoints.snapshot import snapshot_path
+from atoll_server.run.core import Core
+from atoll_server.service.learner_service import OuterService
+from atoll_server.service.status import status
 from atoll_server.settings import CoreSettings, Limits
-from atoll_server.snapshot import snapshot_path
-from atoll_server.status import status
+from atoll_server.storage.rows import SnapshotRow
 from atoll_wire import codec
 from atoll_wire.errors import UserError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
-from atoll_server.quotas import LIMITS
-from atoll_server.served import Served
+from atoll_server.access.quotas import LIMITS
+from atoll_server.rpc.open_calls import Served
 
 MOST_NAMES, OTHERS = 1024, "others"
 

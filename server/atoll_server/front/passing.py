@@ -12,12 +12,12 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.links import hung_up, said
 
-from atoll_server.acts import Acts
-from atoll_server.calls import Context, abort, end, let_go
+from atoll_server.access.audit_log import Acts
+from atoll_server.access.identity import caller
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.access.tokens import HEADER
 from atoll_server.front.upstream import Upstream
-from atoll_server.identity import caller
-from atoll_server.refusal import Refused, Status
-from atoll_server.tokens import HEADER
+from atoll_server.rpc.calls import Context, abort, end, let_go
 
 Passing = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 

@@ -11,17 +11,17 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import on_loopback
 from atoll_wire.certificate import Role, check_role
 
-from atoll_server.acts import Acts
-from atoll_server.calls import message_options
+from atoll_server.access.audit_log import Acts
+from atoll_server.access.identity import Caller
+from atoll_server.access.quotas import QUOTAS
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.passing import pass_on
 from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
 from atoll_server.front.upstream import Upstream
-from atoll_server.gate import Gate
-from atoll_server.identity import Caller
-from atoll_server.process import Public, open_files, told_to_stop
-from atoll_server.quotas import QUOTAS
+from atoll_server.rpc.calls import message_options
+from atoll_server.rpc.limiter import Gate
+from atoll_server.rpc.process import Public, open_files, told_to_stop
 
 log = structlog.get_logger()
 

@@ -21,14 +21,14 @@ from atoll_wire.frames import Pushed, Sent
 from atoll_wire.links import hung_up, said
 from atoll_wire.logs import contribution
 
-from atoll_server.acts import Acts
-from atoll_server.calls import Context, Waits, end, let_go
+from atoll_server.access.audit_log import Acts
+from atoll_server.access.identity import caller
+from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.sessions import Sessions
 from atoll_server.front.upstream import Upstream, lost
-from atoll_server.identity import caller
-from atoll_server.refusal import Refused, Status
+from atoll_server.rpc.calls import Context, Waits, end, let_go
 
 log = structlog.get_logger()
 

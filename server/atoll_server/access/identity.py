@@ -1,0 +1,45 @@
+"""PURE: who calls: what a certificate says, and what its role may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from atoll_wire.certificate import ANY, NAME, SCHEME, Role, may_be
+
+from atoll_server.access.refusals import Refused, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """role: None in plain text, where nobody says who he is. peer: the address."""
+
+    role: Role | None
+    name: str
+    peer: str
+
+    def __str__(self) -> str:
+        return f"{self.role.value} {self.name} at {self.peer}" if self.role is not None else self.peer
+
+    def speaks_for(self, learner: str) -> None:
+        """Raises Refused for a name that is not the caller's: a front may speak for those of its region."""
+        if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and may_be(self.name, learner)):
+            return
+        assert self.role is not None
+        mine = f'{self.role.value} "{self.name}"'
+        cure = "give each learner the certificate of its own name: atoll certs issue learner NAME"
+        raise Refused(Status.PERMISSION_DENIED, f'the certificate of {mine} is not learner "{learner[:80]}"\'s: {cure}')
+
+
+def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
+    """Who is behind a call. Raises Refused for a certificate that says no role."""
+    said = context.auth_context()
+    if b"ssl" not in said.get("transport_security_type", ()):
+        return Caller(None, "", context.peer())
+    for uri in said.get("x509_subject_alternative_name", ()):
+        text = uri.decode(errors="replace")
+        role, _, name = text.removeprefix(SCHEME).partition("/")
+        if text.startswith(SCHEME) and role in {each.value for each in Role} and NAME.fullmatch(name.removesuffix(ANY)):
+            return Caller(Role(role), name, context.peer())
+    text = "the certificate says no role: issue one with `atoll certs issue ROLE NAME`"
+    raise Refused(Status.PERMISSION_DENIED, text)

@@ -1,0 +1,32 @@
+"""PURE: refusals at the door: what is wrong, what would help, and which gRPC status says so."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Status(Enum):
+    """The gRPC statuses that a learner acts on; what each means to it stands at the head of outer.proto."""
+
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
+    FAILED_PRECONDITION = "failed_precondition"
+    ALREADY_EXISTS = "already_exists"
+    OUT_OF_RANGE = "out_of_range"
+    INVALID_ARGUMENT = "invalid_argument"
+    DATA_LOSS = "data_loss"
+    NOT_FOUND = "not_found"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    UNAVAILABLE = "unavailable"
+
+
+LONGEST = 1000  # characters
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault of this program
+    """Nothing was changed; the caller is told why in one line."""
+
+    def __init__(self, status: Status, detail: str) -> None:
+        line = " ".join(detail.split())  # what a peer called itself may hold line breaks, and be long
+        self.status, self.detail = status, line if len(line) <= LONGEST else line[: LONGEST - 4] + " ..."
+        super().__init__(self.detail)

@@ -1,0 +1,94 @@
+"""Tokens of operators: a file of names and SHA-256 sums; the tokens themselves are kept nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+from atoll_wire.certificate import NAME, Role
+from atoll_wire.errors import SettingsError
+
+from atoll_server.access.identity import Caller
+from atoll_server.access.refusals import Refused, Status
+
+log = structlog.get_logger()
+
+HEADER = "authorization"
+BEARER = "Bearer "
+
+
+class Tokens:
+    """Read again whenever the file changes, so that a name that was taken out counts no more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp, self._sums = self._read()
+
+    def name_of(self, token: str) -> str | None:
+        """Whose token it is; None: nobody's."""
+        if self._stamp != (now := self._look()):
+            try:
+                self._stamp, self._sums = self._read()
+            except SettingsError as error:
+                self._stamp = now
+                log.error("new operators' tokens are not taken", error=str(error))
+        found = hashlib.sha256(token.encode()).hexdigest()
+        matching = [name for name, known in self._sums.items() if hmac.compare_digest(known, found)]
+        return matching[0] if matching else None
+
+    def _look(self) -> tuple[int, int]:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return (0, 0)
+        return stat.st_mtime_ns, stat.st_ino
+
+    def _read(self) -> tuple[tuple[int, int], dict[str, str]]:
+        stamp = self._look()
+        try:
+            lines = [line.split() for line in self._path.read_text().splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            text = f"--operator-tokens {self._path} cannot be read ({error}): make it with `atoll token NAME`"
+            raise SettingsError(text) from error
+        if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
+            raise SettingsError(f"--operator-tokens {self._path}: a line is a name and a SHA-256 sum, see atoll token")
+        return stamp, {line[0]: line[1] for line in lines}
+
+
+def new(path: Path, name: str) -> str:
+    """Adds a name to the file, or gives it another token; returns the token, which is shown once."""
+    if not NAME.fullmatch(name):
+        raise SettingsError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
+    token = secrets.token_urlsafe(32)
+    try:
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = [line for line in lines if line.split()[:1] != [name]]
+        part = path.with_name(path.name + ".part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write("\n".join([*kept, f"{name} {hashlib.sha256(token.encode()).hexdigest()}"]) + "\n")
+        part.replace(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read and written ({error}): give another --file") from error
+    return token
+
+
+def operator_name(tokens: Tokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Which operator calls; "" where nobody has to say. Raises Refused."""
+    given = next((str(value) for key, value in metadata if key == HEADER), "")
+    if given:
+        name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))
+        if name is None:
+            raise Refused(Status.UNAUTHENTICATED, "the token is not known here: ask for one made by `atoll token NAME`")
+        return name
+    if caller.role is Role.OPERATOR:
+        return caller.name
+    if caller.role is None and tokens is None:
+        return ""
+    cure = "give --token, or the certificate of an operator" if tokens is not None else "give an operator's certificate"
+    raise Refused(Status.PERMISSION_DENIED, f"this is for operators: {cure}")

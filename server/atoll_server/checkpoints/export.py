@@ -1,0 +1,53 @@
+"""The published model as a safetensors file that `load_state_dict(strict=True)` takes.
+
+Trainable tensors are written at one set of fragment versions, in the model's own types; tied names are given their
+own copies; frozen tensors and buffers are those of the accepted first parameters, and its metadata names those of them
+that may have changed since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+import numpy as np
+from atoll_wire.layout import Layout
+from numpy.typing import NDArray
+
+from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, cast_float32, write_data, write_header
+from atoll_server.checkpoints.unshared_tensors import LISTED, unshared
+
+
+def write_checkpoint(
+    file: BinaryIO, layout: Layout, initial: TensorFile, vectors: Sequence[NDArray[np.float32]], versions: Sequence[int]
+) -> int:
+    """Writes the whole model; `vectors` are the published parameters of each fragment. Returns the size in bytes."""
+    owners = {name: index for index, t in enumerate(layout.tensors) for name in (t.name, *t.tied_names)}
+    heads = []
+    for name in list(initial.entries) + [name for name in owners if name not in initial.entries]:
+        if name in owners:
+            tensor = layout.tensors[owners[name]]
+            heads.append((name, FORMAT_NAME[tensor.dtype], tensor.shape))
+        else:
+            heads.append((name, initial.entries[name].dtype, initial.entries[name].shape))
+    metadata = {"format": "pt", "atoll.versions": ",".join(map(str, versions))}
+    if stale := unshared(initial.entries, owners, initial.metadata):
+        metadata[LISTED] = json.dumps(stale)
+    size = write_header(file, heads, metadata)
+    for name, dtype, _ in heads:
+        if name in owners:
+            for values in _parts(layout, owners[name], vectors):
+                write_data(file, cast_float32(values, dtype))
+        else:
+            write_data(file, initial.raw(name))
+    return size
+
+
+def _parts(layout: Layout, tensor: int, vectors: Sequence[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """The pieces of one tensor in order, from whichever fragments hold them."""
+    pieces = [
+        (piece, fragment.index) for fragment in layout.fragments for piece in fragment.pieces if piece.tensor == tensor
+    ]
+    for piece, fragment in sorted(pieces, key=lambda place: place[0].start):
+        yield vectors[fragment][piece.offset : piece.offset + piece.length]

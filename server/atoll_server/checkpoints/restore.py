@@ -1,0 +1,191 @@
+"""From a directory back to the state: newest sound snapshot, then the ledger's merges again, each verified.
+
+The same code serves a core that starts, the export of a checkpoint without a core, and the proof that a run's
+ledger gives its parameters byte for byte (from_start).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
+
+from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
+from atoll_server.checkpoints.tensor_file import TensorFile, TensorFileError, open_tensors
+from atoll_server.merging import merge
+from atoll_server.merging.merge import FragmentState, Merged, Update
+from atoll_server.rounds.events import Key
+from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.storage import ledger
+from atoll_server.storage.database import LedgerError
+from atoll_server.storage.disk import DISK, Disk
+from atoll_server.storage.rows import ContributionRow, MergeRow, SnapshotRow
+from atoll_server.storage.spool import Spool
+
+INITIAL = "initial.safetensors"
+LEDGER = "ledger.sqlite"
+READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A run's state as the directory gives it, the updates that were made again on the way, and sound snapshots."""
+
+    layout: Layout
+    initial: TensorFile
+    states: list[FragmentState]
+    updates: dict[int, list[Update]]
+    snapshots: list[SnapshotRow]
+    replay_s: float = 0.0  # that making them again took
+
+
+def stored_layout(meta: dict[str, Any]) -> Layout:
+    """The layout that the run was begun with."""
+    tensors = [
+        TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
+        for t in meta["tensors"]
+    ]
+    layout = plan(tensors, meta["fragments"])
+    if layout.fingerprint.hex() != meta["fingerprint"]:
+        raise LedgerError(
+            "this atoll lays the run's tensors out differently: go on with the version that began the run"
+        )
+    return layout
+
+
+def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
+    """Version 0 of every fragment. TensorFileError when a value is not finite."""
+    return [initial_state(layout, initial, fragment) for fragment in layout.fragments]
+
+
+def initial_state(layout: Layout, initial: TensorFile, fragment: Fragment) -> FragmentState:
+    """Version 0 of one. TensorFileError when a value is not finite."""
+    theta = np.empty(fragment.length, np.float32)
+    for piece in fragment.pieces:
+        name = layout.tensors[piece.tensor].name
+        values = initial.float32(name)[piece.start : piece.start + piece.length]
+        if not np.isfinite(values).all():
+            raise TensorFileError(
+                f'the first parameters hold values that are not finite in "{name}": start from a sound model'
+            )
+        theta[piece.offset : piece.offset + piece.length] = values
+        initial.forget()
+    return merge.start(theta)
+
+
+def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
+    """Reads the first parameters once more. Raises TensorFileError when they changed. ending: set: there is no time.
+
+    Not through the map of the file: what cannot be read is an OSError here, and the end of the process there.
+    """
+    digest, offset = hashlib.sha256(), 0
+    with contextlib.closing(disk.open(path)) as file:
+        while offset < file.size and not (offset and ending is not None and ending.is_set()):
+            digest.update(file.read_at(offset, min(READ_BYTES, file.size - offset)))
+            offset += READ_BYTES
+        if offset >= file.size and digest.hexdigest() != sha256:
+            raise TensorFileError(f"{path} does not match its checksum: restore it from a backup")
+
+
+def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_start: bool = False) -> Restored:
+    """Rebuilds the state of the current generation; every merge's checksums are compared with the ledger's.
+
+    from_start: replay from version 0 (needs the payloads of the whole run, --record).
+    Raises LedgerError, SpoolError or TensorFileError, each naming what is damaged.
+    """
+    meta = ledger.get_meta(db)
+    generation, layout = meta["generation"], stored_layout(meta)
+    initial = open_tensors(directory / INITIAL, disk)
+    snapshots = ledger.snapshots(db, generation)
+    states = None if from_start else _newest_sound(snapshots, directory, layout, disk)
+    if states is None:
+        check_initial(initial.path, meta["initial_sha256"], disk)
+        states = initial_states(layout, initial)
+    spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=disk)
+    updates: dict[int, list[Update]] = {}
+    began = time.monotonic()
+    for fragment in layout.fragments:
+        state = states[fragment.index]
+        for row in ledger.merges(db, generation, fragment.index, after=state.version):
+            merged = merge_again(db, spool, generation, fragment, state, row)
+            check_merge(merged, row)
+            updates.setdefault(fragment.index, []).append(merged.update)
+            state = merged.state
+        states[fragment.index] = state
+    return Restored(layout, initial, states, updates, snapshots, time.monotonic() - began)
+
+
+def _newest_sound(
+    snapshots: list[SnapshotRow], directory: Path, layout: Layout, disk: Disk
+) -> list[FragmentState] | None:
+    """The state of the newest snapshot that can be read; takes those off the list that cannot."""
+    while snapshots:
+        try:
+            return load_snapshot(snapshot_path(directory, snapshots[-1].id), layout, snapshots[-1], disk)
+        except SnapshotError as error:
+            # An older one and a longer replay give the same state; say so, since the disk should be looked at.
+            structlog.get_logger().error("snapshot cannot be used: trying without it", error=str(error))
+            snapshots.pop()
+    return None
+
+
+def merge_again(
+    db: sqlite3.Connection, spool: Spool, generation: int, fragment: Fragment, state: FragmentState, row: MergeRow
+) -> Merged:
+    """One merge of the ledger, from `state`, the version before it; `check_merge` says whether it came out the same."""
+    stored = []
+    for learner, incarnation, seq, _, _ in row.shares:
+        key = Key(learner, incarnation, fragment.index, seq)
+        sent = contribution_of(db, generation, key)
+        norms_sq = np.array(sent.norms_sq, np.float64)
+        stored.append(spool.open(generation, key, Codec(sent.codec), norms_sq, sent.scale))
+    weights = [share[3] for share in row.shares]
+    rule = OuterRule(row.rule["lr"], row.rule["momentum"], Codec(row.rule["codec"]), row.rule["heat"])
+    try:
+        return merge.merge(fragment, state, stored, weights, rule, state.theta_pub)
+    finally:
+        for each in stored:
+            each.close()
+
+
+def check_merge(merged: Merged, row: MergeRow) -> None:
+    """Raises LedgerError when a merge's checksums are not the ledger's."""
+    found, logged = merged.checksums, (row.theta, row.theta_pub, row.momentum)
+    if found != logged:
+        raise LedgerError(
+            f"replay of fragment {row.fragment} version {row.version} gives checksums {found}, the ledger says "
+            f"{logged}: the disk or this machine's arithmetic is at fault; restore a backup"
+        )
+
+
+def contribution_of(db: sqlite3.Connection, generation: int, key: Key) -> ContributionRow:
+    """What the ledger has of a contribution to a merge. Raises LedgerError."""
+    found = ledger.contribution(db, generation, key)
+    if found is None:
+        raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
+    return found[0]
+
+
+def drop_damaged(
+    db: sqlite3.Connection, directory: Path, generation: int, sound: Sequence[SnapshotRow], disk: Disk
+) -> bool:
+    """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use. Whether one was."""
+    damaged = [row for row in ledger.snapshots(db, generation) if row not in sound]
+    for row in damaged:
+        ledger.drop_snapshot(db, row.id)
+    kept = {snapshot_path(directory, row.id) for row in sound}
+    for path in disk.files(directory / "snapshots"):
+        if path not in kept:
+            disk.remove(path)
+    return bool(damaged)

@@ -1,0 +1,94 @@
+"""State files: parameters, published parameters and momentum of every fragment, each at its own version.
+
+Fragments never interact, so a snapshot needs no common version: each is written between two of its merges. The
+file is durable before the ledger says that it covers its versions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from atoll_wire.errors import UserError
+from atoll_wire.layout import Layout
+
+from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors, write_data, write_header
+from atoll_server.merging.merge import FragmentState
+from atoll_server.storage import crash_points
+from atoll_server.storage.disk import DISK, Disk, Writing
+from atoll_server.storage.rows import SnapshotRow
+
+PARTS = ("theta", "theta_pub", "momentum")
+
+
+class SnapshotError(UserError):
+    """A snapshot is missing or damaged; one line."""
+
+
+def snapshot_path(directory: Path, snapshot_id: int) -> Path:
+    """Where a snapshot lies."""
+    return directory / "snapshots" / f"{snapshot_id:08d}.safetensors"
+
+
+class SnapshotWriter:
+    """Writes one file, fragment by fragment in order; all methods run in a worker thread."""
+
+    def __init__(self, path: Path, layout: Layout, disk: Disk = DISK) -> None:
+        self.path, self._disk = path, disk
+        self._part = path.with_suffix(".part")
+        self._layout = layout
+        self._file: Writing | None = None
+        self.size_bytes = 0
+        self.versions: list[int] = []
+        self.checksums: list[tuple[int, int, int]] = []
+
+    def begin(self) -> None:
+        """Creates the file and writes its head."""
+        self._disk.make_directory(self.path.parent)
+        self._file = self._disk.create(self._part)
+        tensors = [(f"{part}.{f.index}", "F32", (f.length,)) for f in self._layout.fragments for part in PARTS]
+        self.size_bytes = write_header(self._file, tensors)
+        crash_points.point("snapshot.begun")
+
+    def add(self, state: FragmentState) -> None:
+        """Appends the next fragment; nobody may change it meanwhile."""
+        assert self._file is not None, "begin comes first"
+        for part in PARTS:
+            write_data(self._file, getattr(state, part))
+        self.versions.append(state.version)
+        self.checksums.append(state.checksums())
+        crash_points.point("snapshot.fragment written")
+
+    def finish(self) -> None:
+        """Makes the file durable under its name."""
+        assert self._file is not None, "begin comes first"
+        self._file.sync()
+        crash_points.point("snapshot.synced")
+        self._file.close()
+        self._disk.rename(self._part, self.path)
+        crash_points.point("snapshot.renamed")
+        self._disk.sync_directory(self.path.parent)
+        crash_points.point("snapshot.directory synced")
+
+    def give_up(self) -> None:
+        """After a failure: leaves nothing behind."""
+        if self._file is not None:
+            self._file.close()
+            self._disk.remove(self._part)
+
+
+def load_snapshot(path: Path, layout: Layout, row: SnapshotRow, disk: Disk = DISK) -> list[FragmentState]:
+    """Reads a state file and checks it against the ledger. SnapshotError when it cannot be trusted."""
+    states = []
+    try:
+        file = open_tensors(path, disk)
+        for fragment, version, checksums in zip(layout.fragments, row.versions, row.checksums, strict=True):
+            arrays = [np.array(file.float32(f"{part}.{fragment.index}"), np.float32) for part in PARTS]
+            state = FragmentState(version, *arrays)
+            if state.checksums() != checksums:
+                raise SnapshotError(f"{path}: fragment {fragment.index} does not match its checksums")
+            states.append(state)
+            file.forget()
+    except (OSError, TensorFileError, KeyError, ValueError) as error:
+        raise SnapshotError(f"{path} cannot be read: {error}") from error
+    return states

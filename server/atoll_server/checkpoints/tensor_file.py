@@ -1,0 +1,156 @@
+"""The safetensors format, written as a stream and read through a memory map.
+
+The library's numpy side knows no bfloat16 and wants all tensors in memory at once; the format itself is eight bytes
+of length, a JSON header, and raw little-endian data, which is what the functions here say. Tests hold them
+against the library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from atoll_wire.errors import UserError
+from numpy.typing import NDArray
+
+from atoll_server.storage.disk import DISK, Disk
+
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+         "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8}  # fmt: skip
+FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of trainable tensors
+MOST_HEADER_BYTES = 100_000_000  # the library's own limit
+MOST_DIMENSIONS = 64  # torch's own limit
+
+
+class Sink(Protocol):
+    """Where a file is written to."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Appends all of it."""
+
+
+class TensorFileError(UserError):
+    """A file that is not a safetensors file, or lacks what it should hold; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies. dtype: the format's own name, such as "BF16"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """An open file; `data` is its map, and nothing is read before it is asked for."""
+
+    path: Path
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+    data: NDArray[np.uint8]
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Bytes of a tensor as they lie in the file."""
+        entry = self.entries[name]
+        return self.data[entry.start : entry.stop]
+
+    def forget(self) -> None:
+        """Lets the memory go of what was read: it is read again when it is needed."""
+        if isinstance(self.data.base, mmap.mmap):
+            self.data.base.madvise(mmap.MADV_DONTNEED)
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        """A trainable tensor as a flat float32 vector; exact, since float32 holds bfloat16 and float16."""
+        dtype, raw = self.entries[name].dtype, self.raw(name)
+        if dtype == "F32":
+            return raw.view("<f4")
+        if dtype == "F16":
+            return raw.view("<f2").astype(np.float32)
+        if dtype == "BF16":
+            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        raise TensorFileError(f'{self.path}: tensor "{name}" is {dtype}; only F32, BF16 and F16 can be trained')
+
+
+def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
+    """Maps a file after checking every offset in its header. TensorFileError when it is not sound."""
+    try:
+        opened = disk.open(path)
+    except OSError as error:
+        raise TensorFileError(f"{path} cannot be read ({error.strerror}): restore it from a backup") from error
+    with closing(opened) as file:
+        size, head = file.size, file.read_at(0, 8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+            raise TensorFileError(f"{path} is not a safetensors file: its header says {length} bytes of {size}")
+        try:
+            header: dict[str, Any] = json.loads(file.read_at(8, length))
+            metadata = header.pop("__metadata__", {})
+            base = 8 + length
+            entries = {name: _entry(item, base, size) for name, item in header.items()}
+            if sum(entry.stop - entry.start for entry in entries.values()) > size - base:
+                raise ValueError("its tensors lie on top of each other")  # written again they would be any size
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise TensorFileError(f"{path} is not a safetensors file: {error}") from error
+    data = disk.map(path) if size > base else np.empty(base, np.uint8)
+    return TensorFile(path, entries, metadata, data)
+
+
+def _entry(item: Mapping[str, Any], base: int, size: int) -> Entry:
+    shape, (start, stop) = tuple(item["shape"]), item["data_offsets"]
+    if not all(type(number) is int for number in (*shape, start, stop)):
+        raise ValueError(f"shape {shape} and place {start}:{stop} are not all whole numbers")
+    if len(shape) > MOST_DIMENSIONS or not all(0 <= number < 1 << 63 for number in shape):
+        raise ValueError("a tensor has too many dimensions, or impossible ones")  # their product might take hours
+    count = math.prod(shape)
+    if stop - start != count * BYTES[item["dtype"]] or not 0 <= start <= stop <= size - base:
+        raise ValueError(f"a tensor of shape {shape} and type {item['dtype']} cannot lie at {start}:{stop}")
+    return Entry(item["dtype"], shape, base + start, base + stop)
+
+
+def write_header(
+    file: Sink, tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> int:
+    """Writes the head of a file of (name, format dtype, shape); their data must follow in this order.
+
+    Returns the size in bytes of the whole file to be.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, dtype, shape in tensors:
+        size = BYTES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    return 8 + len(text) + offset
+
+
+def write_data(file: Sink, array: NDArray[Any]) -> None:
+    """Appends one tensor's data."""
+    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def cast_float32(vector: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """A float32 vector in a format's own type; bfloat16 rounds half to even, as torch does."""
+    if dtype == "F32":
+        return vector.astype("<f4", copy=False)
+    if dtype == "F16":
+        with np.errstate(over="ignore"):  # beyond its range float16 is infinite, as in torch
+            return vector.astype("<f2")
+    assert dtype == "BF16", f"no trainable tensor has type {dtype}"
+    bits = vector.view(np.uint32)
+    rounded: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    rounded[np.isnan(vector)] = 0x7FC0
+    return rounded

@@ -1,0 +1,72 @@
+"""What a start has no time to read is read afterwards: the history of a run, and its first parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from atoll_wire.errors import UserError
+
+from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial
+from atoll_server.storage import database, ledger
+from atoll_server.storage.disk import Disk
+
+log = structlog.get_logger()
+
+ROWS = 1000  # at a time
+REST, LONGEST_REST_S = 10.0, 1.0  # between two times, in lengths of the last one: the core has better things to do
+PATIENCE_S = 1.0  # at the end: as long as small files take
+
+DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # the last two: what a flipped bit makes of a row
+
+
+class Audit:
+    """A thread of its own, which nothing waits for. say: is told what is damaged."""
+
+    def __init__(self, directory: Path, disk: Disk, say: Callable[[str], None]) -> None:
+        self._directory, self._disk, self._say = directory, disk, say
+        self._ending = threading.Event()
+        self._thread = threading.Thread(name="audit", daemon=True)
+
+    def begin(self, initial_sha256: str) -> None:
+        """Reads while the core serves. initial_sha256: empty while a run has no parameters."""
+        checks = [self._rows, self._pages]
+        if initial_sha256:
+            checks.append(lambda: check_initial(self._directory / INITIAL, initial_sha256, self._disk, self._ending))
+        self._thread = threading.Thread(target=self._read, args=(checks,), name="audit", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Leaves what is still unread for another time."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE_S)
+
+    def _read(self, checks: list[Callable[[], None]]) -> None:
+        for check in checks:
+            try:
+                check()
+            except DAMAGE as error:
+                text = str(error) if isinstance(error, UserError) else f"{self._directory} is damaged ({error})"
+                self._say(text)
+                log.error("a file is damaged: training goes on, but a restart may fail", error=text)
+
+    def _rows(self) -> None:
+        with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
+            number = 0
+            while True:
+                began = time.monotonic()
+                number = ledger.read_again(db, number, ROWS)
+                if not number or self._ending.wait(min(LONGEST_REST_S, REST * (time.monotonic() - began))):
+                    return
+
+    def _pages(self) -> None:
+        """Of a small ledger a start has read them all."""
+        with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
+            if database.large(db) and not self._ending.is_set():
+                database.check_pages(db, self._directory / LEDGER)

@@ -1,0 +1,295 @@
+"""Subcommands of `atoll` for those who run a core: core, status, receipts, pause, resume, evict, checkpoint,
+token, replay.
+
+What they need is loaded when they run, so that `atoll --help` is quick and a front's image stays small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from atoll_wire.errors import UserError, need
+
+KEEPING = ("numba", "zstandard")
+REACH = "How a core is reached"
+Server = Annotated[
+    str, typer.Option(help="Address of a core, or of a front.", metavar="HOST:PORT", rich_help_panel=REACH)
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls", help="Directory of certificates, see atoll certs.", envvar="ATOLL_TLS", rich_help_panel=REACH
+    ),
+]
+Token = Annotated[
+    str, typer.Option(help="Of an operator, see atoll token.", envvar="ATOLL_TOKEN", rich_help_panel=REACH)
+]
+Plaintext = Annotated[
+    bool,
+    typer.Option("--insecure-plaintext", help="Allow an address beyond loopback without TLS.", rich_help_panel=REACH),
+]
+RUN = "Run settings (kept with the run; given again, they replace what it has)"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this package's subcommands."""
+    app.command()(core)
+    app.command("status")(status_command)
+    app.command("receipts")(receipts_command)
+    app.command("pause")(pause_command)
+    app.command("resume")(resume_command)
+    app.command("evict")(evict_command)
+    app.command("token")(token_command)
+    app.command("replay")(replay_command)
+    checkpoint = typer.Typer(no_args_is_help=True, help="List, take and export checkpoints of a run.")
+    checkpoint.command("list")(checkpoint_list)
+    checkpoint.command("take")(checkpoint_take)
+    checkpoint.command("export")(checkpoint_export)
+    app.add_typer(checkpoint, name="checkpoint")
+
+
+def core(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the run lives.", envvar="ATOLL_CORE_DIR")],
+    listen: Annotated[list[str], typer.Option(help="May be given several times. Port 0: any free one.", metavar="HOST:PORT")] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
+    init: Annotated[Path | None, typer.Option(help="First parameters: a safetensors file of the model's state_dict. Without it the first learner sends its own.")] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", metavar="HOST:PORT")] = None,
+    metrics_plaintext: Annotated[bool, typer.Option("--metrics-plaintext", help="Allow metrics beyond loopback: they are plain HTTP.")] = False,
+    tls: Tls = None,
+    insecure_plaintext: Plaintext = False,
+    operator_tokens: Annotated[Path | None, typer.Option(help="Operators need a token of this file, see atoll token.")] = None,
+    snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots at most; much to merge again at a start brings one earlier.")] = 120.0,
+    wan_budget_gb: Annotated[float, typer.Option(help="That the WAN may carry in a month, both ways; more is an alert. 0: none is set.")] = 0.0,
+    memory_gib: Annotated[float | None, typer.Option(help="Memory that the core may take; a model that needs more is refused [what the machine has].")] = None,
+    standby: Annotated[bool, typer.Option("--standby", help="While another core has the directory wait, warm, and take over when it dies.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between syncs of a fragment [24].", rich_help_panel=RUN)] = None,
+    fragments: Annotated[int | None, typer.Option(help="P: fragments [24, or what the tensors allow].", rich_help_panel=RUN)] = None,
+    overlap: Annotated[float | None, typer.Option(help="tau: inner steps that a sync may take [4].", rich_help_panel=RUN)] = None,
+    quorum: Annotated[str | None, typer.Option(help="K: learners, or a share of the live ones [50%].", rich_help_panel=RUN)] = None,
+    grace_ratio: Annotated[float | None, typer.Option(help="gamma: part of the slack that a round waits longer; 0: what is late is merged when it comes [0.8].", rich_help_panel=RUN)] = None,
+    staleness_exponent: Annotated[float | None, typer.Option(help="a: the weight of what is late falls as staleness^-a [0.5].", rich_help_panel=RUN)] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="Outer steps; beyond it a contribution is refused [4].", rich_help_panel=RUN)] = None,
+    outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.5].", rich_help_panel=RUN)] = None,
+    outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.85].", rich_help_panel=RUN)] = None,
+    outer_warm_up: Annotated[int | None, typer.Option(help="Outer steps of a fragment in which the outer momentum grows to that [25].", rich_help_panel=RUN)] = None,
+    outer_cool_down: Annotated[float | None, typer.Option(help="Last part of --total-tokens, in which outer steps become plain means [0.1].", rich_help_panel=RUN)] = None,
+    total_tokens: Annotated[int | None, typer.Option(help="That the run is to train, all learners together; 0: not known [0].", rich_help_panel=RUN)] = None,
+    norm_limit: Annotated[float | None, typer.Option(help="A contribution so many times larger than usual is refused; 0: none is [100].", rich_help_panel=RUN)] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="One so many times larger than usual is scaled down to that; 0: none is [10].", rich_help_panel=RUN)] = None,
+    codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
+    keep_snapshots: Annotated[int | None, typer.Option(help="Snapshots kept, at least 2 [3].", rich_help_panel=RUN)] = None,
+    record: Annotated[bool | None, typer.Option("--record/--no-record", help="Keep every payload, so that the run can be replayed; --no-record deletes what was kept [no].", rich_help_panel=RUN)] = None,
+) -> None:  # fmt: skip
+    """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
+    need("core", "server", *KEEPING)
+    from atoll_wire.access import Access
+    from atoll_wire.logs import configure
+
+    from atoll_server.service.server import serve
+    from atoll_server.settings import CoreSettings, Quorum
+    from atoll_server.storage import crash_points
+
+    configure(log_level, json=log_json)
+    if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
+        crash_points.watch(crash_points.kill_at(wanted))
+    given: dict[str, Any] = {
+        "inner_steps": inner_steps, "fragments": fragments, "overlap_steps": overlap,
+        "quorum": Quorum.parse(quorum).model_dump() if quorum is not None else None, "grace_ratio": grace_ratio,
+        "staleness_exponent": staleness_exponent, "max_staleness": max_staleness, "outer_lr": outer_lr,
+        "outer_momentum": outer_momentum, "outer_warm_up": outer_warm_up,
+        "outer_cool_down": outer_cool_down, "total_tokens": total_tokens, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
+        "keep_snapshots": keep_snapshots, "record": record,
+    }  # fmt: skip
+    settings = CoreSettings.of(
+        listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen,
+        access=Access(tls, insecure_plaintext), metrics_plaintext=metrics_plaintext, operator_tokens=operator_tokens,
+        snapshot_every_s=snapshot_every_s,
+        standby=standby, memory_gib=memory_gib, wan_budget_gb=wan_budget_gb,
+    )  # fmt: skip
+    asyncio.run(serve(settings, given, announce=lambda address: print(f"atoll core serves {address}", flush=True)))
+
+
+def status_command(
+    server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole message as JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
+) -> None:
+    """Show a run: goodput, learners, fragments, contributions, bytes."""
+    from atoll_server.cli.watch import show_status, watch_status
+
+    if watch and as_json:
+        raise UserError("--watch and --json together are not offered: ask for one of them")
+    if watch:
+        watch_status(_core(server, tls, token, insecure_plaintext))
+    else:
+        show_status(_core(server, tls, token, insecure_plaintext), as_json=as_json)
+
+
+def pause_command(
+    server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
+    reason: Annotated[str, typer.Option(help="Told to everybody.")] = "no reason given",
+) -> None:
+    """Pause the run: learners stand in step() and no round opens, until `atoll resume`; a restarted core is paused too."""
+    from atoll_server.cli.remote import pause
+
+    pause(_core(server, tls, token, insecure_plaintext), reason or "no reason given")
+
+
+def resume_command(
+    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
+) -> None:
+    """Let a paused run go on."""
+    from atoll_server.cli.remote import pause
+
+    pause(_core(server, tls, token, insecure_plaintext), "")
+
+
+def receipts_command(
+    server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_RECEIPTS_DIR"),
+    ] = None,
+    learner: Annotated[str, typer.Option(help="Of this learner only.")] = "",
+    fate: Annotated[str, typer.Option(help="pending, merged or refused only.")] = "",
+    last: Annotated[int, typer.Option(help="How many, newest first.", min=1)] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show what became of contributions: merged in which version, with which weight; or refused, and why."""
+    need("receipts", "server", *KEEPING)
+    from atoll_server.cli.receipts import from_core, from_directory, show
+
+    if directory is not None:
+        found = from_directory(directory, learner, fate, last)
+    else:
+        found = from_core(_core(server, tls, token, insecure_plaintext), learner, fate, last)
+    show(found, as_json=as_json)
+
+
+def evict_command(
+    learner: Annotated[str, typer.Argument(help="Its name.")],
+    server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
+    reason: Annotated[str, typer.Option(help="Told to the learner, and kept.")] = "by an operator",
+    undo: Annotated[bool, typer.Option("--undo", help="Let it in again.")] = False,
+    tokens: Annotated[
+        int | None, typer.Option(min=0, help="What counts of the tokens that it reported, if it lied.")
+    ] = None,
+) -> None:
+    """Send a learner away: it stops, what waits of its work is refused, and its name is not let in again."""
+    from atoll_server.cli.remote import evict
+
+    evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator", tokens)
+
+
+def token_command(
+    name: Annotated[str, typer.Argument(help="Of the operator, for the audit log.")],
+    file: Annotated[Path, typer.Option(help="What the core is given as --operator-tokens.")] = Path("operator-tokens"),
+) -> None:
+    """Make a token for an operator, who is then asked for one; made again, the one before counts no more."""
+    from atoll_server.access.tokens import new
+
+    print(new(file, name))
+
+
+def checkpoint_list(
+    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
+) -> None:
+    """List the snapshots on a core's disk."""
+    from atoll_server.cli.remote import list_checkpoints
+
+    list_checkpoints(_core(server, tls, token, insecure_plaintext))
+
+
+def checkpoint_take(
+    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
+) -> None:
+    """Take a snapshot now, and wait until it is durable."""
+    from atoll_server.cli.remote import take_checkpoint
+
+    take_checkpoint(_core(server, tls, token, insecure_plaintext))
+
+
+def checkpoint_export(
+    out: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_EXPORT_DIR"
+        ),
+    ] = None,
+    initial: Annotated[bool, typer.Option("--initial", help="The first parameters, version 0.")] = False,
+) -> None:
+    """Write the published model as a file that load_state_dict(strict=True) takes."""
+    from atoll_server.cli.remote import export_checkpoint
+
+    if directory is not None:
+        need("checkpoint export --dir", "server", *KEEPING)
+        from atoll_server.cli.offline import export_from_directory
+
+        export_from_directory(directory, out, initial=initial)
+    else:
+        export_checkpoint(_core(server, tls, token, insecure_plaintext), out, initial=initial)
+
+
+def replay_command(
+    directory: Annotated[Path, typer.Argument(help="Of a core that was started with --record.")],
+    changes: Annotated[list[str], typer.Option("--set", help="What if: outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. May be given several times.", metavar="NAME=VALUE")] = [],  # noqa: B006 - typer copies it
+    out: Annotated[Path | None, typer.Option(help="Write the model that comes out there, as checkpoint export does.")] = None,
+) -> None:  # fmt: skip
+    """Make every merge of a recorded run again, from its ledger: the same parameters, byte for byte, or what if."""
+    need("replay", "server", *KEEPING)
+    from rich.progress import Progress
+
+    from atoll_server.cli.offline import write_model
+    from atoll_server.cli.replay import replay
+    from atoll_server.cli.tables import console
+
+    shown = console()
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
+        task = progress.add_task("merges")
+        done = replay(directory, changes, lambda count, total: progress.update(task, completed=count, total=total))
+    if changes:
+        print(
+            f"{done.merges:,} merges made again with {', '.join(changes)}: {100 * done.apart:.3g} % away from the recorded result, of how far the run moved"
+        )
+        if out is None:
+            print("whether that is better, an evaluation says: --out PATH writes the model")
+    else:
+        print(
+            f"{done.merges:,} merges made again, each with the ledger's checksums; the last parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
+        )
+        if not done.snapshot:
+            print("no snapshot could be read: nothing but the ledger's own checksums was there to compare with")
+    if out is not None:
+        write_model(out, done.layout, done.initial, done.states)
+    if not changes and not done.identical:
+        raise typer.Exit(1)
+
+
+def _core(server: str, tls: Path | None, token: str, insecure_plaintext: bool) -> Any:  # noqa: ANN401
+    from atoll_wire.access import Access
+
+    from atoll_server.cli.remote import Remote
+
+    return Remote(server, Access(tls, insecure_plaintext), token)

@@ -1,0 +1,68 @@
+"""Reading a run's directory without a core: the export of its last state."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll_wire.errors import SettingsError
+from atoll_wire.layout import Layout
+
+from atoll_server.checkpoints.export import write_checkpoint
+from atoll_server.checkpoints.restore import LEDGER, Restored, check_initial, initial_states, restore
+from atoll_server.checkpoints.tensor_file import TensorFile
+from atoll_server.checkpoints.unshared_tensors import warning_of
+from atoll_server.merging.merge import FragmentState
+from atoll_server.storage import ledger
+from atoll_server.storage.database import read_ledger
+from atoll_server.storage.disk import DISK
+
+
+def read_run(directory: Path, *, from_start: bool = False, check: bool = False) -> Restored:
+    """The state that a core would come up with; `from_start` replays the whole ledger (needs --record).
+
+    check: reads all of the first parameters, too, for what of them never changes.
+    """
+    with run_ledger(directory) as db:
+        meta = ledger.get_meta(db)
+        run = restore(db, directory, from_start=from_start)
+        if check:
+            check_initial(run.initial.path, meta["initial_sha256"], DISK)
+        return run
+
+
+@contextmanager
+def run_ledger(directory: Path) -> Iterator[sqlite3.Connection]:
+    """The ledger of a run that has parameters, for a block that reads it. Raises SettingsError, LedgerError."""
+    path = directory / LEDGER
+    if not path.is_file():
+        raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
+    with read_ledger(path) as db:
+        if "fingerprint" not in ledger.get_meta(db):
+            raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
+        yield db
+
+
+def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
+    """Writes the published model of a run's directory, at its last durable state or as it began."""
+    run = read_run(directory, check=True)
+    write_model(out, run.layout, run.initial, initial_states(run.layout, run.initial) if initial else run.states)
+
+
+def write_model(out: Path, layout: Layout, initial: TensorFile, states: Sequence[FragmentState]) -> None:
+    """Writes the published model at these states, whole or not at all, and says so. Raises SettingsError."""
+    part = out.with_name(out.name + ".part")
+    try:
+        with part.open("wb") as file:
+            vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
+            size = write_checkpoint(file, layout, initial, vectors, versions)
+        part.rename(out)
+    except OSError as error:
+        raise SettingsError(f"{out} cannot be written ({error.strerror}): give another path") from error
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"wrote {out} ({size / 1e6:.1f} MB)")
+    if any(versions) and (stale := warning_of(out)):
+        print(f"warning: {stale}")

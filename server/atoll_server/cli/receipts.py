@@ -1,0 +1,74 @@
+"""`atoll receipts`: what became of contributions, asked of a core or read from a run's directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from atoll_wire import outer_pb2 as pb
+from google.protobuf.json_format import MessageToJson
+from rich.table import Table
+
+from atoll_server.checkpoints.restore import LEDGER
+from atoll_server.cli.remote import TIMEOUT_S, OperatorError, Remote, operator
+from atoll_server.cli.tables import console
+from atoll_server.service.operator_service import FATES, logged_receipt
+from atoll_server.storage import ledger
+from atoll_server.storage.database import read_ledger
+
+NAMED = {name: fate for fate, name in FATES.items()}
+
+
+def from_core(remote: Remote, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
+    """Asks a core, as often as its answers are shorter than what is wanted."""
+    found: list[pb.LoggedReceipt] = []
+    with operator(remote) as stub:
+        while len(found) < last:
+            before = found[-1].number if found else 0
+            request = pb.ListReceiptsRequest(
+                learner=learner, fate=_fate(fate), limit=last - len(found), before=before
+            )  # fmt: skip
+            reply = stub.ListReceipts(request, timeout=TIMEOUT_S)
+            if not reply.receipts:
+                break
+            found += reply.receipts
+    return found
+
+
+def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
+    """Reads a ledger, whether or not a core runs on it."""
+    path = directory / LEDGER
+    if not path.is_file():
+        raise OperatorError(f"{directory} holds no run: give the --dir of a core")
+    _fate(fate)
+    with read_ledger(path) as db:
+        return [logged_receipt(*row) for row in ledger.receipts(db, learner, fate, 0, last)]
+
+
+def _fate(name: str) -> pb.Fate:
+    if name not in NAMED:
+        raise OperatorError(f'--fate "{name}" is none: give pending, merged or refused')
+    return NAMED[name]
+
+
+def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
+    """Prints them, newest first."""
+    if as_json:
+        for each in receipts:
+            print(MessageToJson(each, preserving_proto_field_name=True, indent=None,
+                                always_print_fields_with_no_presence=True))  # fmt: skip
+        return
+    table = Table("came", "contribution", "tokens", "steps", "norm", "fate", "version", "weight", "staleness", "why")
+    for each in receipts:
+        receipt = each.receipt
+        name = f"{receipt.learner}/{receipt.incarnation}/{receipt.fragment}/{receipt.seq}"
+        when = datetime.fromtimestamp(each.accepted_at, UTC).isoformat(timespec="seconds")
+        merged = receipt.fate == pb.FATE_MERGED
+        clipped = f" clipped to {each.clipped:.2f}" if each.clipped < 1 else ""
+        table.add_row(
+            when, name, f"{each.tokens:,}", str(each.steps), f"{each.norm:.3g}{clipped}", FATES[receipt.fate],
+            str(receipt.version) if receipt.fate != pb.FATE_PENDING else "", f"{receipt.weight:.4f}" if merged else "",
+            f"{receipt.staleness:.3g}" if merged else "", receipt.reason,
+        )  # fmt: skip
+    console().print(table)

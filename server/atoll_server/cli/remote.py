@@ -1,0 +1,131 @@
+"""What the operator's subcommands ask of a core over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.access import LOCAL, Access
+from atoll_wire.calling import opened
+from atoll_wire.errors import UserError
+from atoll_wire.links import said
+from rich.table import Table
+
+from atoll_server.access.tokens import BEARER, HEADER
+from atoll_server.checkpoints.unshared_tensors import warning_of
+from atoll_server.cli.tables import console
+
+TIMEOUT_S = 10.0
+AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+class OperatorError(UserError):
+    """The core could not be asked, or would not do it; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A core, or a front of it, as an operator reaches it."""
+
+    address: str
+    access: Access = LOCAL
+    token: str = ""
+
+
+@contextlib.contextmanager
+def operator(remote: Remote) -> Iterator[rpc.OperatorStub]:
+    """A stub for one core; OperatorError when it cannot be reached or refuses, AccessError for certificates."""
+    address = remote.address
+    remote.access.check([address])
+    if not (remote.token.isascii() and remote.token.isprintable()):
+        raise OperatorError("--token has characters that no token has: give what `atoll token` printed")
+    with remote.access.dial_and_wait(address) as dialled:
+        channel = grpc.intercept_channel(dialled, _Bearer(remote.token)) if remote.token else dialled
+        try:
+            yield rpc.OperatorStub(channel)
+        except grpc.RpcError as error:
+            if error.code() in AWAY and not said(error):
+                cure = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
+                raise OperatorError(f"no core answers at {address} ({error.details()}): {cure}") from error
+            raise OperatorError(f"the core at {address} refused: {error.details()}") from error
+
+
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Shows a token with each call."""
+
+    def __init__(self, token: str) -> None:
+        self._metadata = ((HEADER, BEARER + token),)
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
+        return continuation(self._shown(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
+        return continuation(self._shown(details), request)
+
+    def _shown(self, details: Any) -> Any:  # noqa: ANN401
+        return details._replace(metadata=(*(details.metadata or ()), *self._metadata))
+
+
+def pause(remote: Remote, reason: str) -> None:
+    """Lets all learners stand, or go on (no reason)."""
+    with operator(remote) as stub:
+        stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
+    print(f"the run is paused: {reason}" if reason else "the run goes on")
+
+
+def evict(remote: Remote, learner: str, reason: str, tokens: int | None) -> None:
+    """Sends a learner away, or lets it in again (no reason). tokens: what counts of those that it reported."""
+    with operator(remote) as stub:
+        stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
+    print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
+
+
+def list_checkpoints(remote: Remote) -> None:
+    """Prints the snapshots that a core has."""
+    with operator(remote) as stub:
+        reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
+    table = Table("id", "taken", "merges", "size MB")
+    for each in reply.checkpoints:
+        table.add_row(*_row(each))
+    console().print(table)
+
+
+def take_checkpoint(remote: Remote) -> None:
+    """Takes a snapshot and prints it."""
+    with operator(remote) as stub:
+        taken = stub.TakeCheckpoint(pb.TakeCheckpointRequest())
+    number, when, merges, size = _row(taken)
+    print(f"checkpoint {number} taken {when}: {merges} merges, {size} MB")
+
+
+def _row(each: pb.Checkpoint) -> tuple[str, str, str, str]:
+    when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
+    return str(each.id), when, str(sum(each.versions)), f"{each.size_bytes / 1e6:.1f}"
+
+
+def export_checkpoint(remote: Remote, out: Path, *, initial: bool) -> None:
+    """Streams the published model into a file; nothing is left of it when the stream breaks."""
+    part = out.with_name(out.name + ".part")
+    try:
+        request = pb.ExportCheckpointRequest(initial=initial)
+        with (
+            operator(remote) as stub,
+            opened("ExportCheckpoint", stub.ExportCheckpoint(request)) as call,
+            part.open("wb") as file,
+        ):
+            file.writelines(reply.chunk for reply in call)
+        part.rename(out)
+    except OSError as error:
+        raise OperatorError(f"{out} cannot be written ({error.strerror}): give another path") from error
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
+    if not initial and (stale := warning_of(out)):
+        print(f"warning: {stale}")

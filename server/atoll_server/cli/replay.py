@@ -1,0 +1,135 @@
+"""A recorded run again, from its ledger alone: as it was, byte for byte, or as other outer settings had made it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from atoll_wire.blocks import F32
+from atoll_wire.errors import SettingsError
+from atoll_wire.layout import Fragment, Layout
+
+from atoll_server.checkpoints.restore import check_merge, initial_state, merge_again
+from atoll_server.checkpoints.tensor_file import TensorFile
+from atoll_server.cli.offline import read_run, run_ledger
+from atoll_server.merging.merge import FragmentState, Merged
+from atoll_server.settings import RunSettings
+from atoll_server.storage import ledger
+from atoll_server.storage.disk import DISK
+from atoll_server.storage.rows import MergeRow
+from atoll_server.storage.spool import Spool, SpoolError
+
+WHAT_IF = ("outer_lr", "outer_momentum", "outer_warm_up", "staleness_exponent", "codec")
+
+Tell = Callable[[int, int], None]  # merges so far, and in all
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came out, and how it compares with what a core would start with.
+
+    identical: every bit of parameters and momentum. snapshot: one could be read, so that what a core would start with
+    is not this same ledger's merges alone. apart: the norm of the difference of what is published, relative to how far
+    the recorded run moved from its first parameters.
+    """
+
+    layout: Layout
+    initial: TensorFile
+    states: list[FragmentState]
+    merges: int
+    identical: bool
+    snapshot: bool
+    apart: float
+
+
+def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
+    """Makes every merge again, from the first parameters. changes: NAME=VALUE; none: each is checked with the ledger.
+
+    With changes, contributions stay those that were recorded, of learners that had trained from other anchors. A core
+    may run meanwhile: what it merges after the beginning is left out.
+    Raises SettingsError, LedgerError, SpoolError, TensorFileError.
+    """
+    recorded = read_run(directory, check=True)
+    layout, initial = recorded.layout, recorded.initial
+    total, done = sum(state.version for state in recorded.states), itertools.count(1)
+    identical, apart, moved, states = True, 0.0, 0.0, list[FragmentState]()
+    with run_ledger(directory) as db:
+        meta = ledger.get_meta(db)
+        what_if = _WhatIf(RunSettings.model_validate(meta["settings"]), changes)
+        spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)
+        for fragment, theirs in zip(layout.fragments, recorded.states, strict=True):
+            state = initial_state(layout, initial, fragment)
+            first = state.theta_pub.copy()
+            for row in ledger.merges(db, meta["generation"], fragment.index, after=0)[: theirs.version]:
+                merged = _again(db, spool, meta["generation"], fragment, state, what_if.of(row))
+                if not changes:
+                    check_merge(merged, row)
+                state = merged.state
+                tell(next(done), total)
+            identical = identical and _identical(state, theirs)
+            apart += _squared(state.theta_pub, theirs.theta_pub)
+            moved += _squared(theirs.theta_pub, first)
+            states.append(state)
+    distance = math.sqrt(apart / moved) if moved else 0.0
+    return Replayed(layout, initial, states, total, identical, bool(recorded.snapshots), distance)
+
+
+def _again(
+    db: sqlite3.Connection, spool: Spool, generation: int, fragment: Fragment, state: FragmentState, row: MergeRow
+) -> Merged:
+    try:
+        return merge_again(db, spool, generation, fragment, state, row)
+    except SpoolError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise SpoolError(
+            f"the payloads of version {row.version} of fragment {fragment.index} are not there any more: a run can be "
+            "replayed when its core was started with --record from its beginning"
+        ) from error
+
+
+class _WhatIf:
+    """The run's settings as they were at its end, with what is asked for: changes of a merge's own, and no others."""
+
+    def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
+        given: dict[str, str] = {}
+        for change in changes:
+            name, equals, value = change.partition("=")
+            name = name.strip().replace("-", "_")
+            if not equals or name not in WHAT_IF:
+                raise SettingsError(f'--set "{change}": give NAME=VALUE with one of {", ".join(WHAT_IF)}')
+            if name in given:
+                raise SettingsError(f"--set {name} is given twice: give each once")
+            given[name] = value.strip()
+        self._names, self._settings = given.keys(), recorded.changed(**given)
+
+    def of(self, row: MergeRow) -> MergeRow:
+        """A merge as it would have been."""
+        rule, settings = dict(row.rule), self._settings
+        lr, momentum = settings.outer_at(rule["age"], rule["heat"])
+        if "outer_lr" in self._names:
+            rule["lr"] = lr
+        if self._names & {"outer_momentum", "outer_warm_up"}:
+            rule["momentum"] = momentum
+        if "codec" in self._names:
+            rule["codec"] = int(settings.codec)
+        if "staleness_exponent" not in self._names:
+            return replace(row, rule=rule)
+        lighter = rule["staleness_exponent"] - settings.staleness_exponent
+        shares = tuple((*s[:3], s[3] * max(1.0, s[4]) ** lighter, s[4]) for s in row.shares)
+        return replace(row, rule=rule, shares=shares)
+
+
+def _identical(ours: FragmentState, theirs: FragmentState) -> bool:
+    return all(
+        getattr(ours, name).tobytes() == getattr(theirs, name).tobytes() for name in ("theta", "theta_pub", "momentum")
+    )
+
+
+def _squared(some: F32, others: F32) -> float:
+    return float(np.square(some.astype(np.float64) - others).sum())

@@ -1,0 +1,51 @@
+"""`atoll status`: once, or again every second."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import grpc
+from atoll_wire import outer_pb2 as pb
+from google.protobuf.json_format import MessageToJson
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from atoll_server.cli.remote import TIMEOUT_S, Remote, operator
+from atoll_server.cli.tables import FEW, console, shown
+
+EVERY_S = 1.0
+
+
+def show_status(remote: Remote, *, as_json: bool) -> None:
+    """Prints a run's state as tables, or as one JSON object."""
+    with operator(remote) as stub:
+        reply = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
+    if as_json:
+        print(MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+    else:
+        console().print(shown(reply))
+
+
+def watch_status(remote: Remote) -> None:
+    """Until Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        _watch(remote)
+
+
+def _watch(remote: Remote) -> None:
+    """While the core does not answer, what was seen last stays, and how old it is is said."""
+    with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
+        reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), time.monotonic()
+        live.update(shown(reply, FEW), refresh=True)
+        while True:
+            time.sleep(EVERY_S)
+            try:
+                reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), time.monotonic()
+                picture: RenderableType = shown(reply, FEW)
+            except grpc.RpcError as error:
+                if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                    raise
+                old_s = time.monotonic() - seen_at
+                picture = Group(f"[bold red]no core answers: this is {old_s:.0f} s old[/]", shown(reply, FEW))
+            live.update(picture, refresh=True)

@@ -1,0 +1,273 @@
+"""PURE: contributions of one round into one new version of a fragment. No IO of its own, no clock.
+
+Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
+1. sum of factor x contribution, where the factor is the weight w, or w / ||v|| for a piece that is merged
+   by direction; only the norm of each piece's combination is kept, summed in float64, frame by frame.
+2. the same sum again: from codes it costs less than to write it down and read it. Delta = sum, or
+   sum x (sum w ||v||) / ||sum|| for a piece merged by direction;
+   momentum = decay momentum + Delta;  theta -= lr (Delta + push momentum);  theta_pub += Q(theta - theta_pub).
+   Both are mu for a whole outer step, see `OuterRule`.
+The order of every sum is fixed (contributions by key, frames by index, elements by place, in a fixed number of lanes),
+so the same ledger gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from atoll_wire import codec
+from atoll_wire.codec import LEVELS, Codec, Content
+from atoll_wire.layout import Fragment, MergeKind, Piece
+from atoll_wire.spans import FrameSpan, Segment
+from numpy.typing import NDArray
+
+from atoll_server.merging.kernels import frame_squares, frame_step
+from atoll_server.rounds.outer_step import OuterRule, part_of
+
+LARGEST_NORM = 1e12  # of a piece of a contribution: beyond it a sum could leave what float32 holds
+SMALLEST_NORM = 1e-30  # below it a piece has no direction
+CANCELLED = 1e-6  # a sum of directions shorter than this is rounding noise: they cancel
+
+F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
+I64: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class FragmentState:
+    """A fragment at one version: exact parameters, what learners were told of them, and momentum; float32 each."""
+
+    version: int
+    theta: F32
+    theta_pub: F32
+    momentum: F32
+
+    def checksums(self) -> tuple[int, int, int]:
+        """CRC-32C of theta, theta_pub and momentum."""
+        return codec.vector_crc32c(self.theta), codec.vector_crc32c(self.theta_pub), codec.vector_crc32c(self.momentum)
+
+
+class Contribution(Protocol):
+    """What the merge reads of a contribution. norms_sq: float64, one per piece."""
+
+    @property
+    def learner(self) -> str:
+        """Its name: contributions are merged in this order."""
+
+    @property
+    def codec(self) -> Codec:
+        """How its frames are coded."""
+
+    @property
+    def norms_sq(self) -> F64:
+        """Squared norm of each piece, taken when the frames were checked on arrival."""
+
+    @property
+    def scale(self) -> float:
+        """What it is clipped by: 0..1."""
+
+    def content(self, span: FrameSpan) -> Content:
+        """One frame's, decompressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A published update: payloads of its frames, and the CRC-32C of theta_pub after it."""
+
+    version: int
+    frames: tuple[bytes, ...]
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge gave. checksums: CRC-32C of theta, theta_pub and momentum."""
+
+    state: FragmentState
+    update: Update
+    checksums: tuple[int, int, int]
+
+
+def start(theta: F32) -> FragmentState:
+    """Version 0."""
+    return FragmentState(0, theta, theta.copy(), np.zeros_like(theta))
+
+
+def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
+    """tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
+
+    A discount as in FedAsync (1903.03934), but only for what is more than an outer step late: a smaller one is no loss
+    that should be made larger (records/quality).
+    """
+    return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
+
+
+def norms_sq(fragment: Fragment, per_frame: Sequence[F64]) -> F64:
+    """Squared norm of each piece, from what `codec.check_frame` found for each frame, in frame order."""
+    sums = np.zeros(len(fragment.pieces), np.float64)
+    for span, squares in zip(fragment.frames, per_frame, strict=True):
+        for segment, square in zip(span.segments, squares, strict=True):
+            sums[segment.piece] += square
+    return sums
+
+
+def merge(
+    fragment: Fragment,
+    state: FragmentState,
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    rule: OuterRule,
+    published: F32,
+) -> Merged:
+    """One merge.
+
+    weights: of each contribution, one at most together; all contributions have one codec. published: float32
+    (fragment.length,): becomes the new theta_pub; it may be the old one itself. theta and momentum are changed in
+    place, all that only after every contribution was read once: what is wrong with one then leaves the state
+    untouched. One that cannot be read again leaves it half changed: the caller gives it up. Norms up to LARGEST_NORM
+    cannot make a sum that is not finite.
+    """
+    assert contributions, "there is nothing to merge"
+    assert len({contribution.codec for contribution in contributions}) == 1, "the codec is the run's"
+    learners = [contribution.learner for contribution in contributions]
+    assert learners == sorted(learners), "contributions are merged in sorted learner order"
+    directed = np.array([piece.kind is MergeKind.DIRECTION and rule.heat > 0 for piece in fragment.pieces])
+    factors = np.stack([_factors(directed, c, w) for c, w in zip(contributions, weights, strict=True)])
+    given = _Given(contributions, fragment)
+    combined_sq = norms_sq(fragment, [_combined_squares(given, span, factors) for span in fragment.frames])
+    radii = np.zeros(len(fragment.pieces), np.float64)
+    for contribution, weighs in zip(contributions, weights, strict=True):
+        radii += weighs * contribution.scale * np.sqrt(contribution.norms_sq)
+    scales = np.ones(len(fragment.pieces), np.float32)
+    for index in np.flatnonzero(directed):
+        norm = math.sqrt(combined_sq[index])
+        scales[index] = radii[index] / norm if norm > CANCELLED else 0.0  # phi(0) = 0
+    return _step(fragment, state, given, factors, scales, rule, part_of(weights), published)
+
+
+class _Given:
+    """The contents of a round's contributions, for both passes: kept for the second while a fragment's scratch holds
+    them, else read twice."""
+
+    def __init__(self, contributions: Sequence[Contribution], fragment: Fragment) -> None:
+        self._contributions, self.codec = contributions, contributions[0].codec
+        size = len(contributions) * sum(codec.content_bytes(span, self.codec) for span in fragment.frames)
+        self._kept: dict[int, list[Content]] | None = {} if size <= 4 * fragment.length else None
+
+    def contents(self, span: FrameSpan) -> list[Content]:
+        """Of one frame, one of each contribution."""
+        found = self._kept.get(span.index) if self._kept else None
+        if found is None:
+            found = [contribution.content(span) for contribution in self._contributions]
+            if self._kept is not None:
+                self._kept[span.index] = found
+        return found
+
+
+def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: float) -> F32:
+    """What each piece of a contribution is multiplied with in the first pass. directed: by direction and length."""
+    factors = np.full(len(directed), weighs * contribution.scale, np.float64)
+    for index in np.flatnonzero(directed):
+        norm = math.sqrt(contribution.norms_sq[index])
+        factors[index] = weighs / norm if norm > SMALLEST_NORM else 0.0
+    return factors.astype(np.float32)
+
+
+def _combined_squares(given: _Given, span: FrameSpan, factors: F32) -> F64:
+    """First pass over a frame: sums of squares of the combination, per segment. factors: (contributions, pieces)."""
+    contents, squares = given.contents(span), np.empty(len(span.segments), np.float64)
+    frame_squares(*_coded(contents, span, given.codec), codec.lengths(span), _by_segment(factors, span), squares)
+    return squares
+
+
+def _step(
+    fragment: Fragment,
+    state: FragmentState,
+    given: _Given,
+    factors: F32,
+    scales: F32,
+    rule: OuterRule,
+    part: float,
+    published: F32,
+) -> Merged:
+    """Second pass: Nesterov, and the published update; each frame is summed while it is at hand. part: of a step."""
+    frames, theta_crc, theta_pub_crc, momentum_crc = [], 0, 0, 0
+    rates = np.array([rule.lr, *rule.decay_and_push(part)], np.float32)
+    memory = np.empty(max(codec.content_bytes(span, rule.codec) for span in fragment.frames), np.uint8)
+    for span in fragment.frames:
+        frames.append(
+            codec.compress(_step_frame(span, state, given, factors, scales, rates, published, memory, rule.codec))
+        )
+        theta_crc = codec.vector_crc32c(state.theta[span.place], theta_crc)
+        theta_pub_crc = codec.vector_crc32c(published[span.place], theta_pub_crc)
+        momentum_crc = codec.vector_crc32c(state.momentum[span.place], momentum_crc)
+    new = FragmentState(state.version + 1, state.theta, published, state.momentum)
+    update = Update(new.version, tuple(frames), theta_pub_crc)
+    return Merged(new, update, (theta_crc, theta_pub_crc, momentum_crc))
+
+
+def _step_frame(
+    span: FrameSpan,
+    state: FragmentState,
+    given: _Given,
+    factors: F32,
+    scales: F32,
+    rates: F32,
+    published: F32,
+    memory: Content,
+    kind: Codec,
+) -> Content:
+    """The content of a frame's update, in the memory that is given for it. rates: lr, decay, push."""
+    contents, update, place = given.contents(span), memory[: codec.content_bytes(span, kind)], span.place
+    sound = frame_step(
+        *_coded(contents, span, given.codec), codec.lengths(span), _by_segment(factors, span),
+        _by_segment(scales[None], span)[0], rates,
+        state.theta[place], state.momentum[place], state.theta_pub[place], published[place],
+        *_coded([update], span, kind),
+    )  # fmt: skip
+    assert sound, "norms are bounded, so that sums are finite"
+    return update
+
+
+def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I64, int, int]:
+    """Contents of a frame as the kernels take them: their addresses, where scales begin, and the codec's levels."""
+    return addresses(contents), codec.code_bytes(span, kind), LEVELS[kind]
+
+
+def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
+    """Its columns, one for each segment of a frame."""
+    return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
+
+
+def addresses(contents: Sequence[Content]) -> I64:
+    """Of contents, as kernels take them: whoever calls one keeps the contents."""
+    return np.array([content.ctypes.data for content in contents], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Zeros:
+    """A contribution to warm up with."""
+
+    codec: Codec
+    learner: str = ""
+    scale: float = 1.0
+
+    @property
+    def norms_sq(self) -> F64:
+        return np.ones(1, np.float64)
+
+    def content(self, span: FrameSpan) -> Content:
+        return np.zeros(codec.content_bytes(span, self.codec), np.uint8)
+
+
+def warm_up() -> None:
+    """Compiles every kernel of a core, or loads it from disk."""
+    codec.warm_up()
+    span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
+    fragment = Fragment(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))
+    zero = np.zeros(1, np.float32)
+    merge(fragment, start(zero), [_Zeros(Codec.INT4)], [1.0], OuterRule(1.0, 0.0, Codec.INT4), zero.copy())

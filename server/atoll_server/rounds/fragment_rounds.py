@@ -1,0 +1,131 @@
+"""PURE: where one fragment stands between two versions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atoll_server.learners.plausibility import parts_counted
+from atoll_server.rounds.events import Cause, Key, Refusal, Share
+from atoll_server.rounds.outer_step import part_of
+from atoll_server.settings import RunSettings
+
+Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
+AGES = 4096  # versions of a fragment whose age is kept, at most: each older one counts as a whole outer step
+
+
+class Phase(Enum):
+    """Of one fragment."""
+
+    IDLE = "idle"
+    OPEN = "open"
+    MERGING = "merging"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An acknowledged contribution that waits for its merge."""
+
+    cycle: int
+    base_version: int
+    tokens: int
+    steps: int
+
+
+@dataclass(slots=True)
+class FragmentRounds:
+    """Where one fragment stands."""
+
+    version: int
+    cycle: int
+    phase: Phase = Phase.IDLE
+    opened_at: float = 0.0
+    quorum_at: float | None = None
+    closed_at: float | None = None
+    adopters: set[str] = field(default_factory=set)  # whose work is in the newest version, and who are still to adopt
+    declined: dict[str, str] = field(default_factory=dict)
+    pending: dict[Key, Pending] = field(default_factory=dict)
+    usual: dict[str, float] = field(default_factory=dict)  # by learner: what it gave last would have weighed on time
+    # by version: the outer steps up to it, each counted as the part of one that it was
+    ages: dict[int, float] = field(default_factory=dict)
+    asked: int = 0  # the newest cycle that learners were asked for
+
+    def __post_init__(self) -> None:
+        self.ages = self.ages or {self.version: float(self.version)}
+
+    def age(self, version: int) -> float:
+        """Outer steps up to a version, each counted as the part of one that it was."""
+        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # beyond, each counts as whole
+        return self.ages[near] + (version - near)
+
+    def staleness(self, base_version: int) -> float:
+        """Outer steps since a version."""
+        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters are one
+
+    def decline(self, learner: str, cycle: int, reason: str) -> None:
+        """A learner has nothing for the round that is open, if it means that one."""
+        if self.phase is Phase.OPEN and self.cycle == cycle:
+            self.declined[learner] = reason
+
+    def answered(self) -> set[str]:
+        """Learners that this round need not wait for."""
+        return set(self.declined) | {key.learner for key in self.pending}
+
+    def fresh(self) -> set[str]:
+        """Learners with a contribution that answers this very round: these count to the quorum."""
+        return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
+
+    def settle(
+        self, counted: Set[str], weigh: Weigh, settings: RunSettings
+    ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
+        """What waits, for its merge or refused; nothing waits then.
+
+        Weights sum to the part that this is of what the counted learners would give on time: a merge of few, or of
+        what came late, is a small step. Who has not answered counts as it last weighed, at most as the largest here.
+        A learner counts with a limited part of its weight where that outweighs the others' (`influence`).
+        """
+        silent = counted - self.answered()
+        taken: list[tuple[Key, float, float]] = []
+        refusals: list[Refusal] = []
+        on_time: dict[str, float] = {}
+        for key, waiting in sorted(self.pending.items()):
+            staleness = self.staleness(waiting.base_version)
+            if staleness > settings.max_staleness:
+                text = f"staleness {staleness:.3g} is above {settings.max_staleness}: adopt the fragment whole"
+                refusals.append(Refusal(key, text, True))
+                continue
+            sent = (waiting.tokens, waiting.steps)
+            on_time[key.learner] = on_time.get(key.learner, 0.0) + weigh(*sent, 0, settings.staleness_exponent)
+            taken.append((key, weigh(*sent, staleness, settings.staleness_exponent), staleness))
+        self.pending.clear()
+        self.usual.update(on_time)
+        part = parts_counted({name: self.usual[name] for name in counted | on_time.keys() if name in self.usual})
+        on_time = {learner: weight * part[learner] for learner, weight in on_time.items()}
+        most = max(on_time.values(), default=0.0)
+        missing = (min(most, self.usual.get(learner, most)) for learner in silent)
+        whole = math.fsum([*on_time.values(), *missing])
+        shares = tuple(Share(key, weight * part[key.learner] / whole, staleness) for key, weight, staleness in taken)
+        if shares:
+            self.ages[self.version + 1] = self.age(self.version) + part_of(share.weight for share in shares)
+            oldest = self.ages[self.version + 1] - settings.max_staleness - 1
+            while len(self.ages) > AGES or next(iter(self.ages.values())) < oldest:
+                del self.ages[next(iter(self.ages))]
+        return shares, tuple(refusals)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A round goes on; `until` is when time alone would change that."""
+
+    reason: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A round ends now."""
+
+    cause: Cause
+    reason: str

@@ -1,0 +1,302 @@
+"""PURE: when rounds open and close, and what is merged with which weight. No clock, no IO, no threads.
+
+Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
+- A fragment is idle, open (a round collects contributions), or merging. Never two rounds for one fragment.
+- Pace: a round opens every H/P steps of the fastest live learner, of the fragment that waits longest, while fewer
+  than max(1, ceil(tau P / H)) are in flight. What an outage left undone is caught up at twice the pace, up to one
+  round of each fragment.
+- A round closes when every live learner has answered; or when K fresh contributions are there and the grace
+  window (Eq. 3) has passed; or at its deadline, which is derived from how long the learners it waits for
+  usually take. With nothing to merge it lapses: the cycle grows, the version does not.
+- A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer, but neither
+  counts to the quorum nor starts the grace window.
+- Without a grace window (gamma = 0) what is late waits for no round: as soon as K such are there, they are merged.
+- A merge's weights sum to the part that it has of all counted learners' work, on time: few, or late, is a part of an
+  outer step. Staleness counts outer steps, not merges.
+- Too stale at the merge: refused, and its learner gives up the outstanding work it came from.
+- When no learner is expected any more, what is pending is merged at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import assert_never
+
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.events import Cause, Key
+from atoll_server.rounds.fragment_rounds import Closing, FragmentRounds, Pending, Phase, Waiting, Weigh
+from atoll_server.rounds.liveness import Member, Present, look_after_s, named, smoothed
+from atoll_server.settings import RunSettings
+
+CATCHING_UP = 2.0  # times the pace
+
+
+class Syncer:
+    """The state of all rounds; `on` takes an event with its time and returns what must be done, in order."""
+
+    def __init__(self, settings: RunSettings, fragments: int, weigh: Weigh) -> None:
+        self.settings, self.weigh = settings, weigh
+        self.fragments = [FragmentRounds(version=0, cycle=0) for _ in range(fragments)]
+        self.members: dict[str, Member] = {}
+        self.due_at: float | None = None  # by the pace, the next opening; in the past: rounds are to be caught up
+        self.opened_at = 0.0  # the newest round
+        self.quorum_s: float | None = None  # smoothed: opened -> K answered
+        self.sync_s: float | None = None  # smoothed: closed -> adopted
+        self.paused = False  # by an operator: what is open closes, and nothing opens
+        self.looked_at = -math.inf  # when it was last decided what closes and opens
+
+    def restore(
+        self,
+        versions: Sequence[int],
+        cycles: Sequence[int],
+        pending: Iterable[tuple[Key, Pending]],
+        members: Mapping[str, Member],
+        synced_at: Sequence[float],
+        ages: Sequence[dict[int, float]],
+    ) -> None:
+        """Takes up from a ledger. Pending contributions become answers that were rolled over.
+
+        synced_at: when each fragment's last merge was, on this clock. ages: of its newest versions.
+        Asks for nothing yet: the first event after this does.
+        """
+        self.members.update(members)
+        for rounds, version, cycle, at, aged in zip(self.fragments, versions, cycles, synced_at, ages, strict=True):
+            rounds.version, rounds.cycle, rounds.asked, rounds.opened_at, rounds.ages = version, cycle, cycle, at, aged
+        self.due_at = max(synced_at)
+        for key, waiting in pending:
+            self.fragments[key.fragment].pending[key] = waiting
+
+    # ------------------------------------------------------------------------------ events
+
+    def on(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        """Takes one event in; returns the effects in the order in which they must be carried out."""
+        effects: list[ev.Effect] = []
+        match event:
+            case ev.Joined():
+                self._joined(event, now)
+            case ev.Heard():
+                self.members[event.learner].hear(event.steps, event.paused, now)
+                if now < self.looked_at + look_after_s(len(self.members)):
+                    return effects
+            case ev.Declined():
+                self.fragments[event.fragment].decline(event.learner, event.cycle, event.reason)
+            case ev.Contributed():
+                effects = self._contributed(event, now)
+            case ev.Merged():
+                rounds = self.fragments[event.fragment]
+                assert rounds.phase is Phase.MERGING, "only a merge that was asked for can end"
+                assert event.version == rounds.version + 1, "a merge moves a fragment by exactly one version"
+                rounds.version, rounds.phase = event.version, Phase.IDLE
+            case ev.Adopted():
+                rounds = self.fragments[event.fragment]
+                if rounds.closed_at and event.version == rounds.version and event.learner in rounds.adopters:
+                    rounds.adopters.discard(event.learner)
+                    awake_since = self.members[event.learner].awake_since(rounds.closed_at)
+                    self.sync_s = smoothed(self.sync_s, now - awake_since)
+                return []  # no round waits for it, and there may be many
+            case ev.Gone():
+                effects = self._gone(event)
+            case ev.Paused():
+                self._paused(event.paused, now)
+            case ev.Ticked():
+                pass
+            case _:
+                assert_never(event)
+        present, self.looked_at = self.present(now), now
+        return effects + self._close_what_can(present) + self._open_what_is_due(present)
+
+    def uploading(self, learner: str, fragment: int, now: float) -> None:
+        """A frame came. Deadlines only move away with it, so nothing follows from it: no event, there are many."""
+        self.members[learner].uploading[fragment] = now
+
+    def _paused(self, paused: bool, now: float) -> None:
+        if paused != self.paused:
+            self.paused, self.due_at = paused, None  # nothing was trained that is to be caught up
+            for member in self.members.values() if not paused else ():
+                member.resume(now)
+
+    def _joined(self, event: ev.Joined, now: float) -> None:
+        known = self.members.get(event.learner)
+        if known is None or known.incarnation != event.incarnation:
+            self.members[event.learner] = Member(event.incarnation, now, now)
+        else:
+            known.gone, known.unwanted, known.joined_at, known.heard_at = False, "", now, now
+
+    def _contributed(self, event: ev.Contributed, now: float) -> list[ev.Effect]:
+        rounds, member = self.fragments[event.key.fragment], self.members[event.key.learner]
+        rounds.pending[event.key] = Pending(event.cycle, event.base_version, event.tokens, event.steps)
+        member.uploading.pop(event.key.fragment, None)
+        if rounds.asked == event.cycle and rounds.opened_at:
+            member.answer_s = smoothed(member.answer_s, now - member.awake_since(rounds.opened_at))
+        return self._refuse_all(event.key.learner, member.unwanted)  # evicted while this became durable
+
+    def _gone(self, event: ev.Gone) -> list[ev.Effect]:
+        member = self.members.get(event.learner)
+        if member is None:
+            return []  # evicted before the run had parameters: it was never told of
+        member.gone, member.unwanted = True, event.unwanted
+        return self._refuse_all(event.learner, event.unwanted)
+
+    def _refuse_all(self, learner: str, unwanted: str) -> list[ev.Effect]:
+        """What waits of a learner, if it is unwanted."""
+        effects: list[ev.Effect] = []
+        if not unwanted:
+            return effects
+        for index, rounds in enumerate(self.fragments):
+            keys = sorted(key for key in rounds.pending if key.learner == learner)
+            for key in keys:
+                del rounds.pending[key]
+            if keys:
+                rounds.quorum_at = None  # it may have been reached with them
+                effects.append(ev.Refuse(index, tuple(ev.Refusal(key, unwanted, True) for key in keys)))
+        return effects
+
+    # ------------------------------------------------------------------------------ closing
+
+    def _close_what_can(self, present: Present) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
+        for index, rounds in enumerate(self.fragments):
+            if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
+                effects.append(self._open(index, present.now))
+            elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
+                rounds.cycle += 1  # its own: nobody is asked for anything
+                effects += self._close(index, Closing(Cause.LATE, "came late, and there is no grace window"), present)
+            if rounds.phase is Phase.OPEN:
+                if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
+                    rounds.quorum_at = present.now
+                    began_at = max(self.members[name].awake_since(rounds.opened_at) for name in rounds.fresh())
+                    self.quorum_s = smoothed(self.quorum_s, present.now - began_at)
+                decision = self.decide(index, present)
+                if isinstance(decision, Closing):
+                    effects += self._close(index, decision, present)
+        return effects
+
+    def _merges_late(self, rounds: FragmentRounds, present: Present) -> bool:
+        """Whether what came between two rounds is merged by itself. What answers no round (a good-bye) waits."""
+        late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
+        waits = self.settings.grace_ratio > 0 or self.paused or not present.live
+        return not waits and len(late) >= self.quorum(present)
+
+    def decide(self, fragment: int, present: Present) -> Waiting | Closing:
+        """Whether an open round closes now, and why; or what it waits for. Changes nothing."""
+        rounds, now = self.fragments[fragment], present.now
+        if not present.anybody_expected:
+            cause = Cause.LEFT if all(member.gone for member in self.members.values()) else Cause.NOBODY
+            return Closing(cause, "no learner is left to wait for")
+        missing = sorted(present.live - rounds.answered())
+        if present.live and not missing:
+            return Closing(Cause.EVERYBODY, "every live learner has answered")
+        deadline = self._deadline(fragment, missing, now)
+        if now >= deadline:
+            return Closing(Cause.DEADLINE, f"deadline passed without {named(missing) or 'any live learner'}")
+        if rounds.quorum_at is not None:
+            grace_ends = rounds.quorum_at + self.grace_s(present)
+            if now >= grace_ends:
+                return Closing(Cause.GRACE, f"quorum and grace window without {named(missing)}")
+            return Waiting(f"grace window for {named(missing)}", min(grace_ends, deadline))
+        fresh, needed = len(rounds.fresh()), self.quorum(present)
+        return Waiting(f"{fresh} of {needed} answers for the quorum; waits for {named(missing)}", deadline)
+
+    def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
+        """The latest that any learner it waits for usually takes; an upload under way has a step more each frame."""
+        rounds = self.fragments[fragment]
+        latest = rounds.opened_at + max((self.members[name].patience_s() for name in missing), default=0.0)
+        for name in missing:
+            frame_at = self.members[name].uploading.get(fragment)
+            if frame_at is not None:
+                latest = max(latest, frame_at + self.members[name].patience_s())
+        return latest if missing else max(latest, now)
+
+    def _close(self, fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
+        rounds = self.fragments[fragment]
+        counted = present.live if closing.cause is Cause.LATE else present.counted  # who pauses was asked before it
+        shares, refusals = rounds.settle(counted, self.weigh, self.settings)
+        rounds.declined.clear()
+        quorum_at, rounds.quorum_at, rounds.closed_at = rounds.quorum_at, None, present.now
+        if not shares:
+            rounds.phase = Phase.IDLE
+            lapse = ev.Lapse(fragment, rounds.cycle, closing.cause, closing.reason)
+            return [ev.Refuse(fragment, refusals), lapse] if refusals else [lapse]
+        rounds.phase, rounds.adopters = Phase.MERGING, {share.key.learner for share in shares}
+        asked = (fragment, rounds.version + 1, rounds.cycle, shares, refusals)
+        return [ev.Merge(*asked, rounds.ages[rounds.version + 1], quorum_at, closing.cause, closing.reason)]
+
+    # ------------------------------------------------------------------------------ opening
+
+    def _open_what_is_due(self, present: Present) -> list[ev.Effect]:
+        interval, next_at, now = self.interval_s(present), self._next_open_at(present), present.now
+        if interval is None or next_at is None or now < next_at or self._in_flight() >= self.most_in_flight():
+            return []
+        idle = [index for index, rounds in enumerate(self.fragments) if rounds.phase is Phase.IDLE]
+        if not idle:
+            return []
+        owed = now - interval * len(self.fragments)  # at most one round of each fragment
+        self.due_at = interval + (now if self.due_at is None else max(self.due_at, owed))
+        self.opened_at = now
+        return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
+
+    def _next_open_at(self, present: Present) -> float | None:
+        """By the pace, and never in a burst; None while nobody trains: there is nothing to pace by."""
+        interval = self.interval_s(present)
+        if interval is None or self.paused:
+            return None
+        due_at = present.now if self.due_at is None else min(self.due_at, present.now + interval)
+        return max(due_at, self.opened_at + interval / CATCHING_UP)
+
+    def _open(self, fragment: int, now: float) -> ev.OpenRound:
+        rounds = self.fragments[fragment]
+        rounds.cycle, rounds.phase, rounds.opened_at, rounds.quorum_at = rounds.cycle + 1, Phase.OPEN, now, None
+        rounds.asked = rounds.cycle
+        return ev.OpenRound(fragment, rounds.cycle)
+
+    # ------------------------------------------------------------------------------ derived
+
+    def present(self, now: float) -> Present:
+        """Who is there now."""
+        return Present.at(self.members, now)
+
+    def quorum(self, present: Present) -> int:
+        """K for those who are live now."""
+        return self.settings.quorum.of(len(present.live))
+
+    def interval_s(self, present: Present) -> float | None:
+        """Between two openings: H/P steps of the fastest live learner."""
+        fastest = present.fastest_step_s
+        return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
+
+    def most_in_flight(self) -> int:
+        """Rounds that may be open or merging at a time, or no other is opened."""
+        wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
+        return max(1, min(wanted, len(self.fragments)))
+
+    def grace_s(self, present: Present) -> float:
+        """Eq. 3: gamma * (tau * step_time - (quorum_time + sync_time)), never below zero."""
+        slack = self.settings.overlap_steps * (present.fastest_step_s or 0.0)
+        slack -= (self.quorum_s or 0.0) + (self.sync_s or 0.0)
+        return max(0.0, self.settings.grace_ratio * slack)
+
+    def next_wake(self, now: float) -> float | None:
+        """When time alone may change something: the engine says Ticked then. None: not before an event."""
+        times: list[float] = []
+        present = self.present(now)
+        for index, rounds in enumerate(self.fragments):
+            if rounds.phase is Phase.OPEN:
+                decision = self.decide(index, present)
+                times.append(decision.until if isinstance(decision, Waiting) else now)
+        next_at = self._next_open_at(present)
+        if next_at is not None and self._in_flight() < self.most_in_flight():
+            times.append(next_at)
+        if any(rounds.pending for rounds in self.fragments):
+            times.append(now + 1.0)  # learners may stop being expected
+        return min(times, default=None)
+
+    def why(self, fragment: int, now: float) -> str:
+        """What the fragment does or waits for, in words."""
+        rounds = self.fragments[fragment]
+        if rounds.phase is Phase.OPEN:
+            return self.decide(fragment, self.present(now)).reason
+        return "merging" if rounds.phase is Phase.MERGING else "between rounds"
+
+    def _in_flight(self) -> int:
+        return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments)

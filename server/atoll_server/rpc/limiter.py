@@ -1,0 +1,386 @@
+"""What every call passes before a service sees it: the limits of `quotas`, for a core and a front alike.
+
+gRPC takes a message in before it asks anybody. So each call is handled as a stream here, whatever it is to its
+service: of a call that nobody reads gRPC holds a window and no more, and what is read is read in turn, in small
+pieces, in limited time, and counts against who sent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import prometheus_client
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import parts
+from atoll_wire.certificate import Role
+from google.protobuf.message import DecodeError
+
+from atoll_server.access.audit_log import Acts
+from atoll_server.access.identity import Caller, caller
+from atoll_server.access.quotas import MANY, Bucket, NoPlaceError, Pool, Quotas
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.rpc.calls import Context, abort, may_end
+
+LOOK_S = 0.05  # between looks for a place
+FORGET_S, FORGET_ABOVE = 60.0, 4096  # owners that are not there any more
+IN_PIECES = {"Join", "Push"}  # requests that may be; of replies, Fetch's
+
+Vouched = Callable[[Caller, pb.Session], Hashable]  # whom a session is of; None: nobody's, as far as is known
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """One that runs. why: it has to end."""
+
+    limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    why: Refused | None = None
+    ended: bool = False  # its status is being sent
+
+    def end(self, why: Refused) -> None:
+        if self.why is None and not self.ended:
+            self.why = why
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+
+class _Owner:
+    """What a peer or a learner has under way. many: times the quotas of one; trusted: to hold as many times as much."""
+
+    def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
+        self.quotas, self.many, self.trusted = quotas, many, trusted
+        self.first: Pool[_Call] = Pool(quotas.first_calls * trusted)
+        self.waiting = 0
+        self.calls = Bucket(quotas.calls_per_s * many, quotas.calls_burst * many)
+        self.joins = Bucket(quotas.joins_per_s * trusted, quotas.joins_burst * trusted)
+        self.spoilt = Bucket(quotas.spoilt_per_s * many, quotas.spoilt_burst * many)
+        self.assembling = {"Push": asyncio.Semaphore(quotas.assembling * trusted), "Join": asyncio.Semaphore(trusted)}
+        self._streams: dict[str, Pool[_Call]] = {}
+        self._messages: dict[str, Bucket] = {}
+        self.used_at = 0.0
+
+    def streams(self, method: str) -> Pool[_Call]:
+        if method not in self._streams:
+            self._streams[method] = Pool(self.quotas.streams(method) * self.many)
+        return self._streams[method]
+
+    def messages(self, method: str) -> Bucket:
+        if method not in self._messages:
+            of = self.quotas
+            per_s, burst = of.messages_per_s, of.messages_burst
+            if method == "Report":
+                per_s, burst = of.reports_per_s, of.reports_burst
+            self._messages[method] = Bucket(per_s * self.many, burst * self.many)
+        return self._messages[method]
+
+    def idle(self) -> bool:
+        return not (self.waiting or len(self.first) or any(map(len, self._streams.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """path: as in /atoll.v1.Outer/Push. handler: the service's."""
+
+    path: str
+    handler: Any
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def behaviour(self) -> Any:  # noqa: ANN401 - gRPC's
+        of = self.handler
+        kind = "_".join("stream" if many else "unary" for many in (of.request_streaming, of.response_streaming))
+        return getattr(of, kind)
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Of one server. vouched: says whose a session is. limited: counts refusals and waits by limit."""
+
+    def __init__(
+        self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, acts: Callable[[], Acts]
+    ) -> None:
+        self.quotas, self._vouched, self._limited, self._acts = quotas, vouched, limited, acts
+        self._owners: dict[Hashable, _Owner] = {}
+        self._forgot_at = 0.0
+        self._handlers: dict[str, Any] = {}  # by path: as many as there are methods
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[Any], Awaitable[Any]],
+        handler_call_details: Any,  # noqa: ANN401 - gRPC's
+    ) -> Any:  # noqa: ANN401 - gRPC's
+        """The service's handler behind this gate."""
+        path = handler_call_details.method
+        if path not in self._handlers:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            method = _Method(path, handler)
+
+            async def through(_: Any, context: Context) -> None:  # noqa: ANN401 - gRPC's reader
+                await self._pass(method, context)
+
+            self._handlers[path] = grpc.stream_stream_rpc_method_handler(through)
+        return self._handlers[path]
+
+    async def _pass(self, method: _Method, context: Context) -> None:
+        call = _Call()
+        may_end(call.end)
+        places = list[Pool[_Call]]()
+        try:
+            if (why := await self._carried_out(method, context, call, places)) is not None:
+                call.ended = True
+                self._acts().refused("limited", context.peer(), method=method.name, detail=why.detail)
+                await abort(context, why)  # its place is free when that is done: a reader that stands still keeps it
+        finally:
+            for place in places:
+                place.leave(call)
+
+    async def _carried_out(
+        self, method: _Method, context: Context, call: _Call, places: list[Pool[_Call]]
+    ) -> Refused | None:
+        """Why a call has to end, in a value that holds nothing of what it did."""
+        who = _who(context)
+        peer = self._peer(who, context)
+        inward = _Inward(self, method, context, peer)
+        outward = _Outward(self, context, method, call, inward)
+        try:
+            async with call.limit:
+                request = await self._first(method, peer, call, inward)
+                inward.owner = self._whose(who, peer, request)
+                pool = inward.owner.streams(method.name)
+                self._enter(pool, call, method)
+                places.append(pool)
+                await self._run(method, request, inward, outward)
+        except TimeoutError:
+            if call.why is None:
+                raise
+            return call.why
+        except Refused as refused:
+            return Refused(refused.status, refused.detail)
+        return None
+
+    # ------------------------------------------------------------------------------ before the first message is here
+
+    async def _first(self, method: _Method, peer: _Owner, call: _Call, inward: _Inward) -> Any:  # noqa: ANN401
+        async with self._turn(peer, call):
+            try:
+                async with asyncio.timeout(self.quotas.first_s):
+                    request = await inward.read()
+            except TimeoutError as error:
+                if call.why is not None:
+                    raise
+                text = f"no message came within {self.quotas.first_s:.0f} s of the call: call again"
+                raise self.over("first_message", text) from error
+        if request is None and not method.handler.request_streaming:
+            raise Refused(Status.INVALID_ARGUMENT, "a call of one message came without it")
+        return request
+
+    @asynccontextmanager
+    async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
+        """A place among the calls of a peer whose first message is being read."""
+        if peer.waiting >= self.quotas.first_waiting * peer.trusted:
+            text = f"{peer.waiting} calls wait to be read: call again later, or over fewer streams"
+            raise self.over("first_message", text)
+        peer.waiting += 1
+        try:
+            await self._paced(peer.calls, "calls_per_s", "calls")
+            while True:
+                try:
+                    oldest = peer.first.enter(call, time.monotonic(), self.quotas.fresh_s)
+                    break
+                except NoPlaceError:
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            peer.waiting -= 1
+        try:
+            if oldest is not None:
+                text = f"{self.quotas.first_calls * peer.trusted} calls came without a first message: send it at once"
+                oldest.end(self.over("first_message", text))
+            yield
+        finally:
+            peer.first.leave(call)
+
+    def _whose(self, who: Caller, peer: _Owner, request: Any) -> _Owner:  # noqa: ANN401 - a message
+        """The learner that a call says to be of, if that can be; its peer otherwise."""
+        session = _session(request)
+        if session is None:
+            return peer
+        try:
+            who.speaks_for(session.learner)
+        except Refused:
+            return peer
+        key = self._vouched(who, session)
+        return peer if key is None else self._owner(("learner", key))
+
+    # ------------------------------------------------------------------------------ while it runs
+
+    async def _run(self, method: _Method, request: Any, inward: _Inward, outward: _Outward) -> None:  # noqa: ANN401
+        if inward.owner is not inward.peer:
+            await self._paced(inward.owner.calls, "calls_per_s", "calls")
+        if method.name in {"Push", "Initialise"}:  # after wrong checksums they wait
+            await self._paced(inward.owner.spoilt, "spoilt_per_s", "calls with wrong checksums", 0.0)
+        handler = method.handler
+        asked = inward.requests(request) if handler.request_streaming else request
+        answer = method.behaviour(asked, outward)
+        if not handler.response_streaming:
+            await outward.write(await answer)
+        elif hasattr(answer, "__aiter__"):
+            async with aclosing(answer) as replies:
+                async for reply in replies:
+                    await outward.write(reply)
+        else:
+            await answer  # it writes by itself
+
+    def _enter(self, pool: Pool[_Call], call: _Call, method: _Method) -> None:
+        try:
+            oldest = pool.enter(call, time.monotonic())
+        except NoPlaceError:
+            text = f"{len(pool)} {method.name} calls of this learner do not end: try again in a minute"
+            raise self.over("streams", text) from None
+        if oldest is not None:
+            text = f"{len(pool) - 1} {method.name} calls of this learner are open: the oldest one ends for a new one"
+            oldest.end(self.over("streams", text))
+
+    async def _paced(self, bucket: Bucket, limit: str, what: str, cost: float = 1.0) -> None:
+        wait_s = bucket.take(time.monotonic(), cost)
+        if wait_s > self.quotas.patience_s:
+            bucket.take(time.monotonic(), -cost)
+            raise self.over(limit, f"{what} come faster than they are taken: wait {wait_s:.0f} s, and send fewer")
+        if wait_s:
+            self._limited.labels(limit).inc()
+            await asyncio.sleep(wait_s)
+
+    def over(self, limit: str, text: str) -> Refused:
+        """A limit was reached."""
+        self._limited.labels(limit).inc()
+        return Refused(Status.RESOURCE_EXHAUSTED, text)
+
+    def _peer(self, who: Caller, context: Context) -> _Owner:
+        """A front speaks for many, and so may an address where there are no certificates; only a front is believed."""
+        many = MANY if who.role in {None, Role.FRONT} else 1
+        key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
+        return self._owner(key, many, MANY if who.role is Role.FRONT else 1)
+
+    def _owner(self, key: Hashable, many: int = 1, trusted: int = 1) -> _Owner:
+        now = time.monotonic()
+        if len(self._owners) > FORGET_ABOVE and now > self._forgot_at + FORGET_S:
+            self._forgot_at = now
+            for other, owner in list(self._owners.items()):
+                if owner.idle() and now > owner.used_at + FORGET_S:
+                    del self._owners[other]
+        if key not in self._owners:
+            self._owners[key] = _Owner(self.quotas, many, trusted)
+        owner = self._owners[key]
+        owner.used_at = now
+        return owner
+
+    async def paced_join(self, peer: _Owner) -> None:
+        """A Join came in pieces."""
+        await self._paced(peer.joins, "joins_per_s", "large Joins")
+
+    async def paced(self, owner: _Owner, method: _Method) -> None:
+        """A message of a stream that runs came."""
+        await self._paced(owner.messages(method.name), "messages_per_s", f"messages to {method.name}")
+
+
+class _Inward:
+    """What a caller sends."""
+
+    def __init__(self, gate: Gate, method: _Method, context: Context, peer: _Owner) -> None:
+        self._gate, self._method, self._context = gate, method, context
+        self.peer = self.owner = peer
+        most = peer.quotas.joining_bytes if method.name == "Join" else peer.quotas.frame_bytes
+        self._pieces = parts.Pieces(most)
+
+    async def read(self) -> Any:  # noqa: ANN401 - a message
+        """The next message, put together; None: there is no other. Raises Refused."""
+        try:
+            raw = await self._raw()
+            if raw is None:
+                return None
+            read = self._method.handler.request_deserializer
+            return raw if read is None else read(raw)
+        except DecodeError as error:
+            raise Refused(Status.INVALID_ARGUMENT, f"not a message of {self._method.name}: {error}") from error
+
+    async def _raw(self) -> bytes | None:
+        raw = await self._next()
+        if raw is None or self._method.name not in IN_PIECES:
+            return raw
+        if (whole := self._pieces.take(raw)) is not None:
+            return whole
+        async with self.owner.assembling[self._method.name]:  # one piece is here; the others come in turn
+            while whole is None:
+                raw = await self._next()
+                if raw is None:
+                    raise DecodeError("its last piece did not come")
+                whole = self._pieces.take(raw)
+            if self._method.name == "Join":  # the next one of this peer waits for it
+                await self._gate.paced_join(self.peer)
+        return whole
+
+    async def _next(self) -> bytes | None:
+        raw = await self._context.read()
+        return None if raw is grpc.aio.EOF else raw
+
+    async def requests(self, first: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages
+        """All of them, as fast as they may come."""
+        request = first
+        while request is not None:
+            yield request
+            await self._gate.paced(self.owner, self._method)
+            request = await self.read()
+
+
+class _Outward:
+    """A call's context, as its service sees it: what is written is cut, and a reader that stands still is given up."""
+
+    def __init__(self, gate: Gate, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
+        self._gate, self._context, self._method, self._call, self._inward = gate, context, method, call, inward
+
+    async def write(self, message: Any) -> None:  # noqa: ANN401 - a message
+        """Raises Refused when nobody takes it."""
+        write = self._method.handler.response_serializer
+        raw = message if write is None else write(message)
+        for piece in parts.split(raw) if self._method.name == "Fetch" else (raw,):
+            try:
+                async with asyncio.timeout(self._gate.quotas.stalled_s):
+                    await self._context.write(piece)
+            except TimeoutError as error:
+                if self._call.why is not None:
+                    raise
+                text = f"nothing of the answer was taken for {self._gate.quotas.stalled_s:.0f} s: ask again"
+                raise self._gate.over("stalled", text) from error
+
+    async def abort(self, *status: Any) -> None:  # noqa: ANN401 - gRPC's
+        """Ends the call."""
+        self._call.ended = True
+        if status[0] is grpc.StatusCode.DATA_LOSS:
+            self._inward.owner.spoilt.take(time.monotonic())
+        await self._context.abort(*status)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the rest is gRPC's
+        return getattr(self._context, name)
+
+
+def _who(context: Context) -> Caller:
+    try:
+        return caller(context)
+    except Refused:  # the service says so
+        return Caller(None, "", context.peer())
+
+
+def _session(request: Any) -> pb.Session | None:  # noqa: ANN401 - a message
+    """Of the call that it begins."""
+    if isinstance(request, pb.PushRequest | pb.InitialiseRequest):
+        request = request.header
+    session = getattr(request, "session", None)
+    return session if isinstance(session, pb.Session) and session.learner else None

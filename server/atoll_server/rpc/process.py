@@ -1,0 +1,102 @@
+"""What every process of the service needs: addresses, files, signals, health, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.access import Access, on_loopback
+from atoll_wire.errors import SettingsError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from atoll_server.rpc.open_calls import Served
+
+UNLIMITED_FILES = 10_240  # what macOS takes where it says that there is no limit
+GRACE_S = 10.0  # for what a process that is asked to stop does for somebody: a checkpoint, an acknowledgement
+QUICK_S = 0.5  # for calls that only carry: who is not through with one by then goes on with it later
+LOOK_S = 0.02
+SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """A gRPC server beside its health. served: its calls."""
+
+    server: grpc.aio.Server
+    served: Served
+    health: health_aio.HealthServicer
+    credentials: grpc.ServerCredentials | None
+
+    @classmethod
+    def of(
+        cls,
+        listen: Iterable[str],
+        access: Access,
+        options: list[tuple[str, int]],
+        most_calls: int,
+        gate: grpc.aio.ServerInterceptor,
+        served: Served,
+    ) -> Public:
+        """With health, and on loopback reflection. Raises AccessError."""
+        server = grpc.aio.server(interceptors=[gate, served], options=options, maximum_concurrent_rpcs=most_calls)
+        health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        if on_loopback(listen):
+            reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
+        return cls(server, served, health, access.serving())
+
+    def bind(self, address: str) -> str:
+        """Returns the address with its port, which may be the system's choice. Raises SettingsError."""
+        text = f"--listen {address} cannot be bound: the port is in use or not yours; give another"
+        try:
+            port = (
+                self.server.add_insecure_port(address)
+                if self.credentials is None
+                else self.server.add_secure_port(address, self.credentials)
+            )
+        except RuntimeError as error:
+            raise SettingsError(text) from error
+        if port == 0 and not address.startswith("unix:"):
+            raise SettingsError(text)
+        return f"{address.rpartition(':')[0]}:{port}" if port else address
+
+    async def begin(self) -> None:
+        """From now on calls are answered."""
+        await self.server.start()
+        for name in ("", *SERVICES):
+            await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def end(self, grace_s: float = GRACE_S) -> None:
+        """Takes no more calls. Those that run may end by themselves within the grace, unless they only carry."""
+        await self.health.enter_graceful_shutdown()
+        stopping = asyncio.create_task(self.server.stop(grace_s))
+        await asyncio.wait({stopping}, timeout=QUICK_S)
+        while not stopping.done() and self.served.doing():
+            await asyncio.wait({stopping}, timeout=LOOK_S)
+        await self.server.stop(None)
+        await stopping
+
+
+def open_files() -> None:
+    """As many as this process may have: each contribution of a merge is one, and a learner up to 65 connections."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), most))
+
+
+def told_to_stop() -> asyncio.Event:
+    """Is set by SIGTERM and SIGINT."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    return told

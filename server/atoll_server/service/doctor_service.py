@@ -1,0 +1,67 @@
+"""What the core tells `atoll doctor`; bounded, since anybody with a certificate may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire import parts
+
+from atoll_server.access.identity import caller
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.rpc.calls import Context, abort, let_go
+from atoll_server.run.core import Core
+
+MOST_BYTES = 64 << 20  # over one call, each way
+PIECE_BYTES = 256 << 10
+AT_ONCE = 2
+IDLE_S, LONGEST_S = 10.0, 60.0  # without a request; a call in all
+
+
+class DoctorService(rpc.DoctorServicer):
+    """Probes of the way to this core."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def Probe(self, requests: AsyncIterator[pb.ProbeRequest], context: Context) -> AsyncIterator[pb.ProbeReply]:
+        """Answers each request, as long as the call has not moved too much."""
+        up = down = 0
+        try:
+            caller(context)
+            if self._slots.locked():
+                raise Refused(Status.RESOURCE_EXHAUSTED, f"{AT_ONCE} probes run already: try again in a minute")
+            async with self._slots, asyncio.timeout(LONGEST_S):
+                while (request := await self._next(requests)) is not None:
+                    up, down = up + len(request.padding), down + request.wanted_bytes
+                    if max(up, down) > MOST_BYTES:
+                        raise Refused(Status.RESOURCE_EXHAUSTED, f"a probe moves at most {MOST_BYTES >> 20} MiB")
+                    yield self._answer()
+                    for left in range(request.wanted_bytes, 0, -PIECE_BYTES):
+                        yield pb.ProbeReply(padding=bytes(min(left, PIECE_BYTES)))
+        except Refused as refused:
+            await abort(context, refused)
+        except TimeoutError:
+            await abort(context, Refused(Status.RESOURCE_EXHAUSTED, f"a probe takes at most {LONGEST_S:.0f} s"))
+        finally:
+            await let_go(requests)
+
+    async def _next(self, requests: AsyncIterator[pb.ProbeRequest]) -> pb.ProbeRequest | None:
+        try:
+            async with asyncio.timeout(IDLE_S):
+                return await anext(requests, None)
+        except TimeoutError:
+            return None
+
+    def _answer(self) -> pb.ProbeReply:
+        core = self._core
+        return pb.ProbeReply(
+            wall_s=time.time(), run=core.run_id, message_bytes=parts.MESSAGE_BYTES,
+            fingerprint=core.layout.fingerprint if core.layout is not None else b"",
+            frozen_digest=bytes.fromhex(core.frozen_digest),
+            fragments=len(core.layout.fragments) if core.layout is not None else 0,
+        )  # fmt: skip

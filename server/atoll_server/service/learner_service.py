@@ -1,0 +1,288 @@
+"""gRPC <-> core, for learners. Each method converts, asks, and answers; nothing is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import structlog
+from atoll_wire import codec, frames
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.checksums import crc32c
+from atoll_wire.codec import Codec
+from atoll_wire.frames import Pushed, Sent
+
+from atoll_server.access.identity import caller
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.registry import Entry, Speaker
+from atoll_server.rpc.calls import Context, Wait, Waits, abort, let_go, wanted_frames
+from atoll_server.run.core import Core
+from atoll_server.run.joining import Joining
+from atoll_server.run.reports import leave, progress
+from atoll_server.shard.engine import Engine
+from atoll_server.storage.spool import Upload
+
+log = structlog.get_logger()
+
+HEADER_BYTES = 4096  # of a Push, which is kept as long as its upload grows
+MOST_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
+HEARD_S = 0.05  # between two messages that tell what came over a stream: how quick a link is shows in them
+
+
+class OuterService(rpc.OuterServicer):
+    """What learners call."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._joining = Joining(core)
+        self._waits = Waits()
+
+    def stop(self) -> None:
+        """Ends what would go on for long; what is being made durable goes on. Followers are told by the core."""
+        self._waits.end("the core is going away: reconnect, here or elsewhere")
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        """Makes a learner known, or known again."""
+        try:
+            speaker = caller(context)
+            speaker.speaks_for(request.learner)
+            reply = await self._joining.join(request)
+            if reply.state != pb.JoinReply.STATE_CONFIRM:
+                what = {"incarnation": str(reply.incarnation), "region": request.region, "by": str(speaker)}
+                self._core.acts.moved("joined", request.learner, **what)
+            return reply
+        except Refused as refused:
+            log.warning("join refused", learner=request.learner[:80], detail=refused.detail)
+            self._note(context, refused, request.learner)
+            await abort(context, refused)
+
+    async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
+        """Takes the first parameters from the learner that holds the lease."""
+        staging, accepting, wait = None, None, self._waits.begin()
+        try:
+            header = (await wait.first(requests, "an Initialise stream")).header
+            speaker = self._session(context, header.session)
+            staging = await self._joining.stage(speaker, header)
+            lease_s = self._core.settings.limits.lease_s
+            late = f"no bytes of the first parameters came for {lease_s:.0f} s: join again"
+            while (request := await wait.next(requests, lease_s, late)) is not None:
+                self._core.metrics.moved(speaker.entry.region, "up", Codec.FLOAT32, len(request.chunk))
+                await asyncio.to_thread(staging.take, request.chunk)
+                self._joining.came(speaker, staging)
+            accepting = self._core.underway(self._joining.accept(speaker, staging))
+            await asyncio.shield(accepting)  # once it has begun, the learner's going away does not stop it half-way
+            return pb.InitialiseReply()
+        except Refused as refused:
+            log.warning("first parameters refused", detail=refused.detail)
+            await abort(context, refused)
+        except OSError as error:
+            text = f"the first parameters cannot be written ({error.strerror}): make room on the core's disk"
+            log.error("first parameters refused", detail=text)
+            await abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
+        finally:
+            if accepting is not None:
+                await asyncio.wait({accepting, self._core.failed}, return_when=asyncio.FIRST_COMPLETED)
+            if staging is not None:
+                await asyncio.to_thread(staging.close)
+            await let_go(requests)
+
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
+        """Tells what happens until the learner or this core goes."""
+        try:
+            speaker = self._session(context, request.session)
+            self._engine()
+        except Refused as refused:
+            await abort(context, refused)
+        wait = Wait()  # not until this core stops: that is told as a happening
+        try:
+            with speaker.entry.stream(wait.end):
+                news = self._core.happenings.follow(speaker.entry.name, request.log, request.sequence)
+                async with aclosing(news):
+                    while (happening := await wait.next(news)) is not None:
+                        yield happening
+        except Refused as refused:
+            await abort(context, refused)
+
+    async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
+        """Takes one contribution, or what is missing of it."""
+        header, wait = pb.PushHeader(), self._waits.begin()
+        try:
+            request = await wait.first(requests, "a Push stream")
+            if isinstance(request, pb.PushRequest):
+                if request.ByteSize() > HEADER_BYTES:
+                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
+                header = request.header
+            speaker, engine = self._session(context, header.session), self._engine()
+            self._fragment(engine, header.fragment)
+            version, rounds = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment]
+            answer = engine.uploads.offer(header, version, rounds, engine.run.max_staleness, time.monotonic())
+            if isinstance(answer, Upload):
+                log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
+                engine.timeline.began(speaker.entry.name, header.fragment, header.cycle, time.monotonic())
+                yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
+                async with aclosing(self._frames(requests, wait, answer, speaker, header)) as told:
+                    async for have in told:
+                        yield pb.PushReply(have=pb.Have(frames=have))
+                if not answer.whole():  # other streams of this contribution bring the rest
+                    async with wait():
+                        await engine.uploads.ended(answer)
+                answer = await engine.uploads.complete(answer)
+            yield pb.PushReply(receipt=answer)
+        except Refused as refused:
+            self._core.turned_away(refused, header.session.learner)
+            await abort(context, refused)
+        finally:
+            await let_go(requests)
+
+    async def _frames(
+        self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload, speaker: Speaker, header: pb.PushHeader
+    ) -> AsyncGenerator[list[int], None]:
+        """Takes what a stream brings, until the upload is whole; tells what has come."""
+        engine = self._engine()
+        uploads, syncer = engine.uploads, engine.syncer
+        came, told_at = list[int](), time.monotonic()
+        while not upload.whole() and (request := await self._next(requests, wait, upload)) is not None:
+            speaker.still()
+            brought, now = frames.frames_in(request), time.monotonic()
+            size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
+            self._core.metrics.moved(speaker.entry.region, "up", engine.run.codec, size_bytes)
+            if header.asks_only:
+                raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
+            if not 0 < len(brought) <= frames.TOGETHER:
+                text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
+                raise Refused(Status.INVALID_ARGUMENT, text)
+            if await uploads.take(upload, brought, now):
+                syncer.uploading(speaker.entry.name, header.fragment, now)
+            came.extend(frame.index for frame in brought)
+            if now > told_at + HEARD_S:
+                yield came
+                came, told_at = [], now
+        if came:
+            yield came
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
+        """Sends a published update, or a whole fragment at its current version."""
+        try:
+            speaker, engine = self._session(context, request.session), self._engine()
+            self._fragment(engine, request.fragment)
+            replies = self._whole if request.whole else self._update
+            async with aclosing(replies(engine, speaker.entry, request)) as them:
+                async for reply in them:
+                    speaker.still()
+                    yield reply
+        except Refused as refused:
+            await abort(context, refused)
+
+    async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
+        wanted = wanted_frames(request, len(engine.layout.fragments[request.fragment].frames))
+        publication = engine.cache.get(request.fragment, request.version)
+        if publication is None:
+            raise Refused(
+                Status.NOT_FOUND,
+                f"update {request.version} of fragment {request.fragment} is not kept: fetch the fragment whole",
+            )
+        yield pb.FetchReply(
+            header=pb.FetchHeader(
+                fragment=request.fragment, version=publication.version,
+                codec=int(engine.run.codec),  # type: ignore[arg-type]
+                frames=len(publication.messages), size_bytes=publication.size_bytes, crc32c=publication.crc32c,
+                receipts=publication.receipts,
+            )
+        )  # fmt: skip
+        if request.header_only:
+            return
+        spans = engine.layout.fragments[request.fragment].frames
+        while wanted:
+            count = frames.fitting(publication.sizes[index] for index in wanted)
+            some, wanted = wanted[:count], wanted[count:]
+            yield b"".join(publication.messages[index] for index in some)
+            for index in some:
+                engine.sent(entry, publication.sizes[index], spans[index].length, whole=False)
+
+    async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
+        fragment = engine.layout.fragments[request.fragment]
+        wanted = wanted_frames(request, len(fragment.frames))
+        async with engine.readers.newest(fragment.index, None if request.header_only else entry.name) as state:
+            newest = engine.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
+            crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
+            yield pb.FetchReply(
+                header=pb.FetchHeader(
+                    fragment=fragment.index, version=state.version, codec=pb.CODEC_FLOAT32,
+                    frames=len(fragment.frames), size_bytes=4 * fragment.length, crc32c=crc,
+                    receipts=[newest] if newest is not None else [],
+                )
+            )  # fmt: skip
+            if request.header_only:
+                return
+            for span in (fragment.frames[index] for index in wanted):
+                payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
+                engine.sent(entry, len(payload), span.length, whole=True)
+                yield frames.encode(span.index, crc32c(payload), payload)
+
+    async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
+        """Takes in how training goes."""
+        wait = self._waits.begin()
+        try:
+            told: pb.Progress | None = await wait.first(requests, "a Report stream")
+            assert told is not None, "there is a first one"
+            entry = self._session(context, told.session).entry
+            entry.reports.again(time.monotonic())
+            with entry.stream(wait.end):
+                while told is not None:
+                    progress(self._core, entry, told)
+                    told = await wait.next(requests)
+            return pb.ReportReply()
+        except Refused as refused:
+            await abort(context, refused)
+        finally:
+            await let_go(requests)
+
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
+        """Says good-bye to a learner."""
+        try:
+            entry = self._session(context, request.session).entry
+            last = request.last if request.HasField("last") else None
+            await asyncio.shield(asyncio.create_task(leave(self._core, entry, last)))
+            self._core.acts.moved("left", entry.name, incarnation=str(entry.incarnation))
+            return pb.LeaveReply()
+        except Refused as refused:
+            await abort(context, refused)
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _session(self, context: Context, session: pb.Session) -> Speaker:
+        """Whom a call comes from. Raises Refused."""
+        try:
+            caller(context).speaks_for(session.learner)
+            return self._core.session(session)
+        except Refused as refused:
+            self._note(context, refused, session.learner)
+            raise
+
+    def _note(self, context: Context, refused: Refused, learner: str) -> None:
+        told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
+        self._core.acts.refused("refused", learner=learner[:80], **told)
+
+    async def _next(self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload) -> Pushed | None:
+        """The stream's next message, unless it takes longer than this upload's frames make likely."""
+        usual_s = upload.arrivals.patience_s() * (upload.streams + 1)  # gaps are learnt over all streams together
+        patience_s = min(usual_s, MOST_PATIENCE * self._core.settings.limits.upload_idle_s)
+        upload.streams += 1
+        try:
+            text = f"no frame of {upload.key} came for {patience_s:.1f} s: go on with it"
+            return await wait.next(requests, patience_s, text)
+        finally:
+            upload.streams -= 1
+
+    def _engine(self) -> Engine:
+        if self._core.engine is None:
+            raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
+        return self._core.engine
+
+    def _fragment(self, engine: Engine, fragment: int) -> None:
+        count = len(engine.layout.fragments)
+        if fragment >= count:
+            raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {count - 1}")

@@ -1,0 +1,176 @@
+"""gRPC <-> core, for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import Any
+
+import grpc
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+
+from atoll_server.access.identity import caller
+from atoll_server.access.refusals import Refused
+from atoll_server.access.tokens import Tokens, operator_name
+from atoll_server.checkpoints.export import write_checkpoint
+from atoll_server.checkpoints.restore import LEDGER, initial_states
+from atoll_server.rpc.calls import Context, abort, end
+from atoll_server.run.core import Core
+from atoll_server.run.eviction import evict
+from atoll_server.run.pausing import pause
+from atoll_server.service.status import list_rounds, status
+from atoll_server.shard.admission import MOST_NUMBER
+from atoll_server.shard.contributions import receipt_of
+from atoll_server.storage import ledger
+from atoll_server.storage.rows import ContributionRow, FateRow, SnapshotRow
+
+log = structlog.get_logger()
+
+CHUNK_BYTES = 1 << 20
+NOTHING_YET = "the run has no parameters yet: start a learner first"
+LARGEST_REASON = 200
+FATES = {pb.FATE_UNSPECIFIED: "", pb.FATE_PENDING: "pending", pb.FATE_MERGED: "merged", pb.FATE_REFUSED: "refused"}
+
+
+class OperatorService(rpc.OperatorServicer):
+    """What `atoll status`, `receipts`, `evict` and `checkpoint` call."""
+
+    def __init__(self, core: Core, tokens: Tokens | None = None) -> None:
+        self._core, self._tokens = core, tokens
+
+    async def _may(self, context: Context, act: str = "", **what: str) -> str:
+        """Who calls; ends the call of who is no operator. act: written down with who did it."""
+        try:
+            who = caller(context)
+            name = operator_name(self._tokens, who, context.invocation_metadata() or ())
+        except Refused as refused:
+            told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
+            self._core.acts.refused("operator refused", asked=act or "read", **told)
+            await abort(context, refused)
+        if act:
+            log.info(act, operator=name, **what)
+            self._core.acts.note(act, operator=name, peer=who.peer, **what)
+        return name
+
+    async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+        """The run at this moment."""
+        await self._may(context)
+        return status(self._core)
+
+    async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
+        """What became of contributions, read beside the thread that writes."""
+        await self._may(context)
+        most = self._core.settings.limits.receipts
+        limit = min(request.limit or most, most)
+        fate = FATES.get(request.fate, "")
+        before = min(request.before, MOST_NUMBER)
+        rows = await asyncio.to_thread(self._receipts, request.learner, fate, before, limit)
+        return pb.ListReceiptsReply(receipts=[logged_receipt(*row) for row in rows])
+
+    def _receipts(self, *wanted: Any) -> list[tuple[int, ContributionRow, FateRow]]:  # noqa: ANN401
+        with closing(self._core.disk.connect(self._core.settings.directory / LEDGER)) as db:
+            db.execute("PRAGMA query_only=TRUE")
+            return ledger.receipts(db, *wanted)
+
+    async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
+        """Sends a learner away, or lets it in again."""
+        reason = request.reason[:LARGEST_REASON]
+        tokens = request.tokens if request.HasField("tokens") else None
+        what = {} if tokens is None else {"tokens": str(tokens)}
+        act = "evict" if reason else "let in again"
+        await self._may(context, act, learner=request.learner[:80], reason=reason, **what)
+        try:
+            evicting = asyncio.create_task(evict(self._core, request.learner, reason, tokens))
+            await asyncio.shield(evicting)  # once it has begun, the operator's going away does not stop it half-way
+            return pb.EvictReply()
+        except Refused as refused:
+            await abort(context, refused)
+
+    async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
+        """Lets all learners stand, or go on."""
+        reason = request.reason[:LARGEST_REASON]
+        name = await self._may(context, "pause" if reason else "resume", reason=reason)
+        said = f"by {name or 'an operator'}: {reason}" if reason else ""
+        await asyncio.shield(asyncio.create_task(pause(self._core, said)))
+        return pb.PauseReply()
+
+    async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsReply:
+        """How the newest rounds went."""
+        await self._may(context)
+        try:
+            return list_rounds(self._core, request)
+        except Refused as refused:
+            await abort(context, refused)
+
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsReply:
+        """What happened after what the caller has seen."""
+        await self._may(context)
+        diary = self._core.diary
+        told = (
+            pb.Event(number=each.number, at=each.at, kind=each.kind, learner=each.learner, text=each.text)
+            for each in diary.after(request.log, request.after)
+        )
+        return pb.ListEventsReply(log=diary.log, events=told)
+
+    async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsReply:
+        """Snapshots on disk, oldest first."""
+        await self._may(context)
+        rows = self._core.keeper.rows if self._core.keeper is not None else []
+        return pb.ListCheckpointsReply(checkpoints=[_checkpoint(row) for row in rows])
+
+    async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
+        """Takes a snapshot now."""
+        await self._may(context, "take a checkpoint")
+        if self._core.keeper is None:
+            await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
+        try:
+            return _checkpoint(await self._core.keeper.take())
+        except OSError as error:
+            text = f"the snapshot cannot be written ({error}): make room on the core's disk"
+            await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+
+    async def ExportCheckpoint(
+        self, request: pb.ExportCheckpointRequest, context: Context
+    ) -> AsyncIterator[pb.ExportCheckpointReply]:
+        """Streams the published model, as it is at this moment or as it began."""
+        await self._may(context, "export the model")
+        engine = self._core.engine
+        if engine is None:
+            await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
+        try:
+            with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
+                async with contextlib.AsyncExitStack() as reading:  # not while it is streamed: merges need the room
+                    if request.initial:
+                        states = await asyncio.to_thread(initial_states, engine.layout, engine.initial)
+                    else:
+                        numbers = range(len(engine.states))
+                        states = [await reading.enter_async_context(engine.readers.newest(n)) for n in numbers]
+                    vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
+                    await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, vectors, versions)
+                file.seek(0)
+                while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                    yield pb.ExportCheckpointReply(chunk=chunk)
+        except Refused as refused:
+            await abort(context, refused)
+        except OSError as error:
+            text = f"the export cannot be written ({error.strerror}): make room on the core's disk"
+            await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+
+
+def _checkpoint(row: SnapshotRow) -> pb.Checkpoint:
+    return pb.Checkpoint(id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes)
+
+
+def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
+    """A row of the ledger as operators are told it."""
+    return pb.LoggedReceipt(
+        number=number, receipt=receipt_of(fate), tokens=row.tokens, steps=row.steps, base_version=row.base_version,
+        size_bytes=row.size_bytes, norm=math.sqrt(math.fsum(row.norms_sq)), clipped=row.scale,
+        accepted_at=row.accepted_at,
+    )  # fmt: skip

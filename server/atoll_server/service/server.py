@@ -1,0 +1,157 @@
+"""One core as a process: gRPC server, health, reflection, metrics, signals; from SERVING to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+from atoll_wire import allocator, frames, scrape
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.certificate import Role, check_role
+from atoll_wire.errors import SettingsError, UserError
+
+from atoll_server.access.audit_log import Acts
+from atoll_server.access.identity import Caller
+from atoll_server.access.quotas import QUOTAS
+from atoll_server.access.refusals import Refused
+from atoll_server.access.tokens import Tokens
+from atoll_server.checkpoints.verification import Audit
+from atoll_server.rpc.calls import message_options
+from atoll_server.rpc.limiter import Gate
+from atoll_server.rpc.process import GRACE_S, Public, open_files, told_to_stop
+from atoll_server.run.core import STANDBY_S, Core
+from atoll_server.service.doctor_service import DoctorService
+from atoll_server.service.gauges import keep_gauges
+from atoll_server.service.learner_service import OuterService
+from atoll_server.service.operator_service import OperatorService
+from atoll_server.settings import CoreSettings
+
+log = structlog.get_logger()
+
+
+class CoreFailed(UserError):  # noqa: N818 - what it says is that the core failed
+    """Acknowledged work cannot be carried on with; one line with the remedy."""
+
+
+T = TypeVar("T")
+
+PORT_S = 5.0
+AUDIT_LOG = "audit.jsonl"
+
+
+async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None]) -> None:
+    """Runs a core until SIGTERM or SIGINT. announce: told each address once it serves.
+
+    Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
+    """
+    settings.check()
+    check_role(settings.access.tls, Role.CORE)
+    allocator.lean()
+    open_files()
+    core = Core(settings, given)
+    told = told_to_stop()
+    core.failed.add_done_callback(lambda _: told.set())  # the engine could not carry something out
+    if settings.standby:
+        log.info("standing by for --dir", directory=str(settings.directory))
+    if not await _unless(told, core.take_directory()):
+        return
+    core.acts = Acts(settings.directory / AUDIT_LOG)
+    tokens = None if settings.operator_tokens is None else Tokens(settings.operator_tokens)
+    gate = Gate(QUOTAS, partial(_vouched, core), core.metrics.limited, lambda: core.acts)
+    options, most_calls = message_options(QUOTAS.window_bytes), settings.limits.calls
+    public = Public.of(settings.listen, settings.access, options, most_calls, gate, core.metrics.served)
+    service = OuterService(core)
+    frames.serve(service, public.server)
+    rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
+    rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
+    addresses = [await _patiently(partial(public.bind, address), settings) for address in settings.listen]
+    pulse, where, registry = scrape.Pulse(), settings.metrics_listen, core.metrics.registry
+    serve_metrics = partial(scrape.serve, registry, where or "", pulse.not_alive, pulse.not_ready)
+    scraped = await _patiently(serve_metrics, settings) if where else None
+    beating = asyncio.create_task(pulse.keep())
+    try:
+        if await _unless(told, core.start()):
+            gauges = asyncio.create_task(keep_gauges(core))
+            gauges.add_done_callback(core.watched)
+            await public.begin()
+            pulse.waits_for, metrics_port = "", scraped.port if scraped else None
+            log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
+            audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
+            audit.begin(core.initial_sha256)
+            with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
+                for address in addresses:
+                    announce(address)
+            await _serve_until(told, core, public, service, gauges, pulse)
+            audit.end()
+        elif core.failed.done():
+            core.failed.result()
+    except (OSError, sqlite3.Error) as error:
+        raise CoreFailed(
+            f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
+        ) from error
+    finally:
+        beating.cancel()
+        if scraped:
+            scraped.end()
+        core.acts.close()
+    log.info("stopped", run=core.run_id)
+
+
+def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
+    """The learner that a session is of, if it is one of this core's."""
+    try:
+        return core.session(session).entry.name
+    except Refused:
+        return None
+
+
+async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether it came to its end; False when this process was asked to stop before: it is given up then."""
+    working, asked = asyncio.create_task(work), asyncio.create_task(told.wait())
+    await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not working.done():
+        working.cancel()
+        return False
+    working.result()
+    return True
+
+
+async def _serve_until(
+    told: asyncio.Event,
+    core: Core,
+    public: Public,
+    service: OuterService,
+    gauges: asyncio.Task[None],
+    pulse: scrape.Pulse,
+) -> None:
+    try:
+        await told.wait()
+        if core.failed.done():
+            core.failed.result()
+    finally:
+        pulse.waits_for = "stopping"
+        gauges.cancel()
+        core.happenings.close()
+        service.stop()
+        await public.end(0 if core.failed.done() else GRACE_S)
+    await core.stop()
+
+
+async def _patiently(bind: Callable[[], T], settings: CoreSettings) -> T:
+    """A standby waits a moment: of a process that dies the lock may go before its ports."""
+    deadline = time.monotonic() + (PORT_S if settings.standby else 0.0)
+    while True:
+        try:
+            return bind()
+        except (SettingsError, scrape.ScrapeError):
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(STANDBY_S)

@@ -1,0 +1,68 @@
+"""PURE: may a contribution be begun, by what its header declares?"""
+
+from __future__ import annotations
+
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import Codec
+from atoll_wire.layout import Fragment
+
+from atoll_server.access.refusals import Refused, Status
+
+MOST_TOKENS, MOST_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
+MOST_NUMBER = 1 << 62  # of seq: what the ledger can hold
+
+
+def check_header(header: pb.PushHeader, fragment: Fragment, run_codec: Codec) -> None:
+    """Raises Refused for a header that no learner of this run would send."""
+    most = sum(codec.max_payload_bytes(span, run_codec) for span in fragment.frames)
+    if int(header.codec) != int(run_codec):
+        raise _malformed(header, f"uses codec {header.codec}, the run {run_codec.name}")
+    if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
+        raise _malformed(
+            header,
+            f"declares {header.frames} frames and {header.size_bytes} bytes; the fragment has {len(fragment.frames)} "
+            f"frames of at most {most} bytes in all",
+        )
+    if not (0 < header.tokens <= MOST_TOKENS and 0 < header.steps <= MOST_STEPS) or len(header.digest) != 32:
+        raise _malformed(
+            header,
+            f"declares {header.tokens} tokens, {header.steps} steps and a digest of {len(header.digest)} bytes: "
+            "at least one token, one step and 32 bytes are needed",
+        )
+    if header.seq > MOST_NUMBER:
+        raise _malformed(header, f"has a seq above {MOST_NUMBER}")
+
+
+def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:
+    """Raises Refused for work from a version that does not exist, or is too old. version: of the fragment now."""
+    if header.base_version > version:
+        raise Refused(
+            Status.OUT_OF_RANGE,
+            f"contribution {_name(header)} begins at version {header.base_version}, the newest here is {version} (was "
+            "the core restored from a backup?): fetch the fragment whole and drop the outstanding work",
+        )
+    if staleness > max_staleness:
+        raise Refused(
+            Status.OUT_OF_RANGE,
+            f"contribution {_name(header)} is {staleness:.3g} outer steps old, the run takes {max_staleness}: fetch "
+            "the fragment whole and drop the outstanding work",
+        )
+
+
+def declared(header: pb.PushHeader) -> pb.PushHeader:
+    """What a header says of the contribution; the rest may be another when it is sent again."""
+    said = pb.PushHeader.FromString(header.SerializeToString())
+    said.ClearField("session")
+    said.ClearField("cycle")
+    said.ClearField("asks_only")
+    return said
+
+
+def _malformed(header: pb.PushHeader, text: str) -> Refused:
+    return Refused(Status.INVALID_ARGUMENT, f"contribution {_name(header)} {text}")
+
+
+def _name(header: pb.PushHeader) -> str:
+    session = header.session
+    return f"{session.learner}/{session.incarnation}/{header.fragment}/{header.seq}"

@@ -1,0 +1,140 @@
+"""Acknowledged contributions: those that wait for their merge, the fates of the others, and the sums over all.
+
+Memory follows the ledger: each method is called when what it notes is durable already. At a start the same methods
+run over the ledger's tallies and what came after them, so that the sums are exact whenever the process died.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout
+
+from atoll_server.learners.registry import Roster
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.events import Key
+from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
+from atoll_server.storage.spool import Stored
+from atoll_server.telemetry.metrics import Metrics
+
+log = structlog.get_logger()
+
+FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An acknowledged contribution without a fate: what the ledger says of it, and its payload."""
+
+    row: ContributionRow
+    stored: Stored
+
+
+class Contributions:
+    """Of one generation. counts: by fate; turned_away are those that were refused at the door."""
+
+    def __init__(self, layout: Layout, roster: Roster, metrics: Metrics) -> None:
+        self._layout, self._roster, self._metrics = layout, roster, metrics
+        self.pending: dict[Key, Held] = {}
+        self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, its tokens
+        self.pending_bytes: Counter[str] = Counter()  # of each learner
+        self.merges = 0  # of all fragments, since this core started
+        self.merged_at: dict[str, int] = {}  # by learner: merges, when it joined or something of it was last in one
+        self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
+
+    def add(self, tally: TallyRow) -> None:
+        """Those that a tally stands for."""
+        account = self._roster.entries[tally.learner].account
+        length = self._layout.fragments[tally.fragment].length
+        account.bytes_up += tally.size_bytes
+        account.parameters_up += (tally.merged + tally.refused) * length
+        account.merged_token_parameters += tally.tokens * length
+        self._give(Key(tally.learner, tally.incarnation, tally.fragment, tally.seq), tally.tokens)
+        current = tally.incarnation == self._roster.entries[tally.learner].incarnation
+        account.accepted(tally.tokens * length / self._layout.parameters, current=current)
+        sums = {"accepted": tally.merged + tally.refused, "merged": tally.merged, "refused": tally.refused}
+        for fate, count in sums.items():
+            self.counts[fate] += count
+            self._metrics.contributions.labels(fate).inc(count)
+
+    def accept(self, row: ContributionRow) -> None:
+        """One more was acknowledged."""
+        entry = self._roster.entries[row.key.learner]
+        entry.account.bytes_up += row.size_bytes
+        entry.account.parameters_up += self._layout.fragments[row.key.fragment].length
+        entry.account.accepted(self._weighted(row), current=row.key.incarnation == entry.incarnation)
+        entry.dirty = True
+        self._give(row.key, row.tokens)
+        self.counts["accepted"] += 1
+        self._metrics.contributions.labels("accepted").inc()
+
+    def given(self, key: Key) -> int:
+        """Tokens that this incarnation gave to this fragment; what was refused it did not."""
+        incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
+        return tokens if incarnation == key.incarnation else 0
+
+    def _give(self, key: Key, tokens: int) -> None:
+        if self._given.get((key.learner, key.fragment), (0, 0))[0] <= key.incarnation:
+            self._given[key.learner, key.fragment] = (key.incarnation, self.given(key) + tokens)
+
+    def hold(self, row: ContributionRow, stored: Stored) -> None:
+        """It waits for its merge."""
+        log.debug("durable", contribution=str(row.key))
+        self.pending[row.key] = Held(row, stored)
+        self.pending_bytes[row.key.learner] += row.size_bytes
+
+    def end(self, row: ContributionRow, fate: FateRow) -> None:
+        """One came to its end: merged, or refused after all."""
+        held = self.pending.pop(row.key, None)
+        if held is not None:
+            held.stored.close()
+            self.pending_bytes[row.key.learner] -= row.size_bytes
+        entry = self._roster.entries[row.key.learner]
+        if fate.fate == "merged":
+            entry.account.merged_token_parameters += row.tokens * self._layout.fragments[row.key.fragment].length
+        else:
+            entry.account.accepted(-self._weighted(row), current=row.key.incarnation == entry.incarnation)
+            self._give(row.key, -row.tokens)
+        entry.dirty = True
+        self.counts[fate.fate] += 1
+        self._metrics.contributions.labels(fate.fate).inc()
+
+    def joined(self, learner: str) -> None:
+        """From now on its work is looked for in merges."""
+        self.merged_at[learner] = self.merges
+
+    def merged(self, learners: Iterable[str]) -> None:
+        """A merge of these learners' work was published."""
+        self.merges += 1
+        self.merged_at.update(dict.fromkeys(learners, self.merges))
+
+    def missed(self, learner: str) -> int:
+        """Merges since something of it was in one."""
+        return self.merges - self.merged_at.get(learner, self.merges)
+
+    def turn_away(self) -> None:
+        """One was refused at the door."""
+        self.counts["turned_away"] += 1
+
+    def _weighted(self, row: ContributionRow) -> float:
+        """Its tokens, times the part of all parameters that its fragment holds."""
+        return row.tokens * self._layout.fragments[row.key.fragment].length / self._layout.parameters
+
+
+def receipt_of(fate: FateRow) -> pb.Receipt:
+    """A fate as learners are told it."""
+    key = fate.key
+    return pb.Receipt(
+        learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=FATES[fate.fate],
+        version=fate.version, weight=fate.weight, staleness=fate.staleness, reason=fate.reason,
+        drop_outstanding=fate.dropped,
+    )  # fmt: skip
+
+
+def refusal_row(refusal: ev.Refusal, version: int) -> FateRow:
+    """A refusal as the ledger keeps it."""
+    return FateRow(refusal.key, "refused", version, reason=refusal.reason, dropped=refusal.drop)

@@ -1,0 +1,144 @@
+"""Takes snapshots, and lets payloads go that two of them cover."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from functools import partial
+
+import structlog
+
+from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
+from atoll_server.rounds.events import Key
+from atoll_server.shard.engine import Engine
+from atoll_server.storage import crash_points, ledger, totals
+from atoll_server.storage.database import LedgerError
+from atoll_server.storage.rows import SnapshotRow
+
+log = structlog.get_logger()
+
+LONGEST_REPLAY_S = 0.5  # of merges beyond the newest snapshot: a start makes them again
+FAILED_S = 1.0  # at least: how long a snapshot that could not be written counts as having taken
+REST = 10.0  # between two snapshots, in lengths of the last one, however much there is to be merged again
+
+
+class Keeper:
+    """The snapshots of one run. rows: those on disk, oldest first; damaged: one was found so and given up."""
+
+    def __init__(self, engine: Engine, rows: list[SnapshotRow], *, damaged: bool) -> None:
+        self._engine = engine
+        self.rows = rows
+        self._let_go_to = covered(rows, len(engine.layout.fragments))
+        self._taking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[SnapshotRow]] = set()
+        self._taken_at, self._took_s = time.monotonic(), 0.0
+        self._one_is_missing = damaged  # its payloads are gone: what it covered lies in one place only
+
+    def due(self) -> bool:
+        """Whether it is time for a snapshot, or a start would have too much to do without it; and something is new."""
+        since_s = time.monotonic() - self._taken_at
+        late = since_s >= self._engine.settings.snapshot_every_s
+        rested = since_s >= REST * self._took_s
+        much = rested and self._engine.unsaved_s >= LONGEST_REPLAY_S
+        mend = rested and self._one_is_missing
+        return not self._taking.locked() and (mend or ((late or much) and self.stale()))
+
+    def stale(self) -> bool:
+        """Whether any merge came after the newest snapshot."""
+        return not self.rows or list(self.rows[-1].versions) != self._engine.versions()
+
+    async def take(self) -> SnapshotRow:
+        """Writes a snapshot, commits it, then drops what it makes superfluous; also when the caller goes away."""
+        task = asyncio.create_task(self._take())
+        self._tasks.add(task)
+        task.add_done_callback(self._taken)
+        return await asyncio.shield(task)
+
+    async def settled(self) -> None:
+        """Waits for snapshots that somebody asked for who may be gone."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _taken(self, task: asyncio.Task[SnapshotRow]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # said here, since whoever asked for it may be gone
+            # The ledger and the spool still hold everything: only the next start takes longer.
+            log.error("the snapshot could not be written: look at the disk", error=str(error))
+
+    async def _take(self) -> SnapshotRow:
+        engine = self._engine
+        async with self._taking:
+            self._taken_at, unsaved_s = time.monotonic(), engine.unsaved_s
+            number = self.rows[-1].id + 1 if self.rows else 1
+            writer = SnapshotWriter(snapshot_path(engine.settings.directory, number), engine.layout, engine.disk)
+            try:
+                await self._write(writer)
+            except OSError:
+                self._took_s = max(FAILED_S, time.monotonic() - self._taken_at)
+                await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
+                raise
+            row = SnapshotRow(number, tuple(writer.versions), tuple(writer.checksums), time.time(), writer.size_bytes)
+            await engine.writer.commit(partial(ledger.add_snapshot, generation=engine.generation, row=row))
+            crash_points.point("snapshot.committed")
+            self.rows.append(row)
+            self._one_is_missing = False
+            self._took_s = time.monotonic() - self._taken_at
+            engine.unsaved_s -= unsaved_s
+            log.info("snapshot taken", id=row.id, merges=sum(row.versions), size_bytes=row.size_bytes)
+            await self._drop_old()
+            while await engine.writer.commit(self._add_up):
+                pass
+        return row
+
+    def _add_up(self, db: sqlite3.Connection) -> bool:
+        """Whether there is more; runs in the ledger's thread."""
+        try:
+            return totals.add_up(db, self._engine.generation)
+        except LedgerError as error:  # nothing is written yet
+            log.error("the ledger is damaged: training goes on, but a restart may fail", error=str(error))
+            return False
+
+    async def _write(self, writer: SnapshotWriter) -> None:
+        await asyncio.to_thread(writer.begin)
+        for index, lock in enumerate(self._engine.locks):
+            async with lock:
+                if self._engine.failed:
+                    raise OSError("the core has failed: its state is not written down any more")
+                await asyncio.to_thread(writer.add, self._engine.states[index])
+        await asyncio.to_thread(writer.finish)
+
+    async def _drop_old(self) -> None:
+        engine = self._engine
+        while len(self.rows) > engine.run.keep_snapshots:
+            old = self.rows.pop(0)
+            await engine.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
+            crash_points.point("snapshot.old forgotten")
+            await asyncio.to_thread(engine.disk.remove, snapshot_path(engine.settings.directory, old.id))
+            crash_points.point("snapshot.old removed")
+        older, self._let_go_to = self._let_go_to, covered(self.rows, len(self._let_go_to))
+        bounds = list(zip(older, self._let_go_to, strict=True))
+        await asyncio.to_thread(self._let_go, await engine.writer.commit(partial(self._covered, bounds=bounds)))
+
+    def _covered(self, db: sqlite3.Connection, bounds: list[tuple[int, int]]) -> list[tuple[Key, int]]:
+        """Payloads that two snapshots cover now, and did not before. bounds: versions of each fragment, from and to."""
+        condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
+        return [
+            (row.key, row.size_bytes)
+            for fragment, (after, to) in enumerate(bounds)
+            for row, _ in ledger.contributions(db, self._engine.generation, condition, (fragment, after, to))
+        ]
+
+    def _let_go(self, covered: list[tuple[Key, int]]) -> None:
+        """What is recorded stays, but takes no room from what is to come."""
+        for key, size_bytes in covered:
+            if self._engine.run.record:
+                self._engine.spool.release(size_bytes)
+            else:
+                self._engine.spool.delete(self._engine.generation, key, size_bytes)
+
+
+def covered(rows: list[SnapshotRow], fragments: int) -> tuple[int, ...]:
+    """The version of each fragment up to which two snapshots make payloads superfluous."""
+    return rows[-2].versions if len(rows) >= 2 else (0,) * fragments

@@ -1,0 +1,143 @@
+"""SQLite as the ledger uses it: the schema, opening it, and what damage and a full disk look like.
+
+WAL with synchronous=FULL: a commit is on the disk when it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll_wire.errors import UserError
+
+from atoll_server.storage.disk import DISK, Disk
+
+SCHEMA_VERSION = 4
+CHECKED_AT_ONCE_BYTES = 32 << 20  # of a ledger: a start reads every page of it; of a larger one afterwards
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
+CREATE TABLE learners (
+    name TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation INTEGER NOT NULL, nonces TEXT NOT NULL,
+    account TEXT NOT NULL, evicted TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
+CREATE TABLE contributions (
+    generation INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL, fragment INTEGER NOT NULL,
+    seq INTEGER NOT NULL, cycle INTEGER NOT NULL, base_version INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    steps INTEGER NOT NULL, codec INTEGER NOT NULL, frames INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
+    digest TEXT NOT NULL, norms_sq TEXT NOT NULL, scale REAL NOT NULL, accepted_at REAL NOT NULL,
+    checksum INTEGER NOT NULL, fate TEXT NOT NULL, version INTEGER NOT NULL, weight REAL NOT NULL,
+    staleness REAL NOT NULL, reason TEXT NOT NULL, dropped INTEGER NOT NULL, fate_checksum INTEGER NOT NULL,
+    PRIMARY KEY (generation, learner, incarnation, fragment, seq)) STRICT;
+CREATE INDEX contributions_by_version ON contributions (generation, fragment, version);
+CREATE INDEX contributions_by_learner ON contributions (learner);
+CREATE INDEX contributions_pending ON contributions (generation) WHERE fate='pending';
+CREATE INDEX contributions_refused ON contributions (generation) WHERE fate='refused';
+CREATE TABLE tallies (
+    generation INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL, fragment INTEGER NOT NULL,
+    through INTEGER NOT NULL, merged INTEGER NOT NULL, refused INTEGER NOT NULL, tokens TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL, seq INTEGER NOT NULL, cycle INTEGER NOT NULL, checksum INTEGER NOT NULL,
+    PRIMARY KEY (generation, learner, incarnation, fragment)) STRICT;
+CREATE TABLE merges (
+    generation INTEGER NOT NULL, fragment INTEGER NOT NULL, version INTEGER NOT NULL, cycle INTEGER NOT NULL,
+    shares TEXT NOT NULL, rule TEXT NOT NULL, theta INTEGER NOT NULL, theta_pub INTEGER NOT NULL,
+    momentum INTEGER NOT NULL, update_bytes INTEGER NOT NULL, merged_at REAL NOT NULL, checksum INTEGER NOT NULL,
+    PRIMARY KEY (generation, fragment, version)) STRICT;
+CREATE TABLE snapshots (
+    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, versions TEXT NOT NULL, checksums TEXT NOT NULL,
+    taken_at REAL NOT NULL, size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL) STRICT;
+"""
+
+
+class LedgerError(UserError):
+    """The ledger is damaged, locked, or of another version; one line with the remedy."""
+
+
+def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
+    """Opens or creates the database; LedgerError when it is damaged or of another schema.
+
+    sqlite3.OperationalError when the disk has no room (see `no_room`).
+    """
+    db = disk.connect(path)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        if not _schema(db):
+            db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        _check_schema(db, path)
+        # After an fsync that failed, the log may be in the cache and not on the disk: written again, it is.
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        if not large(db):
+            check_pages(db, path)
+    except BaseException as error:
+        db.close()
+        if not isinstance(error, sqlite3.DatabaseError) or no_room(error):
+            raise
+        raise _unusable(path, error) from error
+    return db
+
+
+@contextlib.contextmanager
+def read_ledger(path: Path) -> Iterator[sqlite3.Connection]:
+    """One that a core made, for a block that only reads; a core may run on it. Raises LedgerError.
+
+    Also from a disk that nothing can be written to, where a core ended cleanly or the copy is whole.
+    """
+    still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    try:
+        address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if still else ''}"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
+            if not _schema(db):
+                raise LedgerError(f"{path} cannot be used as a ledger (nothing is in it): restore it from a backup")
+            _check_schema(db, path)
+            yield db
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+
+
+def _schema(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    if (found := _schema(db)) != SCHEMA_VERSION:
+        raise LedgerError(f"{path} has schema {found}, this atoll reads {SCHEMA_VERSION}: use the version that made it")
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> LedgerError:
+    outside = isinstance(error, sqlite3.OperationalError)
+    cure = "look at the disk, and at who may read it" if outside else "restore it from a backup"
+    return LedgerError(f"{path} cannot be used as a ledger ({error}): {cure}")
+
+
+def no_room(error: sqlite3.Error) -> bool:
+    """Whether it would not have come about on a larger disk."""
+    return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Durable when it ends; nothing has happened when it raises."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def large(db: sqlite3.Connection) -> bool:
+    """Whether reading every page would hold a start up."""
+    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    return bool(pages * size > CHECKED_AT_ONCE_BYTES)
+
+
+def check_pages(db: sqlite3.Connection, path: Path) -> None:
+    """Reads every page. Raises LedgerError when one is damaged."""
+    broken = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if broken != "ok":
+        raise LedgerError(f"{path} is damaged ({' '.join(broken.split())}): restore the directory from a backup")

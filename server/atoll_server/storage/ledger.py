@@ -1,0 +1,244 @@
+"""The rows of the ledger, the source of truth: learners, contributions and their fates, merges, snapshots.
+
+Functions here read or write rows within whatever transaction their caller holds (see writer.py). Rows carry
+checksums, verified when they are read back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from atoll_server.rounds.events import Key
+from atoll_server.storage.database import LedgerError
+from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow, TallyRow
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN401
+    """Sets a value of the run."""
+    values = (key, json.dumps(value))
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?,?,?)", (*values, _checksum(values)))
+
+
+def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
+    """Adds a learner or brings its row up to date."""
+    values = (row.name, row.region, row.incarnation, json.dumps(row.nonces), json.dumps(row.account), row.evicted)
+    db.execute("INSERT OR REPLACE INTO learners VALUES (?,?,?,?,?,?,?)", (*values, _checksum(values)))
+
+
+def add_contribution(
+    db: sqlite3.Connection, generation: int, row: ContributionRow, fate: FateRow | None = None
+) -> None:
+    """Adds a contribution, pending or with its end; its key must be new."""
+    key = row.key
+    values = (generation, key.learner, key.incarnation, key.fragment, key.seq, row.cycle, row.base_version, row.tokens,
+              row.steps, row.codec, row.frames, row.size_bytes, row.digest.hex(), json.dumps(row.norms_sq),
+              row.scale, row.accepted_at)  # fmt: skip
+    everything = (*values, _checksum(values), *_fate_values(fate or FateRow(key, "pending")))
+    db.execute(f"INSERT INTO contributions VALUES ({','.join('?' * len(everything))})", everything)  # noqa: S608
+
+
+def _fate_values(row: FateRow) -> tuple[Any, ...]:
+    key = row.key
+    fate = (row.fate, row.version, row.weight, float(row.staleness), row.reason, int(row.dropped))
+    return (*fate, _checksum((key.learner, key.incarnation, key.fragment, key.seq, *fate)))
+
+
+def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
+    """Ends pending contributions. They must be pending: a receipt is given once."""
+    for row in fates:
+        _put_fate(db, generation, row)
+
+
+def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
+    key = row.key
+    done = db.execute(
+        "UPDATE contributions SET fate=?, version=?, weight=?, staleness=?, reason=?, dropped=?, fate_checksum=? "
+        "WHERE generation=? AND learner=? AND incarnation=? AND fragment=? AND seq=? AND fate='pending'",
+        (*_fate_values(row), generation, key.learner, key.incarnation, key.fragment, key.seq),
+    )
+    assert done.rowcount == 1, f"contribution {key} was not pending"
+
+
+def put_tally(db: sqlite3.Connection, generation: int, row: TallyRow) -> None:
+    """Adds a line's sums or brings them up to date."""
+    values = (generation, row.learner, row.incarnation, row.fragment, row.through, row.merged, row.refused,
+              str(row.tokens), row.size_bytes, row.seq, row.cycle)  # fmt: skip
+    db.execute("INSERT OR REPLACE INTO tallies VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
+
+
+def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
+    """Logs a merge with the fates that it decided."""
+    values = (generation, row.fragment, row.version, row.cycle, json.dumps(row.shares), json.dumps(row.rule),
+              row.theta, row.theta_pub, row.momentum, row.update_bytes, row.merged_at)  # fmt: skip
+    db.execute("INSERT INTO merges VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
+    put_fates(db, generation, fates)
+
+
+def add_snapshot(db: sqlite3.Connection, generation: int, row: SnapshotRow) -> None:
+    """Commits that a state file covers these versions."""
+    values = (row.id, generation, json.dumps(row.versions), json.dumps(row.checksums), row.taken_at, row.size_bytes)
+    db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?)", (*values, _checksum(values)))
+
+
+def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
+    """Forgets a snapshot whose file is about to go."""
+    db.execute("DELETE FROM snapshots WHERE id=?", (snapshot_id,))
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
+    """All values of the run."""
+    return {r[0]: json.loads(r[1]) for r in _verified(db.execute("SELECT * FROM meta"), "meta", 2)}
+
+
+def learners(db: sqlite3.Connection) -> list[LearnerRow]:
+    """Every learner, by name."""
+    rows = db.execute("SELECT * FROM learners ORDER BY name")
+    return [
+        LearnerRow(r[0], r[1], r[2], json.loads(r[3]), json.loads(r[4]), r[5]) for r in _verified(rows, "learners", 6)
+    ]
+
+
+def contributions(
+    db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
+) -> Iterator[tuple[ContributionRow, FateRow]]:
+    """Contributions of a generation with their fates. condition: constant SQL, such as "AND fate=?"."""
+    query = f"SELECT * FROM contributions WHERE generation=? {condition}"  # noqa: S608 - constants
+    return map(_contribution, _verified(db.execute(query, (generation, *values)), "contributions", 16))
+
+
+def contribution(db: sqlite3.Connection, generation: int, key: Key) -> tuple[ContributionRow, FateRow] | None:
+    """One of them; None when the ledger does not have it."""
+    condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
+    return next(contributions(db, generation, condition, (key.learner, key.incarnation, key.fragment, key.seq)), None)
+
+
+def came_after(
+    db: sqlite3.Connection, generation: int, number: int, limit: int = -1
+) -> Iterator[tuple[int, ContributionRow, FateRow]]:
+    """Contributions with a higher number than this, in the order in which they came, each with its number."""
+    query = "SELECT *, rowid FROM contributions NOT INDEXED WHERE generation=? AND rowid>? ORDER BY rowid LIMIT ?"
+    for r in _verified(db.execute(query, (generation, number, limit)), "contributions", 16):
+        yield (r[-1], *_contribution(r))
+
+
+def tallies(
+    db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
+) -> Iterator[TallyRow]:
+    """Sums of a generation's lines. condition: constant SQL."""
+    query = f"SELECT * FROM tallies WHERE generation=? {condition}"  # noqa: S608 - constants
+    for r in _verified(db.execute(query, (generation, *values)), "tallies", 11):
+        learner, incarnation, fragment, through, merged, refused, tokens, size_bytes, seq, cycle = r[1:11]
+        sums = (through, merged, refused, int(tokens), size_bytes, seq, cycle)
+        yield TallyRow(learner, incarnation, fragment, *sums)
+
+
+def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
+    """Reads contributions of all generations with a higher number than this. The last one's number; 0: no more."""
+    rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
+    number = 0
+    for r in _verified(iter(rows.fetchall()), "contributions", 16):
+        _contribution(r)
+        number = r[-1]
+    return number
+
+
+def receipts(
+    db: sqlite3.Connection, learner: str, fate: str, before: int, limit: int
+) -> list[tuple[int, ContributionRow, FateRow]]:
+    """The latest contributions of all generations, newest first, each with a number that grows as they came.
+
+    learner, fate: only theirs; empty: all. before: only lower numbers; 0: from the newest on.
+    """
+    given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
+    fates = [f"fate='{each}'" for each in ("pending", "merged", "refused") if each == fate]  # as the indices have it
+    conditions = " AND ".join([text for text, _ in given] + fates) or "TRUE"
+    query = f"SELECT rowid FROM contributions WHERE {conditions} ORDER BY rowid DESC LIMIT ?"  # noqa: S608 - constants
+    found = []
+    for (number,) in db.execute(query, (*(value for _, value in given), limit)).fetchall():
+        rows = db.execute("SELECT * FROM contributions WHERE rowid=?", (number,))
+        found += [(number, *_contribution(r)) for r in _verified(rows, "contributions", 16)]
+    return found
+
+
+def latest_norms(db: sqlite3.Connection, generation: int, fragment: int, limit: int) -> list[tuple[str, float, int]]:
+    """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first."""
+    query = (
+        "SELECT learner, norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "
+        "AND fate<>'refused' ORDER BY rowid DESC LIMIT ?"
+    )
+    rows = db.execute(query, (generation, fragment, limit)).fetchall()
+    return [(name, math.sqrt(math.fsum(json.loads(norms_sq))), steps) for name, norms_sq, steps in reversed(rows)]
+
+
+def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
+    key = Key(r[1], r[2], r[3], r[4])
+    cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq, scale, accepted_at = r[5:16]
+    row = ContributionRow(
+        key, cycle, base_version, tokens, steps, codec, frames, size_bytes,
+        bytes.fromhex(digest), tuple(json.loads(norms_sq)), scale, accepted_at,
+    )  # fmt: skip
+    fate = FateRow(key, r[17], r[18], r[19], r[20], r[21], bool(r[22]))
+    if _fate_values(fate)[-1] != r[23]:
+        raise LedgerError(f"the fate of contribution {key} does not match its checksum: restore a backup")
+    return row, fate
+
+
+def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -> list[MergeRow]:
+    """Merges of a fragment beyond version `after`, in order and without a gap."""
+    query = "SELECT * FROM merges WHERE generation=? AND fragment=? AND version>? ORDER BY version"
+    rows = [
+        MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:11])
+        for r in _verified(db.execute(query, (generation, fragment, after)), "merges", 11)
+    ]
+    for offset, row in enumerate(rows, start=1):
+        if row.version != after + offset:
+            raise LedgerError(f"the ledger lacks version {after + offset} of fragment {fragment}: restore a backup")
+    return rows
+
+
+def last_merges(db: sqlite3.Connection, generation: int, fragments: int) -> list[tuple[int, float | None]]:
+    """Cycle and wall-clock seconds of each fragment's newest merge; 0 and None when it has none."""
+    query = "SELECT cycle, merged_at FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT 1"
+    return [db.execute(query, (generation, fragment)).fetchone() or (0, None) for fragment in range(fragments)]
+
+
+def ages(db: sqlite3.Connection, generation: int, fragment: int, steps: float) -> dict[int, float]:
+    """Of a fragment's versions in its last so many outer steps, oldest first: see FragmentRounds.age."""
+    query = "SELECT * FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC"
+    found: dict[int, float] = {}
+    for row in _verified(db.execute(query, (generation, fragment)), "merges", 11):
+        version, age = row[2], float(json.loads(row[5])["age"])
+        if found and next(iter(found.values())) - age > steps:
+            return dict(reversed(found.items()))
+        found[version] = age
+    return {0: 0.0} | dict(reversed(found.items()))
+
+
+def snapshots(db: sqlite3.Connection, generation: int) -> list[SnapshotRow]:
+    """Snapshots of a generation, oldest first."""
+    rows = db.execute("SELECT * FROM snapshots WHERE generation=? ORDER BY id", (generation,))
+    return [
+        SnapshotRow(r[0], tuple(json.loads(r[2])), tuple(tuple(c) for c in json.loads(r[3])), r[4], r[5])
+        for r in _verified(rows, "snapshots", 6)
+    ]
+
+
+def _checksum(values: Sequence[Any]) -> int:
+    return zlib.crc32(json.dumps(values).encode())
+
+
+def _verified(rows: Iterator[Any], table: str, columns: int) -> Iterator[Any]:
+    for row in rows:
+        if _checksum(row[:columns]) != row[columns]:
+            raise LedgerError(f"a row of {table} does not match its checksum ({row[:5]}): restore a backup")
+        yield row

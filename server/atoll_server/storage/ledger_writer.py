@@ -1,0 +1,117 @@
+"""The one thread that writes to the ledger, with group commit.
+
+Whatever is queued goes into one transaction, and each caller is told only after the commit has reached the disk.
+While the disk is full the same group is tried again: SQLite has taken it back whole, and whoever waits for it waits
+longer. After a commit that failed in any other way nothing more is written and nobody is told anything: memory may be
+ahead of the disk, and after a failed fsync nothing that the disk says can be believed. Only a restart is safe then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+
+from atoll_server.storage import crash_points, database
+
+log = structlog.get_logger()
+
+GROUP = 256  # operations in one transaction at most
+FULL_RETRY_S = 1.0  # between attempts while the disk is full
+SLOW_S = 1.0  # a commit that takes longer is worth a word
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does in a thread what writes to the ledger at a start; while the disk is full, again and again."""
+    said = False
+    while True:
+        try:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        except sqlite3.OperationalError as error:
+            if not database.no_room(error):
+                raise
+            if not said:
+                log.error("the disk is full: this core starts when there is room", error=str(error))
+            said = True
+            await asyncio.sleep(FULL_RETRY_S)
+
+
+class LedgerWriter:
+    """`commit` returns when the operation is on disk. Made and used on one event loop."""
+
+    def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None]) -> None:
+        """fail: is told what could not be written; whoever runs the process ends it then."""
+        self._db, self._fail = db, fail
+        self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self.full = False  # the disk is; nothing is acknowledged until there is room
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+
+    async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """Carries the operation out within the next group; returns what it returned, when it is durable.
+
+        While the disk is full it is carried out again and again: memory is not to be touched in it.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queued.append((operation, done))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="ledger")
+            self._writing.add_done_callback(self._written)
+        return await done
+
+    async def stop(self) -> None:
+        """Writes what is queued and closes the database."""
+        if self._writing is not None:
+            await self._writing
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
+        self._thread.shutdown()
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queued:
+            group = [self._queued.popleft() for _ in range(min(GROUP, len(self._queued)))]
+            began = time.monotonic()
+            operations = [operation for operation, _ in group]
+            while (results := await loop.run_in_executor(self._thread, self._commit, operations)) is None:
+                if not self.full:
+                    log.error("the disk is full: nothing is acknowledged until there is room; senders wait")
+                self.full = True
+                await asyncio.sleep(FULL_RETRY_S)
+            took = time.monotonic() - began
+            if self.full:
+                log.info("the disk has room again", waited_s=round(took, 1))
+                self.full = False
+            elif took > SLOW_S:
+                log.warning("the disk is slow: a commit took long, and acknowledgements with it", took_s=round(took, 1))
+            for (_, done), result in zip(group, results, strict=True):
+                if not done.done():
+                    done.set_result(result)
+        self._writing = None
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # with _writing set: nothing is ever taken up again
+            self._fail(error)
+
+    def _commit(self, operations: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[Any] | None:
+        """What each operation returned; None when there was no room, and nothing was changed."""
+        try:
+            with database.transaction(self._db):
+                crash_points.point("ledger.transaction begun")
+                results = [operation(self._db) for operation in operations]
+                crash_points.point("ledger.rows written")
+        except sqlite3.OperationalError as error:
+            if not database.no_room(error):
+                raise
+            return None
+        crash_points.point("ledger.committed")
+        return results

@@ -1,0 +1,300 @@
+"""Payload files of contributions: written frame by frame as they arrive, durable before they are acknowledged.
+
+A file is named by its key. While it grows it ends in `.part`; when it is whole it is fsynced, renamed to `.frames`,
+and its directory fsynced. It holds records, in order of arrival: index, length, CRC-32C, payload. Frames are
+idempotent by index, so an upload that was cut goes on with the frames that are missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+from collections.abc import Container, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.arrivals import Arrivals
+from atoll_wire.checksums import Payload, crc32c
+from atoll_wire.codec import Codec, Content, FrameError
+from atoll_wire.errors import UserError
+from atoll_wire.frames import WireFrame
+from atoll_wire.layout import Fragment
+from atoll_wire.spans import FrameSpan
+from numpy.typing import NDArray
+
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.rounds.events import Key
+from atoll_server.storage import crash_points
+from atoll_server.storage.disk import DISK, Disk, Reading, Writing
+
+RECORD = struct.Struct("<IIIxxxx")
+
+
+class SpoolError(UserError):
+    """A payload file is missing or damaged; one line with the remedy."""
+
+
+class SpoolFull(RuntimeError):  # noqa: N818 - a state, answered with RESOURCE_EXHAUSTED
+    """No room for another reservation now."""
+
+
+class Kept:
+    """Decompressed contents that wait for their merge in memory, as many as it may take: the others are read again."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left = limit_bytes
+        self._lock = threading.Lock()
+
+    def keep(self, content: Content, among: dict[int, Content], frame: int) -> None:
+        """Adds it to a contribution's, if there is room."""
+        with self._lock:
+            if content.nbytes <= self._left:
+                self._left -= content.nbytes
+                among[frame] = content
+
+    def let_go(self, among: dict[int, Content]) -> None:
+        """Drops all of a contribution's."""
+        with self._lock:
+            self._left += sum(content.nbytes for content in among.values())
+            among.clear()
+
+
+@dataclass(slots=True)
+class Stored:
+    """A whole contribution on disk, as the merge reads it. contents: those of its frames that are still in memory."""
+
+    learner: str
+    codec: Codec
+    norms_sq: NDArray[np.float64]
+    scale: float  # what it is clipped by
+    path: Path
+    places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
+    disk: Disk
+    kept: Kept
+    contents: dict[int, Content] = field(default_factory=dict)
+    _file: Reading | None = None
+
+    def content(self, span: FrameSpan) -> Content:
+        """One frame's, decompressed. Raises SpoolError."""
+        found = self.contents.get(span.index)
+        if found is not None:
+            return found
+        try:
+            return codec.decompress(self.payload(span.index), span, self.codec)
+        except FrameError as error:
+            raise SpoolError(f"{self.path}: frame {span.index} {error}: the disk lost acknowledged data") from error
+
+    def payload(self, frame: int) -> bytes:
+        """One frame's payload, checked again: what the disk gives back is not taken on trust."""
+        if self._file is None:
+            self._file = self.disk.open(self.path)
+        if frame not in self.places:
+            raise SpoolError(f"{self.path}: frame {frame} is not there: the disk lost acknowledged data")
+        offset, length, crc = self.places[frame]
+        data = self._file.read_at(offset, length)
+        if crc32c(data) != crc:
+            raise SpoolError(f"{self.path}: frame {frame} does not match its checksum: the disk lost acknowledged data")
+        return data
+
+    def close(self) -> None:
+        """Lets go of the file, and of what is in memory."""
+        self.kept.let_go(self.contents)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Upload:
+    """A contribution on its way in. Frames may come over several streams at a time."""
+
+    key: Key
+    fragment: Fragment
+    codec: Codec
+    frames: int
+    size_bytes: int
+    digest: bytes
+    final: Path  # what it is called when it is whole
+    touched_at: float
+    arrivals: Arrivals  # of its frames
+    kept: Kept
+    disk: Disk = DISK
+    have: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # frame -> offset, length, crc32c
+    squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment
+    contents: dict[int, Content] = field(default_factory=dict)  # frame -> if there was room to keep it
+    received_bytes: int = 0
+    written_bytes: int = 0
+    refusal: str = ""  # why it will not be taken, whatever else comes
+    streams: int = 0  # that bring it now
+    dropped: Refused | None = None  # why, for its other streams
+    _file: Writing | None = None
+    _discarded: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    part: Path = field(init=False)  # while it grows: a name of its own, since the same key may be begun again soon
+
+    def __post_init__(self) -> None:
+        self.part = self.final.with_name(f"{self.final.name}.{next(_numbers)}.part")
+
+    def take(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
+        """Checks frames and writes those that are not here; whether any was new. Runs in a worker thread.
+
+        Raises FrameError for what can never be accepted, ChecksumError for what should be sent again.
+        """
+        new = [self._take(frame.index, frame.crc32c, frame.payload) for frame in frames]
+        return any(new)
+
+    def _take(self, index: int, crc: int, payload: Payload) -> bool:
+        if crc32c(payload) != crc:
+            raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
+        try:
+            content, squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
+        except FrameError as error:
+            raise type(error)(f"frame {index}: {error}") from error
+        with self._lock:
+            if index in self.have or self._discarded:
+                return False
+            if self.received_bytes + len(payload) > self.size_bytes:
+                raise FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
+            if self._file is None:
+                self._file = self.disk.create(self.part)
+            try:
+                self._file.write(RECORD.pack(index, len(payload), crc))
+                self._file.write(payload)
+            except OSError:
+                self._discarded = True  # where the next record would begin is not known
+                raise
+            crash_points.point("spool.frame written")
+            place = (self.written_bytes + RECORD.size, len(payload), crc)
+            self.written_bytes += RECORD.size + len(payload)
+            self.squares[index] = squares
+            self.kept.keep(content, self.contents, index)
+            self.received_bytes += len(payload)
+            self.have[index] = place  # the last: `whole` looks at it without the lock
+            return True
+
+    def given_up(self) -> Refused:
+        """What each stream of it hears, whichever brought what was wrong."""
+        text = f"the upload of {self.key} was given up: send it again"
+        known = self.dropped
+        return Refused(Status.UNAVAILABLE, text) if known is None else Refused(known.status, known.detail)
+
+    def whole(self) -> bool:
+        """Whether nothing more needs to come."""
+        return bool(self.refusal) or len(self.have) == self.frames
+
+    def check(self) -> None:
+        """FrameError when what came is not what was declared."""
+        table = [self.have[index][1:] for index in range(self.frames)]
+        if self.received_bytes != self.size_bytes or codec.frames_digest(table) != self.digest:
+            raise FrameError(f"the frames of {self.key} are not those that its header declared")
+
+    def finish(self, norms_sq: NDArray[np.float64], scale: float) -> Stored:
+        """Makes the whole file durable under its final name; runs in a worker thread. norms_sq, scale: as judged."""
+        with self._lock:
+            assert self._file is not None, "a contribution has at least one frame"
+            self._file.sync()
+            crash_points.point("spool.synced")
+            self._file.close()
+            self.disk.rename(self.part, self.final)
+            crash_points.point("spool.renamed")
+            self.disk.sync_directory(self.final.parent)
+            crash_points.point("spool.directory synced")
+            contents, self.contents = self.contents, {}
+            return Stored(
+                self.key.learner, self.codec, norms_sq, scale, self.final, self.have, self.disk, self.kept, contents
+            )
+
+    def discard(self) -> None:
+        """Forgets what arrived; runs in a worker thread."""
+        with self._lock:
+            self._discarded = True
+            self.kept.let_go(self.contents)
+            if self._file is not None:
+                self._file.close()
+            self.disk.remove(self.part)
+
+
+class ChecksumError(ValueError):
+    """Bytes changed on their way: the sender should send them again."""
+
+
+class Spool:
+    """The directory of payload files and the room that is left in it."""
+
+    def __init__(self, directory: Path, limit_bytes: int, kept_bytes: int, disk: Disk = DISK) -> None:
+        """kept_bytes: of decompressed contents in memory."""
+        self.directory, self.disk = directory, disk
+        self.limit_bytes, self.kept = limit_bytes, Kept(kept_bytes)
+        self.used_bytes = 0
+        self.room_bytes: int | None = None  # that the disk has beyond what is kept free; None: not looked at yet
+        self._room = threading.Lock()  # room is taken on the event loop and given back by workers
+
+    def reserve(self, size_bytes: int) -> None:
+        """Takes room for a contribution before its first frame. SpoolFull when there is none."""
+        with self._room:
+            if self.used_bytes + size_bytes > self.limit_bytes:
+                raise SpoolFull(f"the spool holds {self.used_bytes} of {self.limit_bytes} bytes: try again later")
+            if self.room_bytes is not None:
+                if size_bytes > self.room_bytes:
+                    raise SpoolFull("the core's disk is nearly full: make room there; senders wait until there is")
+                self.room_bytes -= size_bytes
+            self.used_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Gives room back."""
+        with self._room:
+            self.used_bytes -= size_bytes
+            assert self.used_bytes >= 0, "more room was given back than was taken"
+
+    def path(self, generation: int, key: Key) -> Path:
+        """Where a contribution's payload lies."""
+        name = f"{key.learner}-{key.incarnation}-{key.seq}.frames"
+        return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
+
+    def prepare(self, generation: int, fragments: int) -> None:
+        """Makes the directories durably, so that a payload's rename is all that its own durability needs."""
+        for fragment in range(fragments):
+            self.disk.make_directory(self.path(generation, Key("", 0, fragment, 0)).parent)
+        for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
+            self.disk.sync_directory(directory)
+
+    def open(self, generation: int, key: Key, codec_used: Codec, norms_sq: NDArray[np.float64], scale: float) -> Stored:
+        """Reads the table of a whole file. SpoolError when it is missing or cut."""
+        path = self.path(generation, key)
+        places: dict[int, tuple[int, int, int]] = {}
+        try:
+            with closing(self.disk.open(path)) as file:
+                size, offset = file.size, 0
+                while offset < size:
+                    index, length, crc = RECORD.unpack(file.read_at(offset, RECORD.size))
+                    offset += RECORD.size
+                    places[index] = (offset, length, crc)
+                    offset += length
+        except (OSError, struct.error) as error:
+            raise SpoolError(
+                f"{path} cannot be read ({error}): an acknowledged contribution is gone; restore a backup"
+            ) from error
+        if offset != size:
+            raise SpoolError(f"{path} is cut: an acknowledged contribution is gone; restore a backup")
+        return Stored(key.learner, codec_used, norms_sq, scale, path, places, self.disk, self.kept)
+
+    def delete(self, generation: int, key: Key, size_bytes: int) -> None:
+        """Removes a payload that nothing needs any more; gives its room back if it was still there."""
+        if self.disk.remove(self.path(generation, key)):
+            self.release(size_bytes)
+            crash_points.point("spool.removed")
+
+    def sweep(self, needed: Container[Path]) -> int:
+        """At start: deletes every other file. Returns how many they were."""
+        superfluous = [path for path in self.disk.files(self.directory) if path not in needed]
+        for path in superfluous:
+            self.disk.remove(path)
+        return len(superfluous)

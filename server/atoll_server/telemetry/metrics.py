@@ -1,0 +1,165 @@
+"""What a core tells Prometheus, declared once: names with their units, and series of a bounded number.
+
+Counters and histograms are written as things happen, by the loop that owns the state. Everything that can be read off
+the state comes from a Reading of it (see gauges.py), which the thread that Prometheus asks turns into samples: a
+thousand learners cost the loop next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+
+from atoll_wire.codec import Codec
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from atoll_server.access.quotas import LIMITS
+from atoll_server.rpc.open_calls import Served
+
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
+# Name, type, labels, meaning: of what a Reading says. Counters are told without their _total, as the library wants it.
+READ: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
+    ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful / provisioned learner-seconds of the run"),
+    ("atoll_useful_seconds", GaugeMetricFamily, (), "Learner-seconds in inner steps whose tokens were not thrown away"),
+    ("atoll_provisioned_seconds", GaugeMetricFamily, (), "Learner-seconds from first joining on, downtime included"),
+    ("atoll_lost_seconds", GaugeMetricFamily, ("cause",), "Provisioned learner-seconds not useful, by cause"),
+    ("atoll_token_goodput_ratio", GaugeMetricFamily, (), "Tokens merged / trained, mean over parameters"),
+    ("atoll_tokens_trained", CounterMetricFamily, (), "Tokens trained by all learners, as reported"),
+    ("atoll_tokens_merged", CounterMetricFamily, (), "Tokens merged, mean over parameters"),
+    ("atoll_merges", CounterMetricFamily, (), "Merges of all fragments"),
+    ("atoll_compression_ratio", GaugeMetricFamily, ("direction",), "Float32 bytes / coded bytes"),
+    ("atoll_contributions_pending", GaugeMetricFamily, (), "Acknowledged, and not yet merged"),
+    ("atoll_anchor_age_seconds", GaugeMetricFamily, ("fragment",), "Since the newest version was published"),
+    ("atoll_fragment_version", GaugeMetricFamily, ("fragment",), "Published version"),
+    ("atoll_learners", GaugeMetricFamily, ("state",), "Learners by state"),
+    ("atoll_learner_info", GaugeMetricFamily, ("learner", "region", "state"), "1: a learner, where it is and how"),
+    ("atoll_learner_inner_steps", CounterMetricFamily, ("learner",), "Inner steps over all incarnations"),
+    ("atoll_learner_tokens", CounterMetricFamily, ("learner",), "Tokens trained over all incarnations"),
+    ("atoll_learner_loss", GaugeMetricFamily, ("learner",), "Latest training loss"),
+    ("atoll_learner_blocked_seconds", CounterMetricFamily, ("learner",), "Inside Learner.step()"),
+    ("atoll_learner_step_seconds", GaugeMetricFamily, ("learner",), "Smoothed inner step, by the core's clock"),
+    ("atoll_learner_heard_timestamp_seconds", GaugeMetricFamily, ("learner",), "When it was last heard of"),
+    ("atoll_learner_lost_seconds", GaugeMetricFamily, ("learner",), "Provisioned and not useful, all causes"),
+    ("atoll_spool_bytes", GaugeMetricFamily, (), "Reserved or held by payloads"),
+    ("atoll_ledger_bytes", GaugeMetricFamily, (), "The ledger's file, and what is still to be written into it"),
+    ("atoll_disk_free_bytes", GaugeMetricFamily, (), "Of the file system that the run lives on"),
+    ("atoll_snapshot_timestamp_seconds", GaugeMetricFamily, (), "When the newest snapshot was taken"),
+    ("atoll_restore_seconds", GaugeMetricFamily, (), "This core's start, until it could serve"),
+    ("atoll_core_epoch", GaugeMetricFamily, (), "Grows by one with each start of the core"),
+    ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
+    ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "That the WAN may carry in a month; absent without a budget"),
+)  # fmt: skip
+OTHERS = "others"  # regions that nobody is in any more, where there were too many
+READ_NAMES = frozenset(name for name, *_ in READ)
+
+Samples = list[tuple[tuple[str, ...], float]]
+
+
+@dataclass(slots=True)
+class Reading:
+    """The state at one moment: for each name of READ the values, by their labels in READ's order."""
+
+    values: dict[str, Samples] = field(default_factory=dict)
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """One value."""
+        assert name in READ_NAMES, f"{name} is not declared"
+        self.values.setdefault(name, []).append((labels, value))
+
+
+class Metrics(Collector):
+    """Of one core; its own registry, so that a process may hold several."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self._wan = Counter(
+            "atoll_wan_bytes_total",
+            "Payload bytes between learners and this core, as they come and go",
+            ["region", "direction"],
+            registry=r,
+        )
+        self._payload = Counter(
+            "atoll_payload_bytes_total", "The same by codec: whole fragments are float32",
+            ["region", "direction", "codec"], registry=r,
+        )  # fmt: skip
+        self.contributions = Counter(
+            "atoll_contributions_total", "Contributions: accepted, then merged or refused; turned_away at the door",
+            ["fate"], registry=r,
+        )  # fmt: skip
+        self.limited = Counter(
+            "atoll_limited_total", "Calls refused, ended or held up, by the limit reached", ["limit"],
+            registry=r,
+        )  # fmt: skip
+        self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged, lapsed", ["outcome"], registry=r)
+        self.closed = Counter(
+            "atoll_rounds_closed_total",
+            "Rounds by what closed them: everybody, grace, deadline, nobody, left; late: merged by itself",
+            ["cause"], registry=r,
+        )  # fmt: skip
+        self.quorum_wait = _seconds("atoll_quorum_wait_seconds", "From a round's opening to its quorum", r)
+        self.grace_wait = _seconds("atoll_grace_wait_seconds", "From a round's quorum to its close", r)
+        self.merge_seconds = _seconds("atoll_merge_seconds", "From a round's close to its merge, computed", r)
+        self.publish_seconds = _seconds("atoll_publish_seconds", "From a merge, computed, to durable and published", r)
+        self.adopt_seconds = _seconds(
+            "atoll_adopt_seconds", "From publication to a learner's adoption, none skipped", r
+        )
+        self.staleness = Histogram(
+            "atoll_staleness_outer_steps", "Of merged contributions", registry=r, buckets=(0, 0.5, 1, 2, 3, 4, 8, 16)
+        )
+        self.weight = Histogram(
+            "atoll_contribution_weight", "Of merged contributions: their part of an outer step", registry=r,
+            buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
+        )  # fmt: skip
+        for counter, labels in (
+            (self.limited, LIMITS),
+            (self.contributions, ("accepted", "merged", "refused", "turned_away")),
+            (self.rounds, ("merged", "lapsed")),
+            (self.closed, ("everybody", "grace", "deadline", "nobody", "late")),
+        ):
+            for label in labels:
+                counter.labels(label)  # 0 from the start: a rate needs something to begin at
+        self._regions: set[str] = set()  # that have series
+        self.read = Reading()  # replaced, never changed
+        r.register(self)
+        self.served = Served()
+        r.register(self.served)
+        ProcessCollector(registry=r)
+
+    def moved(self, region: str, direction: str, codec: Codec, size_bytes: int) -> None:
+        """Payloads came up or went down."""
+        self._regions.add(region)
+        self._wan.labels(region, direction).inc(size_bytes)
+        self._payload.labels(region, direction, codec.name.lower()).inc(size_bytes)
+
+    def fold(self, used: Set[str], most: int) -> None:
+        """Regions that are not used make one series together, where there are more than so many: no sum falls."""
+        if len(self._regions) <= most:
+            return
+        for counter in (self._wan, self._payload):
+            for sample in [sample for metric in counter.collect() for sample in metric.samples]:
+                if sample.name.endswith("_total") and sample.labels["region"] not in used | {OTHERS}:
+                    counter.labels(**sample.labels | {"region": OTHERS}).inc(sample.value)
+                    counter.remove(*sample.labels.values())
+        self._regions &= used
+
+    def collect(self) -> Iterator[Metric]:
+        """What was read last."""
+        values = self.read.values
+        for name, kind, labels, text in READ:
+            if name in values:
+                family = kind(name, text, labels=labels)
+                for at, value in values[name]:
+                    family.add_metric(at, value)
+                yield family
+
+    def describe(self) -> Iterator[Metric]:
+        """Names, before there are values."""
+        return (kind(name, text, labels=labels) for name, kind, labels, text in READ)
+
+
+def _seconds(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, registry=registry, buckets=SECONDS)

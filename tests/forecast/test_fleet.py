@@ -1,0 +1,120 @@
+"""A fleet in virtual time: nothing that was trained is lost or merged twice, whatever speeds, links and failures."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from atoll import handover
+from atoll_server.forecast import fleet as fleet_module
+from atoll_server.forecast.fleet import Fleet
+from atoll_server.forecast.islands import Island
+from atoll_server.forecast.schedule import Schedule
+from atoll_server.settings import Quorum, RunSettings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FRAGMENTS = 6
+
+
+def fleet(islands: list[Island], seed: int = 0, overlap: float = math.inf, **run) -> tuple[Fleet, Schedule]:
+    chosen = RunSettings(inner_steps=12, **run)
+    work = Schedule([1000.0] * FRAGMENTS, {island.name: 1 for island in islands})
+    return Fleet(chosen, FRAGMENTS, islands, work, merge_s=0.01, overlap=overlap, seed=seed), work
+
+
+def steps_of(made: Fleet) -> float:
+    return sum(account.steps for account in made.accounts.values())
+
+
+@given(
+    speeds=st.lists(st.floats(0.3, 2.0), min_size=1, max_size=5),
+    delay_s=st.floats(0, 0.4),
+    jitter=st.sampled_from([0.0, 0.2]),
+    share=st.floats(0.1, 1.0),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=25, deadline=None)
+def test_what_was_trained_is_merged_once(speeds, delay_s, jitter, share, seed):
+    islands = [Island(f"l{i}", 1 / v, delay_s=delay_s, jitter=jitter) for i, v in enumerate(speeds)]
+    made, work = fleet(islands, seed, quorum=Quorum(share=share), max_staleness=1000)
+    made.run(lambda fleet: fleet.now > 150)
+    lost = steps_of(made) - work.merged_steps
+    assert -1e-6 <= lost <= 5 * len(speeds)  # who leaves waits four steps for the fate of what it has in flight
+    assert [effect.version for effect in made.merges if effect.fragment == 0] == list(
+        range(1, 1 + sum(effect.fragment == 0 for effect in made.merges))
+    )
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_another():
+    islands = [Island(f"l{i}", jitter=0.2, between_failures_s=60, repair_s=10) for i in range(3)]
+
+    def story(seed: int) -> list[tuple[int, int, float]]:
+        made, _ = fleet(islands, seed)
+        made.run(lambda fleet: fleet.now > 200)
+        return [(m.fragment, m.version, sum(share.weight for share in m.shares)) for m in made.merges]
+
+    assert story(1) == story(1)
+    assert story(1) != story(2)
+
+
+def test_who_dies_loses_what_was_not_sent_and_nothing_else():
+    islands = [Island("steady"), Island("mortal", between_failures_s=40, repair_s=10)]
+    made, work = fleet(islands)
+    made.run(lambda fleet: fleet.now > 400)
+    mortal, steady = made.accounts["mortal"], made.accounts["steady"]
+    deaths = mortal.down_s / 10
+    assert deaths >= 4
+    lost = steps_of(made) - work.merged_steps
+    assert 0 < lost <= deaths * (12 + 4)  # what it had since its anchors, and what was on its way
+    assert steady.trained_s == pytest.approx(400, abs=8)
+
+
+def test_a_slow_learner_answers_every_round_in_time():
+    """At a boundary it finds several rounds: if it answered one of them only, it would be late for ever."""
+    islands = [Island(f"l{i}", 1 / v, delay_s=0.05) for i, v in enumerate((0.5, 0.8, 1.2, 1.5))]
+    made, _ = fleet(islands)
+    made.run(lambda fleet: fleet.now > 300)
+    assert not any(merge.refusals for merge in made.merges)
+    shares = sum(len(merge.shares) for merge in made.merges) / len(made.merges)
+    assert shares > 3.6
+    slow = made.accounts["l0"].staleness
+    assert sum(slow) / len(slow) < 0.3
+
+
+def test_learners_that_wait_have_the_slowest_ones_pace():
+    islands = [Island("slow", 1.7, delay_s=0.1), Island("quick", delay_s=0.1)]
+    waiting, _ = fleet(islands, overlap=0, quorum=Quorum(share=1.0), fragments=FRAGMENTS)
+    waiting.run(lambda fleet: fleet.now > 300)
+    assert waiting.accounts["quick"].blocked_s > 30
+    free, _ = fleet(islands)
+    free.run(lambda fleet: fleet.now > 300)
+    assert free.accounts["quick"].blocked_s == 0
+    assert free.accounts["quick"].trained_s == pytest.approx(300, abs=8)
+
+
+def test_a_narrow_link_makes_staleness_not_waiting():
+    islands = [Island("near"), Island("near too"), Island("far", up_bits_s=8 * 1000 / 6.0)]  # six steps for a fragment
+    made, _ = fleet(islands)
+    made.run(lambda fleet: fleet.now > 300)
+    far, near = made.accounts["far"], made.accounts["near"]
+    assert far.trained_s == pytest.approx(near.trained_s, abs=8)
+    assert sum(far.staleness) / len(far.staleness) > sum(near.staleness) / len(near.staleness) + 0.3
+
+
+def test_it_does_as_much_at_a_step_boundary_as_learners_do():
+    assert fleet_module.AT_ONCE == handover.AT_ONCE
+
+
+def test_guests_come_late_and_are_merged():
+    islands = [Island("host"), Island("guest", joins_at_s=100)]
+    made, work = fleet(islands)
+    made.run(lambda fleet: fleet.now > 200)
+    assert made.accounts["guest"].trained_s == pytest.approx(100, abs=8)
+    assert work.merged_steps == pytest.approx(steps_of(made))
+
+
+def test_nobody_left_is_said():
+    made, _ = fleet([Island("alone", between_failures_s=5, repair_s=math.inf)])
+    with pytest.raises(RuntimeError, match="no learner is left"):
+        made.run(lambda fleet: fleet.now > 1e9)

@@ -1,0 +1,316 @@
+"""Plans: what links carry, what hides them, and files that the chart and compose take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from atoll_server.forecast.job import Job, Region
+from atoll_server.forecast.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, WAITING_BYTES, plan, trip_steps
+from atoll_server.forecast.showing import compose_override, helm_values
+from atoll_server.run.memory_budget import needed_bytes
+
+ROOT = Path(__file__).parents[2]
+KINDS, PLACES = ("front", "learner"), ("eu", "us", "ap")
+WIDE = Region("eu", 1, 1e9, 0.03, 0.1)
+
+
+def atoll(*arguments: object) -> tuple[int, str, str]:
+    command = [Path(sys.executable).with_name("atoll"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def files(directory: Path) -> list[Path]:
+    return [directory / name for name in ("values.yaml", "compose.yaml", "plan.json")]
+
+
+def test_a_wide_link_leaves_the_defaults():
+    made = plan(Job(25e6, 1.0, (WIDE, Region("us", 1, 1e9, 0.1))))
+    assert (made.settings.inner_steps, made.settings.fragments, made.settings.overlap_steps) == (24, 24, 4.0)
+    assert made.staleness == 0
+    assert made.contributions == 1
+    assert made.atoll.utilisation > 0.99
+    assert not made.warnings
+
+
+def test_rates_and_money_by_hand():
+    made = plan(Job(1e9, 2.0, (Region("eu", 3, 1e9, 0.03, 0.1),)))
+    (carried,) = made.carried
+    assert carried.down_bits_s == pytest.approx(3.15 * 1e9 / 48, rel=1e-3)
+    assert carried.up_bits_s == pytest.approx(3 * carried.down_bits_s, rel=1e-3)
+    assert carried.month_gb == pytest.approx(4 * carried.down_bits_s / 8e9 * 30 * 86_400, rel=1e-3)
+    assert made.atoll.month_price == pytest.approx(0.1 * carried.month_gb)
+    steps = 30 * 86_400 / 2.0 * made.atoll.utilisation
+    assert made.atoll.thousand_steps == pytest.approx(1000 / steps)
+
+
+def test_a_price_that_nobody_said_is_not_nothing(tmp_path):
+    made = plan(Job(1e9, 2.0, (WIDE, Region("us", 1, 1e9, 0.1))))
+    assert [each.region.costs(1000.0) for each in made.carried] == [100.0, None]
+    assert made.atoll.month_price is None
+    assert "pricePerGb" not in helm_values(Job(1e9, 2.0, ()), made)
+    out = tmp_path / "plan.json"
+    atoll("plan", "--parameters", "1e9", "--step-s", "2", "--region", "us:1:1000:30", "--json", out)
+    found = json.loads(out.read_text())
+    assert found["links"][0]["month_price"] is None
+    assert found["methods"][0]["month_price"] is None
+
+
+def test_the_cores_own_link_carries_what_all_regions_do():
+    regions = tuple(Region(f"r{number}", 8, 1e10, 0.06) for number in range(10))
+    free = plan(Job(7e9, 2.0, regions))
+    assert free.core.up_bits_s == pytest.approx(10 * free.carried[0].up_bits_s)
+    assert free.core.down_bits_s == pytest.approx(10 * free.carried[0].down_bits_s)
+    held = plan(Job(7e9, 2.0, regions, core_bits_s=5e9))
+    assert held.works
+    assert held.settings.inner_steps > 2 * free.settings.inner_steps
+    assert held.core.share <= LINK_SHARE
+    slow = plan(Job(7e9, 2.0, regions, core_bits_s=1e8))
+    assert not slow.works
+    assert any("all, at the core: " in warning for warning in slow.warnings)
+
+
+@pytest.mark.parametrize("mbit", [20, 60, 400])
+def test_a_narrow_link_gets_more_inner_steps_and_carries_them(mbit):
+    made = plan(Job(124e6, 1.0, (Region("far", 2, mbit * 1e6, 0.1),)))
+    assert made.works
+    assert made.carried[0].share <= LINK_SHARE
+    smaller = made.settings.inner_steps - 1
+    if smaller >= 24:
+        up = 2 * 3.15 * 124e6 / smaller
+        assert up / (mbit * 1e6) > LINK_SHARE
+
+
+def test_a_long_round_trip_gets_more_overlap():
+    near, far = (plan(Job(25e6, 0.1, (Region("r", 1, 1e9, trip),))) for trip in (0.01, 0.4))
+    assert near.works
+    assert far.works
+    assert far.settings.overlap_steps > near.settings.overlap_steps
+    assert far.settings.overlap_steps > trip_steps(Job(25e6, 0.1, ()), Region("r", 1, 1e9, 0.4), 24)
+
+
+@pytest.mark.parametrize("trip_s", [0.16, 0.25, 0.3, 1.0])
+def test_a_round_trip_of_many_steps_gets_more_inner_steps(trip_s):
+    """Else rounds would have to overlap themselves, and learners would answer every second one."""
+    regions = (Region("near", 1, 1e9, 0.01), Region("far", 1, 1e9, trip_s))
+    made = plan(Job(1.05e6, 0.012, regions))
+    assert made.works
+    assert made.settings.inner_steps >= made.settings.overlap_steps > trip_s / 0.012
+    assert made.contributions > 0.95
+    assert not any("merge" in warning for warning in made.warnings)
+
+
+@pytest.mark.parametrize("fragments", [200, 256])
+def test_many_fragments_get_as_many_inner_steps_as_learners_need_to_answer(fragments):
+    made = plan(Job(1e9, 2.0, (Region("a", 2, 1e9, 0.06), Region("b", 2, 1e9, 0.06))), fragments)
+    assert made.works
+    assert made.contributions > 0.95
+    assert "fragments" in made.why
+
+
+def test_more_inner_steps_than_losses_were_compared_with_are_worth_a_warning():
+    made = plan(Job(1e9, 2.0, (Region("a", 4, 5e7, 0.06),)))
+    assert any(f"H = {made.settings.inner_steps}: " in warning for warning in made.warnings)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (Job(1e9, 1.0, (WIDE,), between_failures_s=10.0), "goodput is"),
+        (Job(1e13, 1e5, (WIDE,)), "TiB of memory"),
+    ],
+)
+def test_what_cannot_be_is_no_plan(job, said):
+    made = plan(job)
+    assert not made.works
+    assert any(said in warning for warning in made.warnings)
+
+
+def test_a_hopeless_link_is_named():
+    made = plan(Job(12e9, 0.1, (Region("moon", 1, 1e6, 2.5),)))
+    assert any("moon" in warning for warning in made.warnings)
+    assert any("does not work" in warning for warning in made.warnings)
+
+
+def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
+    values, compose, out = files(tmp_path)
+    words = ["--parameters", "12e9", "--step-s", "3", "--region", "slow:1:10:30", "--region", "b:1:1000:40"]
+    code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
+    assert code == 1
+    assert "slow: 252% of its link" in said
+    assert "goodput" not in said, "of what does not work nothing is promised"
+    assert error == "error: this plan does not work: what is to be changed is said above\n"
+    assert not values.exists()
+    assert not compose.exists()
+    assert json.loads(out.read_text())["works"] is False
+
+
+def test_step_boundaries_of_a_large_model_get_more_inner_steps():
+    regions = (Region("a", 1, 2e9, 0.08), Region("b", 1, 2e9, 0.08))
+    made = plan(Job(12e9, 3.0, regions))
+    assert made.settings.inner_steps == 104  # 1.3 ns x 12e9 / 3 s / 5 %
+    assert 0.95 < made.atoll.utilisation < 0.955
+    assert made.atoll.utilisation > made.others[1].utilisation, "DiLoCo stands while it sends"
+    assert not any("step boundaries" in warning for warning in made.warnings)
+    assert any("step boundaries" in warning for warning in plan(Job(12e9, 0.1, regions)).warnings)
+
+
+def test_more_contributions_than_a_core_was_seen_to_take_are_worth_a_warning():
+    made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
+    assert any("10000 contributions a second" in warning for warning in made.warnings)
+    assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # k8s/atoll/values.yaml's sum
+    assert not made.losses, "nobody is left when the only region is gone"
+
+
+def test_long_steps_are_planned_as_quickly_as_short_ones():
+    short, long = (plan(Job(1e8 * s, 1.0 * s, (Region("a", 2, 1e8, 0.03 * s),))) for s in (1.0, 5000.0))
+    assert short.settings == long.settings
+    assert short.contributions == long.contributions == 1
+
+
+def test_what_comes_when_everybody_leaves_is_no_part_of_a_plan():
+    """README's example: links are hardly used, and no warning is due."""
+    regions = (Region("eu", 2, 1e9, 0.03), Region("us", 4, 5e8, 0.09), Region("ap", 1, 2e8, 0.16))
+    made = plan(Job(1e9, 2.0, regions))
+    assert made.works
+    assert made.contributions > 0.95
+    assert not made.warnings
+    assert made.core.share == 0, "nobody said what the core's link carries"
+
+
+def test_failures_cost_a_learner_and_stop_the_others_ways():
+    made = plan(
+        Job(1e9, 1.0, tuple(Region(f"r{i}", 1, 1e9, 0.03) for i in range(4)), between_failures_s=4 * 3600, repair_s=600)
+    )
+    alone = 4 * 3600 / (4 * 3600 + 600 + (13 + 4) * 1.0)
+    assert made.atoll.goodput == pytest.approx(made.atoll.utilisation * alone)
+    for other in made.others:
+        assert other.goodput == pytest.approx(other.utilisation * 3600 / (3600 + 600))
+        assert other.goodput < made.atoll.goodput
+
+
+def test_a_lost_region_leaves_the_others():
+    made = plan(Job(1e9, 1.0, (WIDE, Region("us", 3, 1e9, 0.1))))
+    assert {loss.region: loss.pace for loss in made.losses} == {"eu": 0.75, "us": 0.25}
+
+
+def test_the_chart_and_compose_take_what_is_written(tmp_path):
+    job = Job(1e9, 1.0, (WIDE, Region("us", 3, 50e6, 0.1)))
+    made = plan(job)
+    values = yaml.safe_load(helm_values(job, made))
+    known = yaml.safe_load((ROOT / "k8s/atoll/values.yaml").read_text())
+
+    def within(given: dict, chart: dict) -> None:
+        for name, value in given.items():
+            assert name in chart
+            if isinstance(value, dict) and chart[name]:
+                within(value, chart[name])
+
+    within(values, known)
+    assert values["core"]["settings"]["innerSteps"] == made.settings.inner_steps
+    memory = int(values["front"]["resources"]["limits"]["memory"].removesuffix("Gi")) * 1024
+    assert values["front"]["cacheMib"] + 1700 < memory, "a front whose cache fills is not killed for it"
+    assert int(values["learner"]["resources"]["limits"]["memory"].removesuffix("Gi")) >= LEARNER_BYTES + 8
+
+
+def test_what_compose_is_told_is_known_there():
+    job = Job(1e9, 1.0, (WIDE,))
+    ours = yaml.safe_load(compose_override(job, plan(job)))["services"]
+    theirs = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    assert set(ours) == {
+        name for name in theirs if name == "core" or name in {f"{k}-{r}" for k in KINDS for r in PLACES}
+    }
+    for name, service in ours.items():
+        said = atoll(name.partition("-")[0], "--help")[1]
+        assert set(service) <= {"environment", "mem_limit"}
+        assert all(variable in said for variable in service.get("environment", {}))
+        assert int(service["mem_limit"].removesuffix("m")) > 1024
+
+
+def test_the_command_prints_and_writes(tmp_path):
+    values, compose, out = files(tmp_path)
+    words = ["--parameters", "1e9", "--step-s", "1", "--region", "eu:2:500:30:0.09", "--between-failures-h", "24"]
+    code, said, error = atoll("plan", *words, "--values", values, "--compose", compose, "--json", out)
+    assert (code, error) == (0, "")
+    assert "H = 26" in said
+    found = json.loads(out.read_text())
+    assert found["links"][0]["up_bits_s"] == pytest.approx(2 * 3.15e9 / 26, rel=1e-3)
+    assert [method["name"] for method in found["methods"]] == ["Atoll", "data-parallel", "DiLoCo, H = 500"]
+    assert yaml.safe_load(values.read_text())
+    assert yaml.safe_load(compose.read_text())
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        "eu",
+        "eu:1:2",
+        "eu:one:100:30",
+        ":1:100:30",
+        "eu:0:100:30",
+        "eu:1:0:30",
+        "eu:1:100:-1",
+        "eu:1:9:9:9:9",
+        "eu.west:1:9:9",
+        "[/]:1:9:9",
+        "eu:1:inf:9",
+        "eu:1:nan:9",
+        "eu:1:9:9:inf",
+        "eu:99999:9:9",
+    ],
+)
+def test_a_region_that_is_none_is_named(region):
+    code, _, error = atoll("plan", "--parameters", "1e9", "--step-s", "1", "--region", region)
+    assert code == 1
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1
+    assert region in error
+
+
+def test_goodput_as_json_has_all_cells(tmp_path):
+    out, plot = tmp_path / "goodput.json", tmp_path / "goodput.svg"
+    code, _, error = atoll("simulate", "goodput", "--hours", "3", "--json", out, "--plot", plot)
+    assert (code, error) == (0, "")
+    figures = json.loads(out.read_text())["goodput"]
+    assert list(figures) == ["dp", "elastic", "2", "4", "8", "16"]
+    assert all(len(row) == 5 for row in figures.values())
+    assert "<svg" in plot.read_text()
+
+
+@pytest.mark.parametrize("what", ["bandwidth", "hardware"])
+def test_other_tables_print_and_draw(tmp_path, what):
+    out, plot = tmp_path / "out.json", tmp_path / "out.png"
+    code, said, error = atoll("simulate", what, "--json", out, "--plot", plot)
+    assert (code, error) == (0, "")
+    assert "paper" in said
+    assert json.loads(out.read_text())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_fleet_of_ones_own(tmp_path):
+    code, said, _ = atoll("simulate", "goodput", "--chips", "10000", "--learners", "4")
+    assert code == 0
+    assert "goodput" in said
+    code, _, error = atoll("simulate", "goodput", "--chips", "10", "--learners", "4")
+    assert code == 1
+    assert "give more --chips" in error
+    for words in (("--learners", "4"), ("--chips", "10000", "--plot", "out.svg")):
+        code, _, error = atoll("simulate", "goodput", *words)
+        assert code == 1
+        assert error.startswith("error: --")
+
+
+def test_the_table_of_memory_and_disk_is_the_planners():
+    rows = {line.split(" | ")[0]: line for line in (ROOT / "docs" / "tune.md").read_text().splitlines()}
+    sizes = 124e6, 1e9, 7e9
+    assert rows["| core, memory"].endswith(" | ".join(f"{needed_bytes(n) / 2**30:.1f} GiB" for n in sizes) + " |")
+    assert f"| {DISK_BYTES:g} N bytes; what waits for its merge: at most {WAITING_BYTES:g} N " in rows["| core, disk"]
+    assert rows["| core, disk"].endswith(f"| {DISK_BYTES * 1:.0f} GB | {DISK_BYTES * 7:.0f} GB |")
+    learners = rows["| learner, beside model and optimizer"]
+    assert f"some {LEARNER_BYTES:g} N bytes" in learners
+    assert learners.endswith(f"| {LEARNER_BYTES:.1f} GB | {LEARNER_BYTES * 7:.0f} GB |")
