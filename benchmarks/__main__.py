@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from atoll.island import Alone
+from atoll.boundary.ranks import Alone
 from atoll.learner import Learner
 from rich.console import Console
 from rich.table import Table

@@ -1,6 +1,6 @@
 """A core with many learners that live and have nothing to send: python -m benchmarks.crowd [COUNT].
 
-Each is what a learner's agent runs (`atoll.presence`), with connections of its own, all on one loop of one process:
+Each runs what a learner's agent runs (`atoll.agent.session`), with its own connections, on one loop of one process:
 they joined, follow, take a step every 10 s and report; a round comes due after 10,000 steps. What they cost the core
 is its processor time over half a minute, and what its resident memory grew by since it served its first learner.
 """
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from atoll.agent.calls import GOODBYE_S
+from atoll.agent.joining import FirstModel, Identity
+from atoll.agent.session import Presence
+from atoll.boundary.parameters import Parameters
 from atoll.demo.processes import Child, children
-from atoll.handover import Handover
-from atoll.joining import FirstModel, Identity
-from atoll.parameters import Parameters
-from atoll.presence import Presence
+from atoll.fragments.exchange import Handover
 from atoll.stats import Counters
-from atoll.transport import GOODBYE_S
 from atoll_wire import codec
 from atoll_wire.layout import Layout
 from atoll_wire.logs import configure

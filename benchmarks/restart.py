@@ -24,8 +24,8 @@ from typing import Any
 import grpc
 import numpy as np
 import safetensors.numpy
+from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll.demo.processes import children
-from atoll.joining import PROTOCOL, tensor_message
 from atoll_server.rounds.events import Key
 from atoll_server.storage import database, ledger, totals
 from atoll_server.storage.rows import ContributionRow, FateRow

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from atoll import sending
+from atoll.agent import sending
+from atoll.fragments.segments import Coded
 from atoll.learner import Learner
-from atoll.places import Coded
 from atoll.reference.model import SIZES, Transformer
 from atoll_wire.logs import configure
 

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from atoll.agent.core_state import Line
 from atoll.demo.processes import children
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
 from atoll.reference.train import optimizer_for
-from atoll.standing import Line
 from atoll_wire.logs import configure
 
 SIZE, BATCH, INNER_STEPS, FRAGMENTS = "25m", 1, 24, 24

@@ -105,18 +105,21 @@ def test_modules_of_a_package_do_not_import_each_other_in_a_circle(distribution)
         no_circle({name: {each for each in targets if each in inside} for name, targets in inside.items()})
 
 
-@pytest.mark.parametrize("package", packages("atoll_server"))
-def test_a_package_imports_what_its_docstring_says(package):
-    said = re.search(r"^May import: ([^.]+)\.", docstring(modules("atoll_server")[package]), re.MULTILINE)
+PACKAGES = [(each, package) for each in ("atoll_server", "atoll") for package in packages(each)]
+
+
+@pytest.mark.parametrize(("distribution", "package"), PACKAGES)
+def test_a_package_imports_what_its_docstring_says(distribution, package):
+    said = re.search(r"^May import: ([^.]+)\.", docstring(modules(distribution)[package]), re.MULTILINE)
     assert said, "its docstring has a line 'May import: ...'"
     allowed = set(re.split(r",\s*", said[1])) - {"nothing"}
-    used = {each.rpartition(".")[2] for each in rooms("atoll_server")[package]}
+    used = {each.rpartition(".")[2] for each in rooms(distribution)[package]}
     assert used == allowed, f"imports {used - allowed or 'nothing'} unsaid, and not {allowed - used or 'less'}"
 
 
-@pytest.mark.parametrize("package", packages("atoll_server"))
-def test_a_package_has_few_modules(package):
-    inside = [name for name in modules("atoll_server") if room("atoll_server", name) == package]
+@pytest.mark.parametrize(("distribution", "package"), PACKAGES)
+def test_a_package_has_few_modules(distribution, package):
+    inside = [name for name in modules(distribution) if room(distribution, name) == package]
     assert len(inside) <= MOST_MODULES, f"{len(inside)} modules: split {package} by purpose"
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from atoll.adoption import Fate, Outstanding
-from atoll.handover import Prepared
-from atoll.local import Local
-from atoll.parameters import Parameters
+from atoll.boundary.host_memory import Windows
+from atoll.boundary.local_parameters import Local
+from atoll.boundary.parameters import Parameters
+from atoll.fragments.adoption import Fate, Outstanding
+from atoll.fragments.exchange import Prepared
 from atoll.reference import data
 from atoll.reference.model import Transformer, build
 from atoll.reference.train import inner_step, learning_rate, optimizer_for
-from atoll.windows import Windows
 from atoll_server.forecast.islands import Published, Taken
 from atoll_server.merging import merge
 from atoll_server.merging.norm_guard import Guard

@@ -56,7 +56,7 @@ def learner(
     need("learner", "learner", *TRAINING)
     from atoll_wire.logs import configure
 
-    from atoll.joining import own_name
+    from atoll.agent.joining import own_name
     from atoll.reference.model import SIZES
     from atoll.reference.train import Joining, TrainSettings, train
 

@@ -30,7 +30,7 @@ from atoll_wire.parts import PART_BYTES
 if TYPE_CHECKING:
     from torch import nn
 
-    from atoll.parameters import Optimizers
+    from atoll.boundary.parameters import Optimizers
 
 TIMEOUT_S = 60.0
 PINGS, RATE_BYTES, PIECE_BYTES = 5, 8 << 20, 256 << 10
@@ -73,7 +73,7 @@ class Patient:
 
 def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] = ()) -> dict[str, Any]:
     """What a Patient has to say of a model, as a Learner takes it: Patient(address, access, name, **of_model(...))."""
-    from atoll.parameters import Parameters  # noqa: PLC0415 - torch, which a host of a front does not have
+    from atoll.boundary.parameters import Parameters  # noqa: PLC0415 - torch, which a host of a front does not have
 
     parameters = Parameters(model, optimizer, unshared)
     return {"tensors": parameters.tensors, "frozen_digest": parameters.frozen_digest()}

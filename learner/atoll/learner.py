@@ -18,20 +18,20 @@ from atoll_wire.layout import Layout, plan
 from atoll_wire.scrape import ScrapeError
 from torch import nn
 
-from atoll.agent import Agent
-from atoll.copies import Pairs
+from atoll.agent.joining import FirstModel, Identity, own_name, process_age_s
+from atoll.agent.thread import Agent
+from atoll.boundary.answers import Rounds
+from atoll.boundary.host_memory import Windows
+from atoll.boundary.local_parameters import Local
+from atoll.boundary.movement import Verdict
+from atoll.boundary.movement_watch import FOUND, Watch
+from atoll.boundary.optimizer_copies import Pairs
+from atoll.boundary.parameters import Optimizers, Parameters
+from atoll.boundary.ranks import GO_ON, RESTORE, STAND, STOP, Agreed, Island, island
+from atoll.boundary.samples import Samples
 from atoll.errors import LearnerError
-from atoll.handover import Due, Handover, Prepared, Todo
-from atoll.island import GO_ON, RESTORE, STAND, STOP, Agreed, Island, island
-from atoll.joining import FirstModel, Identity, own_name, process_age_s
-from atoll.local import Local
-from atoll.moves import Verdict
-from atoll.parameters import Optimizers, Parameters
-from atoll.rounds import Rounds
-from atoll.samples import Samples
+from atoll.fragments.exchange import Due, Handover, Prepared, Todo
 from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
-from atoll.watch import FOUND, Watch
-from atoll.windows import Windows
 
 log = structlog.get_logger()
 

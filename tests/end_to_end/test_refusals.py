@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from atoll.joining import PROTOCOL, tensor_message
-from atoll.parameters import Parameters
+from atoll.agent.joining import PROTOCOL, tensor_message
+from atoll.boundary.parameters import Parameters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c

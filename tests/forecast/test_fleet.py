@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from atoll import handover
+from atoll.fragments import exchange
 from atoll_server.forecast import fleet as fleet_module
 from atoll_server.forecast.fleet import Fleet
 from atoll_server.forecast.islands import Island
@@ -103,7 +103,7 @@ def test_a_narrow_link_makes_staleness_not_waiting():
 
 
 def test_it_does_as_much_at_a_step_boundary_as_learners_do():
-    assert fleet_module.AT_ONCE == handover.AT_ONCE
+    assert fleet_module.AT_ONCE == exchange.AT_ONCE
 
 
 def test_guests_come_late_and_are_merged():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from atoll.joining import tensor_message
+from atoll.agent.joining import tensor_message
 from atoll_server.access.refusals import Refused
 from atoll_server.service.learner_service import OuterService
 from atoll_server.settings import CoreSettings, Limits

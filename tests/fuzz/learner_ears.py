@@ -12,15 +12,15 @@ from unittest import mock
 
 import grpc.aio
 import numpy as np
-from atoll import sending
-from atoll.adoption import Outstanding
+from atoll.agent import sending
+from atoll.agent.core_state import Flight, Line
+from atoll.agent.joining import FirstModel, Identity
+from atoll.agent.partial_fetch import Incoming, UnsoundError
+from atoll.agent.session import Presence
 from atoll.errors import LearnerError
-from atoll.handover import Handover, Taken
-from atoll.incoming import Incoming, UnsoundError
-from atoll.joining import FirstModel, Identity
-from atoll.places import Coded
-from atoll.presence import Presence
-from atoll.standing import Flight, Line
+from atoll.fragments.adoption import Outstanding
+from atoll.fragments.exchange import Handover, Taken
+from atoll.fragments.segments import Coded
 from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from atoll.joining import own_name
+from atoll.agent.joining import own_name
 from atoll.reference.train import Joining
 from atoll_dashboard.headers import Headers
 from atoll_dashboard.server import GOODBYE_S, Settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from atoll.places import Coded
+from atoll.fragments.segments import Coded
 from atoll_wire import codec
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment

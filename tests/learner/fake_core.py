@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from atoll.joining import KINDS
+from atoll.agent.joining import KINDS
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from atoll.adoption import Fate
-from atoll.handover import Prepared
-from atoll.places import Coded, Places, Shape, rebase
+from atoll.fragments.adoption import Fate
+from atoll.fragments.exchange import Prepared
+from atoll.fragments.segments import Coded, Places, Shape, rebase
 from atoll_server.rounds.outer_step import OuterRule
 from atoll_wire.codec import Codec
 from torch import nn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from atoll.adoption import Fate, Outstanding, Track
-from atoll.places import Coded, Places, Shape
+from atoll.fragments.adoption import Fate, Outstanding, Track
+from atoll.fragments.segments import Coded, Places, Shape
 from atoll_wire.codec import Codec
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 from hypothesis import example, given, settings

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 from atoll import LearnerError
-from atoll.copies import Copies
+from atoll.boundary.optimizer_copies import Copies
 from torch import nn
 
 from tests.learner.test_watch import Masters

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from atoll.incoming import MOST_UPDATES, Incoming, UnsoundError
+from atoll.agent.partial_fetch import MOST_UPDATES, Incoming, UnsoundError
 from atoll_wire import codec, layout
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec

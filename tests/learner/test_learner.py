@@ -13,7 +13,7 @@ import grpc
 import pytest
 import torch
 from atoll import Learner, LearnerError
-from atoll.transport import GOODBYE_S
+from atoll.agent.calls import GOODBYE_S
 
 from tests.learner.fake_core import fake_core
 from tests.learner.loops import BREATH, Loop, Two, until

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from atoll.adoption import Fate
-from atoll.handover import Prepared
-from atoll.local import Local
-from atoll.parameters import Parameters
-from atoll.windows import Windows
+from atoll.boundary.host_memory import Windows
+from atoll.boundary.local_parameters import Local
+from atoll.boundary.parameters import Parameters
+from atoll.fragments.adoption import Fate
+from atoll.fragments.exchange import Prepared
 from atoll_wire import codec
 from atoll_wire.codec import Codec
 from atoll_wire.layout import plan

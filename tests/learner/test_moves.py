@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from atoll.moves import Adoption, Cycle, Moves, Verdict
+from atoll.boundary.movement import Adoption, Cycle, Moves, Verdict
 
 PLACES, VALUES = 8, 16
 

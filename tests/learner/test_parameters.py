@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from atoll.boundary.parameters import Parameters
 from atoll.errors import LearnerError
-from atoll.parameters import Parameters
 from atoll_wire.layout import MergeKind
 from safetensors.torch import load_file
 from torch import nn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from atoll.places import Coded, Places, Shape, load, rebase, store, take
+from atoll.fragments.segments import Coded, Places, Shape, load, rebase, store, take
 from atoll_wire import codec
 from atoll_wire.codec import Codec, CodecError
 from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan

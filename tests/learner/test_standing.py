@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from atoll.standing import Standing
+from atoll.agent.core_state import Standing
 from atoll_wire import outer_pb2 as pb
 
 

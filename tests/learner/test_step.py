@@ -11,16 +11,16 @@ from types import FrameType
 import numpy as np
 import pytest
 import torch
-from atoll import places
-from atoll.adoption import Fate, Outstanding
+from atoll.boundary.answers import Rounds
+from atoll.boundary.host_memory import Windows
+from atoll.boundary.local_parameters import Local
+from atoll.boundary.parameters import Optimizers, Parameters
+from atoll.boundary.ranks import Alone
 from atoll.errors import LearnerError
-from atoll.handover import Prepared, Taken
-from atoll.island import Alone
+from atoll.fragments import segments
+from atoll.fragments.adoption import Fate, Outstanding
+from atoll.fragments.exchange import Prepared, Taken
 from atoll.learner import Learner
-from atoll.local import Local
-from atoll.parameters import Optimizers, Parameters
-from atoll.rounds import Rounds
-from atoll.windows import Windows
 from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
 
@@ -71,7 +71,7 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
     """Each time a step gives the interpreter away, such a thread keeps it for a switch interval: long here, so that
     they can be counted."""
     learner, local, agent = joined(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(16))))
-    places.warm_up()
+    segments.warm_up()
     done = threading.Event()
     hog = threading.Thread(target=lambda: all(iter(lambda: not done.is_set(), False)))
     usual_s = sys.getswitchinterval()

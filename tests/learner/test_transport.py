@@ -7,10 +7,10 @@ import random
 import grpc
 import numpy as np
 import pytest
-from atoll import handover as handover_module
-from atoll.adoption import Fate
-from atoll.handover import AT_ONCE, Handover, Prepared, Taken
-from atoll.transport import CURES, LONGEST_BACKOFF_S, Cure, backoff_s, cure
+from atoll.agent.calls import CURES, LONGEST_BACKOFF_S, Cure, backoff_s, cure
+from atoll.fragments import exchange as handover_module
+from atoll.fragments.adoption import Fate
+from atoll.fragments.exchange import AT_ONCE, Handover, Prepared, Taken
 from atoll_wire.links import SAID
 
 ONE = np.ones(1, np.float32)

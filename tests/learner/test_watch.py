@@ -13,9 +13,9 @@ import pytest
 import structlog
 import torch
 from atoll import LearnerError
-from atoll.island import Alone
-from atoll.samples import Samples
-from atoll.watch import Watch
+from atoll.boundary.movement_watch import Watch
+from atoll.boundary.ranks import Alone
+from atoll.boundary.samples import Samples
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 from torch import nn
 

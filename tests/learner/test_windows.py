@@ -6,8 +6,8 @@ import weakref
 
 import numpy as np
 import torch
-from atoll.places import load, store
-from atoll.windows import Windows
+from atoll.boundary.host_memory import Windows
+from atoll.fragments.segments import load, store
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, plan
 from torch import nn

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from atoll import Learner
-from atoll.adoption import Fate, Outstanding
-from atoll.handover import Prepared, Taken
-from atoll.island import Alone
-from atoll.parameters import Optimizers, Parameters
-from atoll.places import load
+from atoll.boundary.parameters import Optimizers, Parameters
+from atoll.boundary.ranks import Alone
+from atoll.fragments.adoption import Fate, Outstanding
+from atoll.fragments.exchange import Prepared, Taken
+from atoll.fragments.segments import load
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, plan
 from torch import nn

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import numpy as np
 import safetensors.numpy
-from atoll.joining import PROTOCOL, tensor_message
+from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll_server.run.core import Core
 from atoll_server.run.eviction import evict
 from atoll_server.shard.reader_limits import MOST_OLD

@@ -22,7 +22,9 @@ from unittest import mock
 
 import grpc
 import numpy as np
-from atoll import adoption, copies, incoming, moves, presence, sending, watch
+from atoll.agent import partial_fetch, sending, session
+from atoll.boundary import movement, movement_watch, optimizer_copies
+from atoll.fragments import adoption
 from atoll_server.access import quotas
 from atoll_server.checkpoints import restore
 from atoll_server.front import service as front_service
@@ -45,7 +47,7 @@ from tests.simulation.seed import simulate
 
 MOST_SEEDS = 2000
 FOUND = Path(__file__).with_name("found.txt")
-DECODED = incoming.Incoming.decoded
+DECODED = partial_fetch.Incoming.decoded
 Defect = Callable[[], Iterator[None]]
 DEFECTS: dict[str, Defect] = {}
 
@@ -417,13 +419,13 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
 def anchors_drift_by_one_ulp() -> Iterator[None]:
     """A learner adds an update a little wrong, and takes its own sum for the published one."""
 
-    def wrong(self: incoming.Incoming, base: Any) -> Any:
+    def wrong(self: partial_fetch.Incoming, base: Any) -> Any:
         anchor, checksum = DECODED(self, base)
         if anchor is not None and base is not None:
             anchor[0] = np.nextafter(anchor[0], np.float32(np.inf))
         return anchor, checksum
 
-    with patch(incoming.Incoming, "decoded", wrong):
+    with patch(partial_fetch.Incoming, "decoded", wrong):
         yield
 
 
@@ -595,20 +597,20 @@ def a_front_takes_versions_for_each_other() -> Iterator[None]:
                 found.header.version = place.version
         return found
 
-    with patch(Shelf, "find", nearly), patch(incoming.Incoming, "decoded", _unchecked):
+    with patch(Shelf, "find", nearly), patch(partial_fetch.Incoming, "decoded", _unchecked):
         yield
 
 
 @defect
 def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
     """A whole fetch that was cut goes on after a merge, and what came before it is not brought up."""
-    took = incoming.Incoming.took_update
+    took = partial_fetch.Incoming.took_update
 
-    def without_it(self: incoming.Incoming, header: Any, frame: Any) -> None:
+    def without_it(self: partial_fetch.Incoming, header: Any, frame: Any) -> None:
         took(self, header, frame)
         self._parts[frame.index].updates.clear()
 
-    with patch(incoming.Incoming, "took_update", without_it), patch(incoming.Incoming, "decoded", _unchecked):
+    with patch(partial_fetch.Incoming, "took_update", without_it), patch(partial_fetch.Incoming, "decoded", _unchecked):
         yield
 
 
@@ -627,7 +629,7 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
         yield
 
 
-def _unchecked(self: incoming.Incoming, base: Any) -> Any:
+def _unchecked(self: partial_fetch.Incoming, base: Any) -> Any:
     """An anchor that is taken to have the published checksum."""
     anchor, _ = DECODED(self, base)
     return anchor, Anything()
@@ -651,7 +653,7 @@ class Anything(int):
 @defect
 def a_learner_leaves_its_calls_open() -> Iterator[None]:
     """Whoever joins again makes new calls beside those that it has."""
-    with patch(presence, "opened", lambda method, call: nullcontext(call)):
+    with patch(session, "opened", lambda method, call: nullcontext(call)):
         yield
 
 
@@ -810,29 +812,33 @@ def who_reads_slowly_keeps_every_version() -> Iterator[None]:
 @defect
 def loaded_weights_are_work() -> Iterator[None]:
     """Whatever the parameters are is taken for what was trained."""
-    fine = lambda _: moves.Verdict.FINE  # noqa: E731
-    with patch(watch.Watch, "judge", fine), patch(watch.Watch, "glance", fine), patch(watch.Watch, "leave", fine):
+    fine = lambda _: movement.Verdict.FINE  # noqa: E731
+    with (
+        patch(movement_watch.Watch, "judge", fine),
+        patch(movement_watch.Watch, "glance", fine),
+        patch(movement_watch.Watch, "leave", fine),
+    ):
         yield
 
 
 @defect
 def weights_loaded_before_leaving_are_work() -> Iterator[None]:
     """Leaving sends what is there."""
-    with patch(watch.Watch, "leave", lambda _: moves.Verdict.FINE):
+    with patch(movement_watch.Watch, "leave", lambda _: movement.Verdict.FINE):
         yield
 
 
 @defect
 def adoptions_may_be_undone() -> Iterator[None]:
     """An optimizer's masters take each of them back, and the reverse is sent."""
-    with patch(moves.Moves, "_undone", lambda _self, _moved, _whole, step, **_: (moves.Verdict.FINE, step)):
+    with patch(movement.Moves, "_undone", lambda _self, _moved, _whole, step, **_: (movement.Verdict.FINE, step)):
         yield
 
 
 @defect
 def masters_stay_where_they_are() -> Iterator[None]:
     """Copies that were named do not move with the parameters."""
-    with patch(copies.Copies, "following", lambda *_, **__: nullcontext()):
+    with patch(optimizer_copies.Copies, "following", lambda *_, **__: nullcontext()):
         yield
 
 

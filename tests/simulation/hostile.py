@@ -14,7 +14,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
-from atoll.handover import Due, Taken
+from atoll.fragments.exchange import Due, Taken
 from atoll_server.learners.plausibility import FASTER
 from atoll_server.merging.merge import weight
 from atoll_server.run.core import Core

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
-from atoll.adoption import Track
+from atoll.agent.joining import FirstModel, Identity
+from atoll.agent.session import Presence
+from atoll.boundary.answers import Rounds
+from atoll.boundary.host_memory import Windows
+from atoll.boundary.local_parameters import Local
+from atoll.boundary.movement import Verdict
+from atoll.boundary.movement_watch import FOUND, Watch
+from atoll.boundary.samples import Samples
 from atoll.errors import LearnerError
-from atoll.handover import Due, Handover, Prepared, Taken
-from atoll.joining import FirstModel, Identity
-from atoll.local import Local
-from atoll.moves import Verdict
-from atoll.places import Coded
-from atoll.presence import Presence
-from atoll.rounds import Rounds
-from atoll.samples import Samples
+from atoll.fragments.adoption import Track
+from atoll.fragments.exchange import Due, Handover, Prepared, Taken
+from atoll.fragments.segments import Coded
 from atoll.stats import Counters
-from atoll.watch import FOUND, Watch
-from atoll.windows import Windows
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access

@@ -14,8 +14,8 @@ from enum import StrEnum
 import numpy as np
 import torch
 import torch._dynamo  # `Watch` loads it: here, before a seed has its own clocks and chance
-from atoll.copies import Copies
-from atoll.moves import JUDGED_STEPS
+from atoll.boundary.movement import JUDGED_STEPS
+from atoll.boundary.optimizer_copies import Copies
 from atoll_wire.layout import Layout, MergeKind, TensorSpec
 from torch import nn
 

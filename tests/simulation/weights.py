@@ -1,8 +1,8 @@
 """Learners that mean well, and whose parameters are moved by something other than their optimizer.
 
-Weights are loaded in the block, or just before leaving; or the optimizer keeps masters and undoes what is adopted. The
-product's own detection (`atoll.watch`) runs in the learners of such a world, and in some others, where it must find
-nothing.
+Weights are loaded in the block, or just before leaving; or the optimizer keeps masters and undoes what is adopted.
+The product's own detection (`atoll.boundary.movement_watch`) runs in the learners of such a world, and in some others,
+where it must find nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from atoll.moves import RELIABLE, Verdict
-from atoll.watch import FOUND
+from atoll.boundary.movement import RELIABLE, Verdict
+from atoll.boundary.movement_watch import FOUND
 
 from tests.simulation.island import Island
 from tests.simulation.training import Masters

@@ -1,1 +1,4 @@
-"""`atoll chaos`: kills, pauses and restarts the processes of a local deployment, and says what that cost."""
+"""`atoll chaos`: kill, pause and restart the processes of a local deployment, and report what that cost.
+
+May import: demo, reference.
+"""

@@ -1,1 +1,4 @@
-"""`atoll demo`: real processes on one machine, and a SIGKILL of each kind on the way."""
+"""`atoll demo`: real processes on one machine, with a SIGKILL of each kind on the way.
+
+May import: reference.
+"""

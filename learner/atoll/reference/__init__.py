@@ -1,1 +1,4 @@
-"""The reference learner: a small language model on bytes, trained with the same three lines as anybody's."""
+"""The reference learner: a small byte-level language model in a plain training loop.
+
+May import: learner, stats.
+"""

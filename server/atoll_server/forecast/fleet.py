@@ -21,7 +21,7 @@ from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import RunSettings
 
 DRAIN_STEPS = 4.0  # that a learner which leaves waits for the fates of what is in flight
-AT_ONCE = 8  # fragments adopted at a step boundary at most, and rounds answered: atoll.handover has the same
+AT_ONCE = 8  # fragments adopted at a step boundary at most, and rounds answered: atoll.fragments.exchange has the same
 LEAST_WAIT_S = 0.001  # until time alone is looked at again, as in a core
 
 

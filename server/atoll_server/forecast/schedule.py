@@ -11,7 +11,7 @@ from atoll_server.rounds import events as ev
 
 @dataclass(slots=True)
 class _Place:
-    """One fragment at one learner; see atoll.adoption.Track, whose counters these are ("rebase")."""
+    """One fragment at one learner; see atoll.fragments.adoption.Track, whose counters these are ("rebase")."""
 
     base_version: int = 0
     steps_from: int = 0

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from atoll_wire.blocks import F32
 from atoll_wire.codec import CodecError
 
-from atoll.adoption import Fate, Outstanding, Track
+from atoll.boundary.host_memory import Windows
 from atoll.errors import LearnerError
-from atoll.handover import Prepared
-from atoll.places import Places, load, store
-from atoll.windows import Windows
+from atoll.fragments.adoption import Fate, Outstanding, Track
+from atoll.fragments.exchange import Prepared
+from atoll.fragments.segments import Places, load, store
 
 
 class Local:

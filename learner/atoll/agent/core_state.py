@@ -11,9 +11,9 @@ from atoll_wire.blocks import F32
 from atoll_wire.layout import Fragment, Layout
 from atoll_wire.links import Link
 
+from atoll.agent.partial_fetch import Incoming
 from atoll.errors import NONSENSE, LearnerError
-from atoll.handover import Taken
-from atoll.incoming import Incoming
+from atoll.fragments.exchange import Taken
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from atoll.moves import Adoption, Cycle, Moves, Verdict
-from atoll.samples import Block, Row, Samples
+from atoll.boundary.movement import Adoption, Cycle, Moves, Verdict
+from atoll.boundary.samples import Block, Row, Samples
 
 FOUND = {
     Verdict.WRITTEN: "the parameters were written by something other than the optimizer, such as load_state_dict: load "

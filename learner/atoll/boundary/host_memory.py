@@ -16,7 +16,7 @@ from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, Layout
 from torch import nn
 
-from atoll.places import Places, Shape
+from atoll.fragments.segments import Places, Shape
 
 
 @dataclass(frozen=True, slots=True)

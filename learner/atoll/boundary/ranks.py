@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from atoll.handover import AT_ONCE
+from atoll.fragments.exchange import AT_ONCE
 
 GO_ON, STOP, STAND, RESTORE = 0, 1, 2, 3
 

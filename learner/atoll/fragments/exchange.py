@@ -11,7 +11,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.blocks import F32
 
-from atoll.adoption import Fate, Outstanding
+from atoll.fragments.adoption import Fate, Outstanding
 
 log = structlog.get_logger()
 

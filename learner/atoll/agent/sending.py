@@ -20,12 +20,12 @@ from atoll_wire.links import hung_up
 from atoll_wire.logs import contribution
 from atoll_wire.streams import upload
 
+from atoll.agent.calls import Cure, backoff_s, cure, detail, one_line
+from atoll.agent.core_state import Flight, Line, Standing
 from atoll.errors import LearnerError
-from atoll.handover import Handover, Taken
-from atoll.places import Coded
-from atoll.standing import Flight, Line, Standing
+from atoll.fragments.exchange import Handover, Taken
+from atoll.fragments.segments import Coded
 from atoll.stats import Counters
-from atoll.transport import Cure, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 

@@ -18,13 +18,13 @@ from atoll_wire.blocks import F32
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
 
-from atoll import places
+from atoll.agent.calls import GOODBYE_S
+from atoll.agent.joining import FirstModel, Identity
+from atoll.agent.session import Presence
 from atoll.errors import LearnerError
-from atoll.handover import PIECE_S, Handover, Taken
-from atoll.joining import FirstModel, Identity
-from atoll.presence import Presence
+from atoll.fragments import segments
+from atoll.fragments.exchange import PIECE_S, Handover, Taken
 from atoll.stats import Counters
-from atoll.transport import GOODBYE_S
 
 log = structlog.get_logger()
 
@@ -105,7 +105,7 @@ class Agent:
         if self._leaving:
             return
         await asyncio.to_thread(codec.warm_up)
-        await asyncio.to_thread(places.warm_up)
+        await asyncio.to_thread(segments.warm_up)
         self._presence = Presence(
             self._identity, self._model, self._handover, self._counters, self._ready.set_result, self._stop
         )

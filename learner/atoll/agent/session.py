@@ -22,14 +22,14 @@ from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.layout import Layout
 from atoll_wire.links import Link, hung_up, retire
 
+from atoll.agent.calls import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, backoff_s, cure, detail, one_line
+from atoll.agent.core_state import Line, Standing
+from atoll.agent.fetching import Fetcher
+from atoll.agent.joining import CODECS, FirstModel, Identity, Joiner, planned
+from atoll.agent.sending import Sender
 from atoll.errors import LearnerError
-from atoll.fetching import Fetcher
-from atoll.handover import Handover, Taken
-from atoll.joining import CODECS, FirstModel, Identity, Joiner, planned
-from atoll.sending import Sender
-from atoll.standing import Line, Standing
+from atoll.fragments.exchange import Handover, Taken
 from atoll.stats import Counters
-from atoll.transport import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 

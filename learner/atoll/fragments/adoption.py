@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from atoll_wire.blocks import F32
 
-from atoll.places import Coded, Places, Shape, rebase, store, take
+from atoll.fragments.segments import Coded, Places, Shape, rebase, store, take
 
 GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight whose work is not outstanding any more
 

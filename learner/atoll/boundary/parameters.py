@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
-from atoll.copies import Copies, Pairs
+from atoll.boundary.optimizer_copies import Copies, Pairs
 from atoll.errors import LearnerError
 
 log = structlog.get_logger()

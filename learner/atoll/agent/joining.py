@@ -21,8 +21,8 @@ from atoll_wire.certificate import CertificateError, Role, check_role
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, plan
 
+from atoll.agent.core_state import Standing
 from atoll.errors import NONSENSE, LearnerError
-from atoll.standing import Standing
 from atoll.stats import Counters
 
 log = structlog.get_logger()

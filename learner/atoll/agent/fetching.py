@@ -19,14 +19,14 @@ from atoll_wire.codec import Codec
 from atoll_wire.links import hung_up
 from atoll_wire.streams import download
 
-from atoll.adoption import Fate
+from atoll.agent.calls import Cure, backoff_s, cure, detail, one_line
+from atoll.agent.core_state import Line, Standing
+from atoll.agent.partial_fetch import MOST_UPDATES, Ask, Incoming, UnsoundError
+from atoll.agent.sending import Sender
 from atoll.errors import NONSENSE, LearnerError
-from atoll.handover import Handover, Prepared
-from atoll.incoming import MOST_UPDATES, Ask, Incoming, UnsoundError
-from atoll.sending import Sender
-from atoll.standing import Line, Standing
+from atoll.fragments.adoption import Fate
+from atoll.fragments.exchange import Handover, Prepared
 from atoll.stats import Counters
-from atoll.transport import Cure, backoff_s, cure, detail, one_line
 
 log = structlog.get_logger()
 

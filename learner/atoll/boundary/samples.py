@@ -11,7 +11,7 @@ from atoll_wire.layout import Fragment, Piece
 from numpy.typing import NDArray
 from torch import nn
 
-from atoll.places import I64, gather
+from atoll.fragments.segments import I64, gather
 
 PLACES, VALUES, LEAST_VALUES = 8, 256, 8  # places and values in all; of a place, where there are many fragments
 MOST_PLACES = VALUES // LEAST_VALUES

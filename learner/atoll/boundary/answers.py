@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from atoll_wire import outer_pb2 as pb
 
-from atoll.handover import Due, Handover, Taken
-from atoll.local import Local
+from atoll.boundary.local_parameters import Local
+from atoll.fragments.exchange import Due, Handover, Taken
 from atoll.stats import Counters
 
 

@@ -1,0 +1,4 @@
+"""The agent: a thread beside training that joins the run, sends contributions, and fetches published updates.
+
+May import: errors, fragments, stats.
+"""
