@@ -84,7 +84,7 @@ class FragmentRounds:
 
         Weights sum to the part that this is of what the counted learners would give on time: a merge of few, or of
         what came late, is a small step. Who has not answered counts as it last weighed, at most as the largest here.
-        A learner counts with a limited part of its weight where that outweighs the others' (`influence`).
+        A learner counts with a limited part of its weight where that outweighs the others' (`learners.plausibility`).
         """
         silent = counted - self.answered()
         taken: list[tuple[Key, float, float]] = []
