@@ -89,7 +89,7 @@ class Synthetic(threading.Thread):
             run=reply.run, learner=self.name, incarnation=reply.incarnation, generation=reply.generation,
             token=reply.token,
         )  # fmt: skip
-        layout, versions = plan(self._specs, reply.settings.fragments), list(reply.versions)
+        layout, versions = plan(self._specs, reply.settings.fragments), dict(reply.versions)
         over = threading.Event()
         reporting = threading.Thread(target=self._report, args=(stub, session, over), daemon=True)
         reporting.start()

@@ -7,7 +7,7 @@ are those of `atoll core`. All else is the core's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,14 +25,14 @@ class AtOnce(Syncer):
     """Without a pace."""
 
     _syncs = 0
-    _wanted: Sequence[int] = ()  # version of each fragment after the sync
+    _wanted: Mapping[int, int] = {}  # by fragment, its version after the sync
 
     def present(self, now: float) -> Present:
         """Everybody is waited for, also who is slow to report on a machine that is busy."""
         return replace(super().present(now), live=frozenset(self.members))
 
     def _next_open_at(self, present: Present) -> float:
-        idle = all(rounds.phase is Phase.IDLE for rounds in self.fragments)
+        idle = all(rounds.phase is Phase.IDLE for rounds in self.fragments.values())
         return present.now + (0.005 if idle else 0.1)
 
     def _open_what_is_due(self, present: Present) -> list[Effect]:
@@ -40,9 +40,12 @@ class AtOnce(Syncer):
             return []
         if (folder / f"go.{self._syncs}").exists():
             self._syncs += 1
-            self._wanted = [rounds.version + 1 for rounds in self.fragments]
-        now = zip(self.fragments, self._wanted, strict=False)
-        behind = [n for n, (r, wanted) in enumerate(now) if r.phase is Phase.IDLE and r.version < wanted]
+            self._wanted = {index: rounds.version + 1 for index, rounds in self.fragments.items()}
+        behind = [
+            index
+            for index, wanted in self._wanted.items()
+            if self.fragments[index].phase is Phase.IDLE and self.fragments[index].version < wanted
+        ]
         return [self._open(index, present.now) for index in behind]
 
     def _close_what_can(self, present: Present) -> list[Effect]:

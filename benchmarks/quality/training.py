@@ -17,7 +17,7 @@ from atoll.reference.model import Transformer, build
 from atoll.reference.train import inner_step, learning_rate, optimizer_for
 from atoll_server.forecast.islands import Published, Taken
 from atoll_server.merging import merge
-from atoll_server.merging.norm_guard import Guard
+from atoll_server.merging.norm_guard import NormGuard
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.settings import Limits, RunSettings
@@ -72,7 +72,8 @@ class Training:
         self.states = [merge.start(vector) for vector in vectors_of(first, self.layout)]
         self.published = [Published(index, 0, 0.0, s.theta_pub.copy()) for index, s in enumerate(self.states)]
         limits = Limits()
-        self.guard = Guard(len(self.states), limits.norm_window, settings.norm_limit, settings.clip_norm)
+        window, limit, clip = limits.norm_window, settings.norm_limit, settings.clip_norm
+        self.norms = [NormGuard(window, limit, clip) for _ in self.states]
         self.processes: dict[str, Process] = {}
         self.flying: dict[tuple[str, int], tuple[Received, Outstanding]] = {}
         self.received: dict[ev.Key, Received] = {}
@@ -119,7 +120,7 @@ class Training:
         checked = [codec.check_frame(p, span, self.settings.codec) for p, span in zip(payloads, frames, strict=True)]
         norms_sq = merge.norms_sq(self.layout.fragments[fragment], [squares for _, squares in checked])
         norm = float(np.sqrt(norms_sq.sum()))
-        verdict = self.guard.enter(fragment, learner, norm, outstanding.steps, self.processes.keys())
+        verdict = self.norms[fragment].enter(learner, norm, outstanding.steps, self.processes.keys())
         assert not verdict.refusal, verdict.refusal
         contents = tuple(content for content, _ in checked)
         received = Received(learner, self.settings.codec, norms_sq, verdict.scale, contents)

@@ -149,4 +149,6 @@ def receipt(told: pb.LoggedReceipt) -> Receipt:
 
 def checkpoint(told: pb.Checkpoint) -> Checkpoint:
     """A snapshot."""
-    return Checkpoint(id=told.id, taken_at=told.taken_at, merges=sum(told.versions), size_bytes=told.size_bytes)
+    return Checkpoint(
+        id=told.id, taken_at=told.taken_at, merges=sum(told.versions.values()), size_bytes=told.size_bytes
+    )

@@ -123,6 +123,13 @@ class JoinReply(_message.Message):
     STATE_INITIALISE: JoinReply.State
     STATE_WAIT: JoinReply.State
     STATE_CONFIRM: JoinReply.State
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     STATE_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -144,12 +151,12 @@ class JoinReply(_message.Message):
     token: bytes
     settings: RunSettings
     fingerprint: bytes
-    versions: _containers.RepeatedScalarFieldContainer[int]
+    versions: _containers.ScalarMap[int, int]
     run_tokens: int
     retry_s: float
     log: int
     struck_tokens: int
-    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("run", "learner", "incarnation", "generation", "token")
@@ -219,17 +226,24 @@ class Happening(_message.Message):
 
 class Current(_message.Message):
     __slots__ = ("versions", "open", "run_tokens", "paused", "struck_tokens")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     STRUCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    versions: _containers.RepeatedScalarFieldContainer[int]
+    versions: _containers.ScalarMap[int, int]
     open: _containers.RepeatedCompositeFieldContainer[RoundOpened]
     run_tokens: int
     paused: Paused
     struck_tokens: int
-    def __init__(self, versions: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, versions: _Optional[_Mapping[int, int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
 
 class RoundOpened(_message.Message):
     __slots__ = ("fragment", "cycle")
@@ -830,15 +844,22 @@ class ListCheckpointsReply(_message.Message):
 
 class Checkpoint(_message.Message):
     __slots__ = ("id", "taken_at", "versions", "size_bytes")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     TAKEN_AT_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     taken_at: float
-    versions: _containers.RepeatedScalarFieldContainer[int]
+    versions: _containers.ScalarMap[int, int]
     size_bytes: int
-    def __init__(self, id: _Optional[int] = ..., taken_at: _Optional[float] = ..., versions: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., taken_at: _Optional[float] = ..., versions: _Optional[_Mapping[int, int]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class TakeCheckpointRequest(_message.Message):
     __slots__ = ()

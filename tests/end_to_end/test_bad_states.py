@@ -148,7 +148,7 @@ def learner_has_another_incarnation(directory: Path) -> None:
 
 @bad("a row of snapshots does not match its checksum")
 def snapshot_covers_other_versions(directory: Path) -> None:
-    sql(directory, "UPDATE snapshots SET versions='[7777, 7777]'")
+    sql(directory, "UPDATE snapshots SET versions='[[0, 7777], [1, 7777]]'")
 
 
 @bad("a row of meta does not match its checksum")
@@ -330,7 +330,9 @@ def test_a_bad_state_is_named_in_one_line_and_recovered_from_where_it_can_be(tem
     assert "Traceback" not in said
     if case.recovers:
         assert process.returncode == 0
-        assert [s.checksums() for s in read_run(directory).states] == [s.checksums() for s in sound.states]
+        assert [s.checksums() for s in read_run(directory).states.values()] == [
+            s.checksums() for s in sound.states.values()
+        ]
     else:
         assert process.returncode == 1
         error = said.splitlines()[-1]

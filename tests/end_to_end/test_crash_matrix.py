@@ -37,7 +37,7 @@ def came_back_as_it_was(running: Core, directory) -> None:
     """What the dead core left gives the same state from its newest snapshot and from the very beginning."""
     shutil.copytree(running.directory, directory)
     came_back, replayed = read_run(directory), read_run(directory, from_start=True)
-    for mine, other in zip(came_back.states, replayed.states, strict=True):
+    for mine, other in zip(came_back.states.values(), replayed.states.values(), strict=True):
         assert mine.version == other.version
         assert mine.checksums() == other.checksums()
 
@@ -93,7 +93,7 @@ def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by
     assert counts.accepted == counts.merged + counts.refused
     each_merged_once(running.directory / "ledger.sqlite")
     final = read_run(running.directory, from_start=True)
-    assert [state.version for state in final.states] == versions
+    assert [state.version for state in final.states.values()] == versions
     told = sum(t.learner.stats().merged for t in trainees)
     assert counts.merged - 2 * len(trainees) <= told <= counts.merged  # the last ones are merged after good-bye
 

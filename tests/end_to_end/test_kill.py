@@ -30,13 +30,13 @@ def test_after_kill_9_at_a_random_moment_the_state_is_a_replay_of_the_ledger(tmp
             dead = tmp_path / f"dead{life}"
             shutil.copytree(running.directory, dead)
             came_back, replayed = read_run(dead), read_run(dead, from_start=True)
-            for mine, other in zip(came_back.states, replayed.states, strict=True):
+            for mine, other in zip(came_back.states.values(), replayed.states.values(), strict=True):
                 assert mine.version == other.version
                 assert mine.theta.tobytes() == other.theta.tobytes()
                 assert mine.theta_pub.tobytes() == other.theta_pub.tobytes()
                 assert mine.momentum.tobytes() == other.momentum.tobytes()
             running.start()
-            assert [f.version for f in running.status().fragments] >= [s.version for s in came_back.states]
+            assert [f.version for f in running.status().fragments] >= [s.version for s in came_back.states.values()]
             before = [len(t.losses) for t in trainees]
             eventually(lambda before=before: all(len(t.losses) > b + 10 for t, b in zip(trainees, before, strict=True)))
             eventually(lambda: all(t.learner.stats().connected for t in trainees))

@@ -50,7 +50,7 @@ class Hand:
         )
         model = small_model()
         self.layout = plan(Parameters(model, SGD(model.parameters(), 0.1)).tensors, reply.settings.fragments)
-        self.versions = list(reply.versions)
+        self.versions = dict(reply.versions)
 
     def push(self, change=lambda header, frames: None, seq: int = 1, sends=lambda messages: messages, timeout_s=20.0):
         """Sends a sound contribution for fragment 0, after `change` made it unsound. Returns the receipt."""

@@ -44,7 +44,7 @@ def test_a_recorded_run_is_made_again_byte_for_byte(recorded, tmp_path):
     code, said, error = atoll("replay", recorded, "--out", out)
     assert (code, error) == (0, "")
     assert "the same, byte for byte" in said
-    merges = sum(state.version for state in read_run(recorded).states)
+    merges = sum(state.version for state in read_run(recorded).states.values())
     assert merges > 20
     assert f"{merges:,} merges" in said
     exported = tmp_path / "exported.safetensors"

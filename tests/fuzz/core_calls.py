@@ -180,7 +180,7 @@ class Calls:
         table = [(len(p), crc32c(p)) for p in payloads]
         header = pb.PushHeader(
             session=self._session, fragment=fragment.index, seq=next(self._sequence), cycle=0,
-            base_version=engine.states[fragment.index].version, tokens=10, steps=1, codec=pb.CODEC_INT4,
+            base_version=engine.fragments[fragment.index].version, tokens=10, steps=1, codec=pb.CODEC_INT4,
             frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
         )  # fmt: skip
         frames = [pb.Frame(index=n, crc32c=table[n][1], payload=p) for n, p in enumerate(payloads)]

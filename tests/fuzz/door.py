@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from atoll_server.access.refusals import Refused
-from atoll_server.merging.norm_guard import Guard
+from atoll_server.merging.norm_guard import NormGuard
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.shard.admission import check_header
@@ -49,9 +49,9 @@ class Door:
         self._loop = asyncio.new_event_loop()
         self._place, self._workers = place(), ThreadPoolExecutor(1)
         self._spool = Spool(Path(self._place.name), LIMITS.spool_bytes, 1 << 16)
-        self._spool.prepare(1, len(LAYOUT.fragments))
-        guard = Guard(len(LAYOUT.fragments), 8, 100.0, 10.0)
-        self._uploads = Uploads(LAYOUT, Codec.INT4, 1, self._spool, LIMITS, self._workers, guard, self)
+        self._spool.prepare(1, range(len(LAYOUT.fragments)))
+        norms = {index: NormGuard(8, 100.0, 10.0) for index in range(len(LAYOUT.fragments))}
+        self._uploads = Uploads(LAYOUT, Codec.INT4, 1, self._spool, LIMITS, self._workers, norms, self)
         self._cycles, self._sequence, self._kept = (
             itertools.count(CYCLE),
             itertools.count(1),

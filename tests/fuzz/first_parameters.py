@@ -82,8 +82,7 @@ class FirstParameters:
             assert not list((self._directory / STAGING).iterdir()), "nothing is left of a staging"
         assert all(np.isfinite(state.theta).all() for state in states)
         out = io.BytesIO()
-        vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
-        size = write_checkpoint(out, self._layout, file, vectors, versions)
+        size = write_checkpoint(out, self._layout, file, states)
         assert size == len(out.getvalue()) <= 2 * header.size_bytes + 4 * self._layout.parameters + 4096
         return True
 

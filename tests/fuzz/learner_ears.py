@@ -53,7 +53,7 @@ class Ears:
         self._joined = pb.JoinReply(
             state=pb.JoinReply.STATE_READY, run="r", generation=1, epoch=1, incarnation=1, token=b"t",
             settings=pb.RunSettings(inner_steps=4, fragments=2, overlap_steps=2.0, codec=pb.CODEC_INT4),
-            fingerprint=self._layout.fingerprint, versions=[1, 1], run_tokens=5, retry_s=0.0,
+            fingerprint=self._layout.fingerprint, versions={0: 1, 1: 1}, run_tokens=5, retry_s=0.0,
         )  # fmt: skip
         self._receipt = pb.Receipt(
             learner="a", incarnation=1, fragment=0, seq=1, fate=pb.FATE_MERGED, version=2, weight=0.5
@@ -149,7 +149,7 @@ class Ears:
 
     async def _follow(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
         happenings = [
-            pb.Happening(log=1, sequence=1, current=pb.Current(versions=[2, 2], open=[pb.RoundOpened(cycle=3)])),
+            pb.Happening(log=1, sequence=1, current=pb.Current(versions={0: 2, 1: 2}, open=[pb.RoundOpened(cycle=3)])),
             pb.Happening(log=1, sequence=2, opened=pb.RoundOpened(fragment=0, cycle=2)),
             pb.Happening(log=1, sequence=3, published=pb.UpdatePublished(fragment=1, version=2, size_bytes=9)),
             pb.Happening(log=1, sequence=4, receipt=self._receipt),

@@ -138,7 +138,8 @@ class FakeCore(rpc.OuterServicer):
             return pb.JoinReply(
                 state=pb.JoinReply.STATE_READY if self.theta else pb.JoinReply.STATE_INITIALISE, run=RUN, generation=1,
                 epoch=self.epoch, incarnation=self.names[request.learner][1], token=token, retry_s=0.05,
-                fingerprint=self.layout.fingerprint, versions=self.versions, run_tokens=self.run_tokens,
+                fingerprint=self.layout.fingerprint, versions=dict(enumerate(self.versions)),
+                run_tokens=self.run_tokens,
                 settings=pb.RunSettings(
                     fragments=len(self.layout.fragments), codec=int(CODEC), inner_steps=4,
                     total_tokens=self.total_tokens,
@@ -164,7 +165,7 @@ class FakeCore(rpc.OuterServicer):
             if request.log != epoch:
                 cursor = len(self.log)
                 opened = [pb.RoundOpened(fragment=f, cycle=c) for f, c in self.rounds.items()]
-                current = pb.Current(versions=self.versions, open=opened, run_tokens=self.run_tokens)
+                current = pb.Current(versions=dict(enumerate(self.versions)), open=opened, run_tokens=self.run_tokens)
                 yield pb.Happening(log=epoch, sequence=cursor, current=current)
         while context.is_active() and self.epoch == epoch and not self.end_follow:
             with self._news:

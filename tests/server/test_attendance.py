@@ -8,6 +8,7 @@ import pytest
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.registry import Roster
 from atoll_server.rounds import events as ev
+from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.run.reports import MOST_REPORTED, progress
 from atoll_server.run.run_clock import RunClock
@@ -18,7 +19,7 @@ from atoll_wire import outer_pb2 as pb
 @pytest.fixture
 def core():
     """As much of a core as reports touch: a real syncer in its third round, at version 2."""
-    syncer, told = Syncer(RunSettings(), 2, lambda *_: 1.0), []
+    syncer, told = Syncer(RunSettings(), {0: FragmentRounds(), 1: FragmentRounds()}, lambda *_: 1.0), []
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
     engine = SimpleNamespace(syncer=syncer, dispatch=told.append, layout=SimpleNamespace(fragments=[None, None]))

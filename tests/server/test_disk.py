@@ -59,7 +59,7 @@ def upload(spool: Spool, payloads: list[bytes], **changes) -> Upload:
 def spool(tmp_path) -> Spool:
     (tmp_path / "spool").mkdir()
     made = Spool(tmp_path / "spool", 1 << 30, 1 << 20)
-    made.prepare(1, 1)
+    made.prepare(1, [0])
     return made
 
 
@@ -224,16 +224,16 @@ def test_a_commit_is_on_disk_when_it_returns_and_many_share_one(tmp_path):
 def snapshot(tmp_path):
     state = merge.start(np.arange(FRAGMENT.length, dtype=np.float32))
     state.version = 4
-    writer = SnapshotWriter(snapshot_path(tmp_path, 1), LAYOUT)
+    writer = SnapshotWriter(snapshot_path(tmp_path, 1), LAYOUT.fragments)
     writer.begin()
     writer.add(state)
     writer.finish()
-    return state, ledger.SnapshotRow(1, tuple(writer.versions), tuple(writer.checksums), 0.0, writer.size_bytes)
+    return state, ledger.SnapshotRow(1, writer.versions, writer.checksums, 0.0, writer.size_bytes)
 
 
 def test_a_snapshot_gives_the_state_back_bit_by_bit(tmp_path):
     state, row = snapshot(tmp_path)
-    (again,) = load_snapshot(snapshot_path(tmp_path, 1), LAYOUT, row)
+    (again,) = load_snapshot(snapshot_path(tmp_path, 1), LAYOUT.fragments, row).values()
     assert again.version == 4
     assert again.checksums() == state.checksums()
     assert snapshot_path(tmp_path, 1).stat().st_size == row.size_bytes
@@ -250,4 +250,4 @@ def test_a_damaged_snapshot_is_not_trusted(tmp_path, damage):
     else:
         path.write_bytes(content if damage == "flip" else content[:-100])
     with pytest.raises(SnapshotError):
-        load_snapshot(path, LAYOUT, row)
+        load_snapshot(path, LAYOUT.fragments, row)

@@ -15,9 +15,8 @@ from atoll_wire.layout import MergeKind, TensorSpec, plan
 @pytest.fixture
 def engine():
     return SimpleNamespace(
-        layout=SimpleNamespace(fragments=[0]), settings=SimpleNamespace(snapshot_every_s=120.0), unsaved_s=0.0,
-        versions=lambda: [1],
-    )  # fmt: skip
+        fragments={0: None}, settings=SimpleNamespace(snapshot_every_s=120.0), unsaved_s=0.0, versions=lambda: {0: 1}
+    )
 
 
 def due(engine, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
@@ -49,9 +48,9 @@ def test_but_not_again_and_again_where_writing_one_takes_long(engine, monkeypatc
 
 
 def test_nothing_new_is_never_due(engine, monkeypatch):
-    engine.versions = list
+    engine.versions = dict
     engine.unsaved_s = 100.0
-    keeper_rows = [SimpleNamespace(versions=())]
+    keeper_rows = [SimpleNamespace(versions={})]
 
     async def asked() -> bool:
         keeper = Keeper(engine, [], damaged=False)
@@ -63,8 +62,9 @@ def test_nothing_new_is_never_due(engine, monkeypatch):
 
 def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_once(engine, tmp_path, monkeypatch):
     layout = plan([TensorSpec("a", (4,), "float32", MergeKind.DIRECTION)], 1)
-    engine.layout, engine.disk, engine.settings.directory = layout, Disk(), tmp_path
-    engine.locks, engine.failed, engine.unsaved_s = [asyncio.Lock()], True, 100.0
+    engine.disk, engine.settings.directory = Disk(), tmp_path
+    engine.fragments = {0: SimpleNamespace(place=layout.fragments[0], lock=asyncio.Lock())}
+    engine.failed, engine.unsaved_s = True, 100.0
     began = time.monotonic()
 
     async def asked() -> None:
@@ -81,10 +81,10 @@ def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_onc
 
 
 def test_a_damaged_one_is_made_up_for_at_once(engine):
-    engine.versions = list
+    engine.versions = dict
 
     async def asked() -> bool:
-        keeper = Keeper(engine, [SimpleNamespace(versions=())], damaged=True)
+        keeper = Keeper(engine, [SimpleNamespace(versions={})], damaged=True)
         return keeper.due()
 
     assert asyncio.run(asked())

@@ -24,7 +24,7 @@ def hear(log: HappeningLog, number: int | None = 0, sequence: int = 0, learner: 
 
 
 def made(count: int, limit: int = 100) -> HappeningLog:
-    log = HappeningLog(limit, lambda: pb.Current(versions=[7]))
+    log = HappeningLog(limit, lambda: pb.Current(versions={0: 7}))
     for cycle in range(1, count + 1):
         log.append(opened(cycle))
     log.close()
@@ -34,7 +34,7 @@ def made(count: int, limit: int = 100) -> HappeningLog:
 def test_an_unknown_position_is_told_the_current_state_first():
     heard = hear(made(3))
     assert heard[0].WhichOneof("what") == "current"
-    assert heard[0].current.versions == [7]
+    assert heard[0].current.versions == {0: 7}
     assert [h.WhichOneof("what") for h in heard] == ["current"]  # what the state holds is not told again
     assert heard[0].sequence == 4
 

@@ -18,12 +18,23 @@ from hypothesis import strategies as st
 STEP_S = 1.0
 
 
+def begun(fragments: int) -> dict[int, FragmentRounds]:
+    return {index: FragmentRounds() for index in range(fragments)}
+
+
+def a_contribution_waits() -> FragmentRounds:
+    """As a restart finds it: at version 7, with a contribution to a round that closed."""
+    rounds = FragmentRounds(version=7)
+    rounds.resume(9, 0.0, {7: 7.0}, [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))])
+    return rounds
+
+
 class World:
     """A syncer with learners that report once a step; the clock moves only when told."""
 
     def __init__(self, learners: dict[str, float], fragments: int = 2, **run) -> None:
         self.now = 100.0
-        self.syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=2.0, **run), fragments, merge.weight)
+        self.syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=2.0, **run), begun(fragments), merge.weight)
         self.speeds, self.steps, self.seq = learners, dict.fromkeys(learners, 0), {}
         self.effects: list[ev.Effect] = []
         for name in learners:
@@ -66,7 +77,7 @@ class World:
 
     def finish(self) -> None:
         """Says that every merge asked for is done."""
-        for index, rounds in enumerate(self.syncer.fragments):
+        for index, rounds in self.syncer.fragments.items():
             if rounds.phase is Phase.MERGING:
                 self.tell(ev.Merged(index, rounds.version + 1))
 
@@ -255,10 +266,12 @@ def test_while_the_run_is_paused_and_at_a_good_bye_nothing_late_is_merged_by_its
 
 
 def test_after_a_restart_what_was_late_waits_for_learners_to_come_back_without_a_grace_window_too():
-    syncer = Syncer(RunSettings(inner_steps=4, grace_ratio=0.0, quorum=Quorum(learners=3)), 1, merge.weight)
-    syncer.restore(
-        [7], [9], [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))], {"a": Member(1, 5.0, 5.0)}, [0.0], [{7: 7.0}]
+    syncer = Syncer(
+        RunSettings(inner_steps=4, grace_ratio=0.0, quorum=Quorum(learners=3)),
+        {0: a_contribution_waits()},
+        merge.weight,
     )
+    syncer.restore({"a": Member(1, 5.0, 5.0)})
     assert not syncer.on(ev.Ticked(), 5.0)
 
 
@@ -274,7 +287,7 @@ def test_who_is_late_for_a_round_is_known_to_take_so_long():
 
 
 def test_ages_are_kept_as_long_as_work_of_them_may_be_merged():
-    rounds = FragmentRounds(version=0, cycle=0)
+    rounds = FragmentRounds()
     run = RunSettings(staleness_exponent=0.0, max_staleness=4)
     for _ in range(3000):
         rounds.pending[Key("a", 0, 0, rounds.version)] = Pending(0, rounds.version, 10, 1)
@@ -285,7 +298,7 @@ def test_ages_are_kept_as_long_as_work_of_them_may_be_merged():
 
 
 def test_the_age_of_a_version_counts_outer_steps_and_not_merges():
-    rounds = FragmentRounds(version=0, cycle=0)
+    rounds = FragmentRounds()
     for _ in range(4):
         rounds.pending[Key("a", 0, 0, rounds.version)] = Pending(0, rounds.version, 10, 1)
         rounds.settle({"a", "b", "c", "d"}, merge.weight, RunSettings(staleness_exponent=0.0))
@@ -423,7 +436,7 @@ def test_the_pace_is_one_round_of_each_fragment_in_h_steps_of_the_fastest():
                 world.tell(ev.Heard(name, world.steps[name], False))
         effects = world.tell(ev.Ticked())
         opened += [world.now] * sum(isinstance(effect, ev.OpenRound) for effect in effects)
-        for index, rounds in enumerate(world.syncer.fragments):
+        for index, rounds in world.syncer.fragments.items():
             if rounds.phase is Phase.OPEN:
                 world.contribute("slow", index)
                 world.contribute("fast", index)
@@ -435,9 +448,12 @@ def test_the_pace_is_one_round_of_each_fragment_in_h_steps_of_the_fastest():
 def test_what_an_outage_left_undone_is_caught_up_at_twice_the_pace_from_where_it_stopped():
     world = World({"a": 1}, fragments=4)
     began, world.now = world.now, world.now + 3.0
-    world.syncer = Syncer(RunSettings(inner_steps=4), 4, merge.weight)
     synced_at = [began - 1.0, began, began - 3.0, began - 2.0]
-    world.syncer.restore([5] * 4, [5] * 4, [], {"a": Member(1, world.now, world.now)}, synced_at, [{5: 5.0}] * 4)
+    left = {index: FragmentRounds(version=5) for index in range(4)}
+    for index, at in enumerate(synced_at):
+        left[index].resume(5, at, {5: 5.0}, [])
+    world.syncer = Syncer(RunSettings(inner_steps=4), left, merge.weight)
+    world.syncer.restore({"a": Member(1, world.now, world.now)})
     opened: list[tuple[float, int]] = []
     for tick in range(400):
         world.now += 0.05
@@ -459,7 +475,7 @@ def test_what_an_outage_left_undone_is_caught_up_at_twice_the_pace_from_where_it
 
 @pytest.mark.parametrize(("overlap", "fragments", "most"), [(2, 24, 12), (2, 2, 1), (0.1, 24, 1), (1000, 3, 3)])
 def test_rounds_in_flight_are_bounded(overlap, fragments, most):
-    syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=overlap), fragments, merge.weight)
+    syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=overlap), begun(fragments), merge.weight)
     assert syncer.most_in_flight() == most
 
 
@@ -473,9 +489,8 @@ def test_when_everybody_left_what_is_pending_is_merged_at_once():
 
 
 def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
-    syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
-    key = Key("a", 1, 0, 1)
-    syncer.restore([7], [9], [(key, Pending(9, 7, 100, 4))], {}, [0.0], [{7: 7.0}])
+    syncer = Syncer(RunSettings(inner_steps=4), {0: a_contribution_waits()}, merge.weight)
+    syncer.restore({})
     assert not syncer.on(ev.Joined("a", 1), 50.0)
     assert not syncer.on(ev.Ticked(), 55.0)
     (opened, closed) = syncer.on(ev.Ticked(), 61.0)
@@ -485,15 +500,8 @@ def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
 
 
 def test_after_a_restart_what_is_pending_of_learners_that_left_is_merged_at_the_first_event():
-    syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
-    syncer.restore(
-        [7],
-        [9],
-        [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))],
-        {"a": Member(1, 50.0, 50.0, gone=True)},
-        [0.0],
-        [{7: 7.0}],
-    )
+    syncer = Syncer(RunSettings(inner_steps=4), {0: a_contribution_waits()}, merge.weight)
+    syncer.restore({"a": Member(1, 50.0, 50.0, gone=True)})
     (_, closed) = syncer.on(ev.Ticked(), 50.0)
     assert isinstance(closed, ev.Merge)
 
@@ -531,7 +539,7 @@ def test_a_pause_does_not_count_as_step_time():
 
 
 def test_who_was_never_told_of_may_go():
-    syncer = Syncer(RunSettings(inner_steps=4), 1, merge.weight)
+    syncer = Syncer(RunSettings(inner_steps=4), begun(1), merge.weight)
     assert not syncer.on(ev.Gone("evicted before the run had parameters", "evicted: test"), 1.0)
 
 
@@ -597,18 +605,20 @@ def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fat
                     fates[key] = fates.get(key, 0) + 1
                     waiting.pop((key.learner, key.fragment), None)
         seen = len(world.effects)
-        in_flight = sum(r.phase is not Phase.IDLE for r in world.syncer.fragments)
-        assert in_flight <= max(world.syncer.most_in_flight(), sum(bool(r.pending) for r in world.syncer.fragments))
+        in_flight = sum(r.phase is not Phase.IDLE for r in world.syncer.fragments.values())
+        assert in_flight <= max(
+            world.syncer.most_in_flight(), sum(bool(r.pending) for r in world.syncer.fragments.values())
+        )
     assert set(fates) <= given
     assert set(fates.values()) <= {1}
-    pending = {key for rounds in world.syncer.fragments for key in rounds.pending}
+    pending = {key for rounds in world.syncer.fragments.values() for key in rounds.pending}
     assert pending | set(fates) == given
     for name in "abc":
         world.tell(ev.Gone(name))
     for _ in range(4):
         world.finish()
         world.tell(ev.Ticked())
-    assert not any(rounds.pending for rounds in world.syncer.fragments), "nothing stays for ever"
+    assert not any(rounds.pending for rounds in world.syncer.fragments.values()), "nothing stays for ever"
 
 
 def heard(member: Member, step_s: float, seconds: float, every_s: float = 0.25) -> float | None:
@@ -653,7 +663,7 @@ def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_t
 def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
     """Reports without growth come after the resume, too; who joined in the pause has no step time of before."""
     for known_before in (True, False):
-        syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=4), 4, lambda *_: 1.0)
+        syncer = Syncer(RunSettings(inner_steps=4, overlap_steps=4), begun(4), lambda *_: 1.0)
         now = 0.0
         for name in ("a", "b"):
             syncer.on(ev.Joined(name, 1), now)
@@ -688,7 +698,7 @@ def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
 
 
 def test_who_died_in_a_pause_of_the_run_does_not_live_again_when_it_goes_on():
-    syncer, now = Syncer(RunSettings(), 2, lambda *_: 1.0), 0.0
+    syncer, now = Syncer(RunSettings(), begun(2), lambda *_: 1.0), 0.0
     for name in ("a", "b"):
         syncer.on(ev.Joined(name, 1), now)
     for step in range(1, 20):
@@ -707,7 +717,7 @@ def test_who_died_in_a_pause_of_the_run_does_not_live_again_when_it_goes_on():
 
 
 def test_to_be_paused_as_before_changes_nothing():
-    syncer = Syncer(RunSettings(), 2, lambda *_: 1.0)
+    syncer = Syncer(RunSettings(), begun(2), lambda *_: 1.0)
     syncer.due_at = 5.0
     syncer.on(ev.Paused(False), 10.0)
     assert syncer.due_at == 5.0, "what an outage left undone is still to be caught up"
@@ -737,7 +747,7 @@ def second_by_second(syncer: Syncer, now: float, until: float, steps: dict[str, 
 
 def test_a_majority_that_wakes_from_an_hours_freeze_and_dies_holds_nobody_up():
     """Its step times, its answers and its reports are not those of the hour."""
-    syncer, steps = Syncer(RunSettings(inner_steps=24), 8, lambda *_: 1.0), dict.fromkeys("abc", 0)
+    syncer, steps = Syncer(RunSettings(inner_steps=24), begun(8), lambda *_: 1.0), dict.fromkeys("abc", 0)
     for name in steps:
         syncer.on(ev.Joined(name, 1), 0.0)
     assert second_by_second(syncer, 0.0, 1800.0, steps)

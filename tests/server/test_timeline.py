@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.events import Key
+from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import RunSettings
 from atoll_server.telemetry.metrics import Metrics
@@ -23,7 +24,11 @@ class Told:
     def __init__(self, **settings) -> None:
         self.metrics = Metrics()
         self.timeline = Timeline(self.metrics)
-        self.syncer = Syncer(RunSettings(inner_steps=8, overlap_steps=4, **settings), 1, lambda *_: 1.0)
+        self.syncer = Syncer(
+            RunSettings(inner_steps=8, overlap_steps=4, **settings),
+            {0: FragmentRounds()},
+            lambda *_: 1.0,
+        )
         for step in range(8):
             for name in ("a", "b"):
                 if not step:

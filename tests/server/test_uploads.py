@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.merging.norm_guard import Guard
+from atoll_server.merging.norm_guard import NormGuard
 from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.settings import Limits
 from atoll_server.shard.uploads import Uploads
@@ -35,15 +35,15 @@ class World:
 
     def __init__(self, directory, limits=LIMITS) -> None:
         self.spool = Spool(directory, 1 << 30, 1 << 20)
-        self.spool.prepare(1, 1)
+        self.spool.prepare(1, [0])
         self.committed: list[object] = []
         self.failures: list[BaseException] = []
         self.refused: list[tuple[object, str]] = []
         self.may_commit, self.at_commit = asyncio.Event(), asyncio.Event()
         workers = ThreadPoolExecutor(2)
         self.waiting_bytes = 0
-        self.guard = Guard(1, 8, 10.0, 2.0)
-        self.uploads = Uploads(LAYOUT, Codec.INT4, 1, self.spool, limits, workers, self.guard, self)
+        self.norms = {0: NormGuard(8, 10.0, 2.0)}
+        self.uploads = Uploads(LAYOUT, Codec.INT4, 1, self.spool, limits, workers, self.norms, self)
 
     def fail(self, error) -> None:
         self.failures.append(error)
@@ -144,7 +144,7 @@ def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut
 def test_what_nobody_foresaw_ends_the_core_and_is_not_in_the_way_for_ever(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
-        world.guard.enter = {}.__getitem__
+        world.norms[0].enter = {}.__getitem__
         upload = world.offer()
         await world.take(upload)
         with pytest.raises(Refused):
@@ -247,7 +247,7 @@ def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_r
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
-            world.guard.note(0, "b", 1e-3, 1)
+            world.norms[0].note("b", 1e-3, 1)
         upload = world.offer()
         await world.take(upload)
         receipt = await world.uploads.complete(upload)
@@ -266,7 +266,7 @@ def test_a_refused_contribution_is_followed_by_another_in_the_next_round_only(tm
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
-            world.guard.note(0, "b", 1e-3, 1)
+            world.norms[0].note("b", 1e-3, 1)
         for seq in range(1, 4):
             upload = world.offer(seq=seq, incarnation=seq, now_in=seq)
             await world.take(upload)
@@ -284,7 +284,7 @@ def test_what_is_clipped_is_kept_with_its_scale(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
-            world.guard.note(0, "b", 64 / 4, 1)
+            world.norms[0].note("b", 64 / 4, 1)
         kept = []
         world.keep = lambda row, stored: kept.append((row, stored)) or asyncio.sleep(0)
         upload = world.offer()

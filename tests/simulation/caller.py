@@ -141,7 +141,7 @@ class Caller:
             return
         fragment = core.engine.layout.fragments[0]
         header = pb.PushHeader(
-            session=session, fragment=0, seq=1, base_version=core.engine.states[0].version, tokens=8, steps=1,
+            session=session, fragment=0, seq=1, base_version=core.engine.fragments[0].version, tokens=8, steps=1,
             codec=int(core.engine.run.codec), frames=len(fragment.frames), size_bytes=64 * len(fragment.frames),
             digest=bytes(32),
         )  # fmt: skip

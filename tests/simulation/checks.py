@@ -86,7 +86,8 @@ class Checks:
         if not request.nonce:
             raise Violation(6, f"{request.learner} was let in with nonce 0, which is no process's")
         given = self.incarnations.setdefault((request.learner, request.nonce), reply.incarnation)
-        self.note(f"join {request.learner} incarnation {reply.incarnation} epoch {reply.epoch} {list(reply.versions)}")
+        versions = dict(sorted(reply.versions.items()))
+        self.note(f"join {request.learner} incarnation {reply.incarnation} epoch {reply.epoch} {versions}")
         if given != reply.incarnation:
             raise Violation(6, f"one process of {request.learner} was given incarnations {given}, {reply.incarnation}")
         others = [n for (name, nonce), n in self.incarnations.items() if name == request.learner]
@@ -98,7 +99,7 @@ class Checks:
         self.highest[request.learner] = reply.incarnation
         for older in range(1, reply.incarnation):
             self.fenced_at.setdefault((request.learner, older), self._loop.now)
-        for fragment, version in enumerate(reply.versions):
+        for fragment, version in reply.versions.items():
             if version < self.newest.get(fragment, 0):
                 raise Violation(3, f"fragment {fragment} fell from version {self.newest[fragment]} to {version}")
 
@@ -134,7 +135,7 @@ class Checks:
             case "published":
                 self._version(happening.published.fragment, happening.published.version)
             case "current":
-                for fragment, version in enumerate(happening.current.versions):
+                for fragment, version in happening.current.versions.items():
                     if version < self.newest.get(fragment, 0):
                         raise Violation(3, f"fragment {fragment} fell to version {version}")
                     self.newest[fragment] = max(version, self.newest.get(fragment, 0))
@@ -181,12 +182,12 @@ class Checks:
             if self.acknowledged or self.newest or self.published:
                 raise Violation(1, "the run lost its parameters")
             return
-        for state, fragment in zip(core.engine.states, core.engine.layout.fragments, strict=True):
-            if state.version < self.newest.get(fragment.index, 0):
-                raise Violation(3, f"fragment {fragment.index} came back at version {state.version}")
-            seen = self.published.setdefault((fragment.index, state.version), codec.vector_crc32c(state.theta_pub))
-            if seen != codec.vector_crc32c(state.theta_pub):
-                raise Violation(3, f"fragment {fragment.index} came back with other bytes at {state.version}")
+        for index, fragment in core.engine.fragments.items():
+            if fragment.version < self.newest.get(index, 0):
+                raise Violation(3, f"fragment {index} came back at version {fragment.version}")
+            crc = codec.vector_crc32c(fragment.state.theta_pub)
+            if self.published.setdefault((index, fragment.version), crc) != crc:
+                raise Violation(3, f"fragment {index} came back with other bytes at {fragment.version}")
         self.in_ledger(core)
         books.sums(core)
 
@@ -252,12 +253,12 @@ class Checks:
             ("cached updates", engine.cache.size_bytes, engine.cache.limit_bytes),
             ("spool", engine.spool.used_bytes, limits.spool_bytes),
             ("faults of what is only shown", engine.timeline.faults, 0),
-            ("uploads", len(engine.uploads._growing), 2 * len(core.roster.entries) * len(engine.states)),
+            ("uploads", len(engine.uploads._growing), 2 * len(core.roster.entries) * len(engine.fragments)),
         )
         for what, have, most in bounds:
             if have > most:
                 raise Violation(9, f"{what}: {have} of at most {most}")
-        for index, rounds in enumerate(engine.syncer.fragments):
+        for index, rounds in engine.syncer.fragments.items():
             if rounds.phase is Phase.IDLE:
                 self.opened.pop(index, None)
                 continue

@@ -159,7 +159,9 @@ def first_parameters_accepted_twice() -> Iterator[None]:
 
     async def lease_for_all(self: joining.Joining, request: Any, tensors: Any) -> Any:
         entry, state = await let_in(self, request, tensors)
-        early = request.incarnation == 0 and state != pb.JoinReply.STATE_CONFIRM and not sum(self._core.versions())
+        early = (
+            request.incarnation == 0 and state != pb.JoinReply.STATE_CONFIRM and not sum(self._core.versions().values())
+        )
         return entry, pb.JoinReply.STATE_INITIALISE if early and self._core.engine is None else state
 
     async def stage(self: joining.Joining, _speaker: Any, header: Any) -> Any:
@@ -243,9 +245,9 @@ def payloads_go_when_they_are_merged() -> Iterator[None]:
     """Nothing but the newest state in memory could replace them."""
     publish = engine.Engine._publish
 
-    def and_forget(self: engine.Engine, effect: Any, *values: Any) -> None:
-        rows = [self.contributions.pending[share.key].row for share in effect.shares]
-        publish(self, effect, *values)
+    def and_forget(self: engine.Engine, fragment: Any, effect: Any, *values: Any) -> None:
+        rows = [self.held(share.key).row for share in effect.shares]
+        publish(self, fragment, effect, *values)
         self._forget(rows)
 
     with patch(engine.Engine, "_publish", and_forget):
@@ -255,7 +257,9 @@ def payloads_go_when_they_are_merged() -> Iterator[None]:
 @defect
 def payloads_go_with_the_first_snapshot() -> Iterator[None]:
     """One snapshot is enough for them to go, and that one may be damaged."""
-    with patch(snapshotter, "covered", lambda rows, fragments: rows[-1].versions if rows else (0,) * fragments):
+    with patch(
+        snapshotter, "covered", lambda rows, fragments: rows[-1].versions if rows else dict.fromkeys(fragments, 0)
+    ):
         yield
 
 
@@ -341,7 +345,7 @@ def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
     """A contribution beyond what is usual is answered, and forgotten."""
 
     async def at_once(self: engine.Engine, row: Any, reason: str) -> pb.Receipt:
-        fate = rows.FateRow(row.key, "refused", self.states[row.key.fragment].version, reason=reason, dropped=True)
+        fate = rows.FateRow(row.key, "refused", self.fragments[row.key.fragment].version, reason=reason, dropped=True)
         return engine.receipt_of(fate)
 
     with patch(engine.Engine, "refuse", at_once):
@@ -537,12 +541,12 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 @defect
 def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
     """What was merged of few before a start counts as much as what was merged of all."""
-    restore_rounds = syncer.Syncer.restore
+    resume = fragment_rounds.FragmentRounds.resume
 
-    def whole(self: syncer.Syncer, versions: Any, *values: Any) -> None:
-        restore_rounds(self, reader_limits, *values[:-1], [{version: float(version)} for version in reader_limits])
+    def whole(self: Any, cycle: int, synced_at: float, _: Any, pending: Any) -> None:
+        resume(self, cycle, synced_at, {self.version: float(self.version)}, pending)
 
-    with patch(syncer.Syncer, "restore", whole):
+    with patch(fragment_rounds.FragmentRounds, "resume", whole):
         yield
 
 
@@ -678,7 +682,7 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
 @defect
 def nobody_looks_at_norms() -> Iterator[None]:
     """Garbage of any size is merged."""
-    with patch(norm_guard.Guard, "judge", lambda *_: norm_guard.Verdict()):
+    with patch(norm_guard.NormGuard, "judge", lambda *_: norm_guard.Verdict()):
         yield
 
 

@@ -98,7 +98,7 @@ class Hostile(Island):
 def is_usual_known(core: Core) -> bool:
     """Whether every fragment has had as many contributions as are needed to judge another."""
     engine = core.engine
-    return engine is not None and all(usual.count >= engine.guard.window for usual in engine.guard._usual)
+    return engine is not None and all(fragment.norms.judges for fragment in engine.fragments.values())
 
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
@@ -132,10 +132,10 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
     assert core.engine is not None, "asked of a run that has parameters"
     if core.roster.tokens() > trained + MOST_TOKENS_PER_S * elapsed_s:
         raise Violation(11, f"the run counts {core.roster.tokens()} tokens, honest learners trained {trained}")
-    for fragment, state in enumerate(core.engine.states):
-        largest = float(np.abs(state.theta_pub).max())
+    for index, fragment in core.engine.fragments.items():
+        largest = float(np.abs(fragment.state.theta_pub).max())
         if not largest <= LARGEST:
-            raise Violation(11, f"a hostile learner moved fragment {fragment} to {largest:.3g}")
+            raise Violation(11, f"a hostile learner moved fragment {index} to {largest:.3g}")
     if hostile.lie is not Lie.EARLY:
         _check_declared(core, elapsed_s)
     if hostile.lie in LIES:

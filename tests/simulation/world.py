@@ -16,6 +16,7 @@ from atoll_server.run.core import Core
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.status import status
 from atoll_server.settings import CoreSettings, Limits
+from atoll_server.shard.engine import Engine
 from atoll_server.storage.rows import SnapshotRow
 from atoll_wire import codec
 from atoll_wire.errors import UserError
@@ -200,11 +201,13 @@ class World:
             engine = self.core.engine if self.core is not None else None
             return (
                 engine is not None
-                and not engine.contributions.pending
+                and not engine.pending()
                 and all(i.idle() for i in self.islands.values())
-                and all(len(i.tracks) == len(engine.states) for i in self.islands.values())
+                and all(len(i.tracks) == len(engine.fragments) for i in self.islands.values())
                 and all(
-                    i.tracks[f].version == s.version for i in self.islands.values() for f, s in enumerate(engine.states)
+                    i.tracks[index].version == version
+                    for i in self.islands.values()
+                    for index, version in engine.versions().items()
                 )
                 and not self._leaks()
             )
@@ -225,7 +228,11 @@ class World:
             for i in self.islands.values()
         )
         engine = self.core.engine if self.core is not None else None
-        core = None if engine is None else (engine.versions(), list(map(str, engine.contributions.pending)))
+        core = (
+            None
+            if engine is None
+            else (engine.versions(), [str(key) for each in engine.fragments.values() for key in each.held])
+        )
         return f"{what}: {islands}; core {core}; leaks {self._leaks()}"
 
     def _leaks(self) -> list[str]:
@@ -266,7 +273,7 @@ class World:
             self.counts["hostile contributions"] += self.hostile.sent
             trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
             check_influence(core, self.hostile, self.names, trained, self.loop.now)
-        before = [state.checksums() for state in core.engine.states]
+        before = checksums_of(core.engine)
         for island in self.islands.values():
             island.check_conservation()
         for island in self.islands.values():
@@ -280,7 +287,7 @@ class World:
         await self._guarded(lambda: self.core is not None and self.core.engine is not None)
         assert self.core is not None
         assert self.core.engine is not None
-        if [state.checksums() for state in self.core.engine.states] != before:
+        if checksums_of(self.core.engine) != before:
             raise Violation(10, "the state after a restart differs")
         if self.record:
             assert self.core_process is not None
@@ -290,7 +297,7 @@ class World:
                 again = restore(self.core.writer._db, DIRECTORY, auditor, from_start=True)
             except UserError as error:
                 raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
-            if [state.checksums() for state in again.states] != before:
+            if {index: state.checksums() for index, state in again.states.items()} != before:
                 raise Violation(10, "a replay from the start gives another state")
             self.counts["replayed from the start"] += 1
 
@@ -479,3 +486,8 @@ class World:
         self.network.died(gateway.name)
         self._hang_up(gateway.process)
         self.loop.after(self.gates.uniform(0.05, 1.5), self.start_front, gateway.name)
+
+
+def checksums_of(engine: Engine) -> dict[int, tuple[int, int, int]]:
+    """Of each fragment's durable state."""
+    return {index: fragment.state.checksums() for index, fragment in engine.fragments.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from atoll_wire import outer_pb2 as pb
@@ -80,11 +80,11 @@ class Standing:
             raise LearnerError(f"the core speaks of fragment {fragment}, the run has {len(self.lines)}: {NONSENSE}")
         return self.lines[fragment]
 
-    def newest(self, versions: Sequence[int]) -> Iterator[tuple[Line, int]]:
-        """Each line with the version that the core has of it. Raises LearnerError for another number of them."""
+    def newest(self, versions: Mapping[int, int]) -> Iterator[tuple[Line, int]]:
+        """Each line with the version that the core has of it. LearnerError unless it is every fragment's."""
         if len(versions) != len(self.lines):
             raise LearnerError(f"the core has {len(versions)} fragments, the run {len(self.lines)}: {NONSENSE}")
-        return zip(self.lines, versions, strict=True)
+        return ((self.line(fragment), version) for fragment, version in sorted(versions.items()))
 
     def fragment(self, index: int) -> Fragment:
         """The layout's fragment."""

@@ -8,7 +8,7 @@ that may have changed since.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 import numpy as np
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, cast_float32, write_data, write_header
 from atoll_server.checkpoints.unshared_tensors import LISTED, unshared
+from atoll_server.merging.merge import FragmentState
 
 
-def write_checkpoint(
-    file: BinaryIO, layout: Layout, initial: TensorFile, vectors: Sequence[NDArray[np.float32]], versions: Sequence[int]
-) -> int:
-    """Writes the whole model; `vectors` are the published parameters of each fragment. Returns the size in bytes."""
+def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> int:
+    """Writes the whole published model. states: of all fragments. Returns the size in bytes."""
     owners = {name: index for index, t in enumerate(layout.tensors) for name in (t.name, *t.tied_names)}
     heads = []
     for name in list(initial.entries) + [name for name in owners if name not in initial.entries]:
@@ -31,23 +30,26 @@ def write_checkpoint(
             heads.append((name, FORMAT_NAME[tensor.dtype], tensor.shape))
         else:
             heads.append((name, initial.entries[name].dtype, initial.entries[name].shape))
-    metadata = {"format": "pt", "atoll.versions": ",".join(map(str, versions))}
+    metadata = {
+        "format": "pt",
+        "atoll.versions": ",".join(str(states[fragment.index].version) for fragment in layout.fragments),
+    }
     if stale := unshared(initial.entries, owners, initial.metadata):
         metadata[LISTED] = json.dumps(stale)
     size = write_header(file, heads, metadata)
     for name, dtype, _ in heads:
         if name in owners:
-            for values in _parts(layout, owners[name], vectors):
+            for values in _parts(layout, owners[name], states):
                 write_data(file, cast_float32(values, dtype))
         else:
             write_data(file, initial.raw(name))
     return size
 
 
-def _parts(layout: Layout, tensor: int, vectors: Sequence[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+def _parts(layout: Layout, tensor: int, states: Mapping[int, FragmentState]) -> Iterator[NDArray[np.float32]]:
     """The pieces of one tensor in order, from whichever fragments hold them."""
     pieces = [
         (piece, fragment.index) for fragment in layout.fragments for piece in fragment.pieces if piece.tensor == tensor
     ]
     for piece, fragment in sorted(pieces, key=lambda place: place[0].start):
-        yield vectors[fragment][piece.offset : piece.offset + piece.length]
+        yield states[fragment].theta_pub[piece.offset : piece.offset + piece.length]

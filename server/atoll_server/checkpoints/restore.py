@@ -44,7 +44,7 @@ class Restored:
 
     layout: Layout
     initial: TensorFile
-    states: list[FragmentState]
+    states: dict[int, FragmentState]
     updates: dict[int, list[Update]]
     snapshots: list[SnapshotRow]
     replay_s: float = 0.0  # that making them again took
@@ -64,9 +64,9 @@ def stored_layout(meta: dict[str, Any]) -> Layout:
     return layout
 
 
-def initial_states(layout: Layout, initial: TensorFile) -> list[FragmentState]:
+def initial_states(layout: Layout, initial: TensorFile) -> dict[int, FragmentState]:
     """Version 0 of every fragment. TensorFileError when a value is not finite."""
-    return [initial_state(layout, initial, fragment) for fragment in layout.fragments]
+    return {fragment.index: initial_state(layout, initial, fragment) for fragment in layout.fragments}
 
 
 def initial_state(layout: Layout, initial: TensorFile, fragment: Fragment) -> FragmentState:
@@ -128,11 +128,11 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
 
 def _newest_sound(
     snapshots: list[SnapshotRow], directory: Path, layout: Layout, disk: Disk
-) -> list[FragmentState] | None:
+) -> dict[int, FragmentState] | None:
     """The state of the newest snapshot that can be read; takes those off the list that cannot."""
     while snapshots:
         try:
-            return load_snapshot(snapshot_path(directory, snapshots[-1].id), layout, snapshots[-1], disk)
+            return load_snapshot(snapshot_path(directory, snapshots[-1].id), layout.fragments, snapshots[-1], disk)
         except SnapshotError as error:
             # An older one and a longer replay give the same state; say so, since the disk should be looked at.
             structlog.get_logger().error("snapshot cannot be used: trying without it", error=str(error))

@@ -6,11 +6,12 @@ file is durable before the ledger says that it covers its versions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from atoll_wire.errors import UserError
-from atoll_wire.layout import Layout
+from atoll_wire.layout import Fragment
 
 from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors, write_data, write_header
 from atoll_server.merging.merge import FragmentState
@@ -33,30 +34,31 @@ def snapshot_path(directory: Path, snapshot_id: int) -> Path:
 class SnapshotWriter:
     """Writes one file, fragment by fragment in order; all methods run in a worker thread."""
 
-    def __init__(self, path: Path, layout: Layout, disk: Disk = DISK) -> None:
-        self.path, self._disk = path, disk
-        self._part = path.with_suffix(".part")
-        self._layout = layout
-        self._file: Writing | None = None
+    def __init__(self, path: Path, fragments: Sequence[Fragment], disk: Disk = DISK) -> None:
+        self.path = path
         self.size_bytes = 0
-        self.versions: list[int] = []
-        self.checksums: list[tuple[int, int, int]] = []
+        self.versions: dict[int, int] = {}
+        self.checksums: dict[int, tuple[int, int, int]] = {}
+        self._fragments = fragments
+        self._part = path.with_suffix(".part")
+        self._disk = disk
+        self._file: Writing | None = None
 
     def begin(self) -> None:
         """Creates the file and writes its head."""
         self._disk.make_directory(self.path.parent)
         self._file = self._disk.create(self._part)
-        tensors = [(f"{part}.{f.index}", "F32", (f.length,)) for f in self._layout.fragments for part in PARTS]
+        tensors = [(f"{part}.{f.index}", "F32", (f.length,)) for f in self._fragments for part in PARTS]
         self.size_bytes = write_header(self._file, tensors)
         crash_points.point("snapshot.begun")
 
-    def add(self, state: FragmentState) -> None:
-        """Appends the next fragment; nobody may change it meanwhile."""
+    def add(self, fragment: int, state: FragmentState) -> None:
+        """Appends the next fragment; it must not change meanwhile."""
         assert self._file is not None, "begin comes first"
         for part in PARTS:
             write_data(self._file, getattr(state, part))
-        self.versions.append(state.version)
-        self.checksums.append(state.checksums())
+        self.versions[fragment] = state.version
+        self.checksums[fragment] = state.checksums()
         crash_points.point("snapshot.fragment written")
 
     def finish(self) -> None:
@@ -77,17 +79,19 @@ class SnapshotWriter:
             self._disk.remove(self._part)
 
 
-def load_snapshot(path: Path, layout: Layout, row: SnapshotRow, disk: Disk = DISK) -> list[FragmentState]:
+def load_snapshot(
+    path: Path, fragments: Sequence[Fragment], row: SnapshotRow, disk: Disk = DISK
+) -> dict[int, FragmentState]:
     """Reads a state file and checks it against the ledger. SnapshotError when it cannot be trusted."""
-    states = []
+    states = {}
     try:
         file = open_tensors(path, disk)
-        for fragment, version, checksums in zip(layout.fragments, row.versions, row.checksums, strict=True):
+        for fragment in fragments:
             arrays = [np.array(file.float32(f"{part}.{fragment.index}"), np.float32) for part in PARTS]
-            state = FragmentState(version, *arrays)
-            if state.checksums() != checksums:
+            state = FragmentState(row.versions[fragment.index], *arrays)
+            if state.checksums() != row.checksums[fragment.index]:
                 raise SnapshotError(f"{path}: fragment {fragment.index} does not match its checksums")
-            states.append(state)
+            states[fragment.index] = state
             file.forget()
     except (OSError, TensorFileError, KeyError, ValueError) as error:
         raise SnapshotError(f"{path} cannot be read: {error}") from error

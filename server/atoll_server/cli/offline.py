@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,18 +51,17 @@ def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
     write_model(out, run.layout, run.initial, initial_states(run.layout, run.initial) if initial else run.states)
 
 
-def write_model(out: Path, layout: Layout, initial: TensorFile, states: Sequence[FragmentState]) -> None:
+def write_model(out: Path, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> None:
     """Writes the published model at these states, whole or not at all, and says so. Raises SettingsError."""
     part = out.with_name(out.name + ".part")
     try:
         with part.open("wb") as file:
-            vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
-            size = write_checkpoint(file, layout, initial, vectors, versions)
+            size = write_checkpoint(file, layout, initial, states)
         part.rename(out)
     except OSError as error:
         raise SettingsError(f"{out} cannot be written ({error.strerror}): give another path") from error
     finally:
         part.unlink(missing_ok=True)
     print(f"wrote {out} ({size / 1e6:.1f} MB)")
-    if any(versions) and (stale := warning_of(out)):
+    if any(state.version for state in states.values()) and (stale := warning_of(out)):
         print(f"warning: {stale}")

@@ -107,7 +107,7 @@ def take_checkpoint(remote: Remote) -> None:
 
 def _row(each: pb.Checkpoint) -> tuple[str, str, str, str]:
     when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
-    return str(each.id), when, str(sum(each.versions)), f"{each.size_bytes / 1e6:.1f}"
+    return str(each.id), when, str(sum(each.versions.values())), f"{each.size_bytes / 1e6:.1f}"
 
 
 def export_checkpoint(remote: Remote, out: Path, *, initial: bool) -> None:

@@ -40,7 +40,7 @@ class Replayed:
 
     layout: Layout
     initial: TensorFile
-    states: list[FragmentState]
+    states: dict[int, FragmentState]
     merges: int
     identical: bool
     snapshot: bool
@@ -56,13 +56,14 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
     """
     recorded = read_run(directory, check=True)
     layout, initial = recorded.layout, recorded.initial
-    total, done = sum(state.version for state in recorded.states), itertools.count(1)
-    identical, apart, moved, states = True, 0.0, 0.0, list[FragmentState]()
+    total, done = sum(state.version for state in recorded.states.values()), itertools.count(1)
+    identical, apart, moved, states = True, 0.0, 0.0, dict[int, FragmentState]()
     with run_ledger(directory) as db:
         meta = ledger.get_meta(db)
         what_if = _WhatIf(RunSettings.model_validate(meta["settings"]), changes)
         spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)
-        for fragment, theirs in zip(layout.fragments, recorded.states, strict=True):
+        for fragment in layout.fragments:
+            theirs = recorded.states[fragment.index]
             state = initial_state(layout, initial, fragment)
             first = state.theta_pub.copy()
             for row in ledger.merges(db, meta["generation"], fragment.index, after=0)[: theirs.version]:
@@ -74,7 +75,7 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
             identical = identical and _identical(state, theirs)
             apart += _squared(state.theta_pub, theirs.theta_pub)
             moved += _squared(theirs.theta_pub, first)
-            states.append(state)
+            states[fragment.index] = state
     distance = math.sqrt(apart / moved) if moved else 0.0
     return Replayed(layout, initial, states, total, identical, bool(recorded.snapshots), distance)
 

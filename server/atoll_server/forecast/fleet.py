@@ -17,6 +17,7 @@ from atoll_server.forecast.islands import Account, Island, Learner, Published, R
 from atoll_server.merging.merge import weight
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.events import Key
+from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import RunSettings
 
@@ -44,7 +45,7 @@ class Fleet:
         seed: int = 0,
     ) -> None:
         self.now, self.tokens, self._ending = 0.0, 0, False
-        self.syncer = Syncer(settings, fragments, weight)
+        self.syncer = Syncer(settings, {index: FragmentRounds() for index in range(fragments)}, weight)
         self.work, self._merge_s, self._overlap = work, merge_s, overlap
         self.learners = {
             island.name: Learner(island, Random(f"{seed}/{island.name}"))  # noqa: S311 - not a secret
@@ -223,7 +224,7 @@ class Fleet:
 
     def _over(self) -> bool:
         return all(learner.left for learner in self.learners.values()) and not any(
-            rounds.pending for rounds in self.syncer.fragments
+            rounds.pending for rounds in self.syncer.fragments.values()
         )
 
     def _wake(self) -> None:

@@ -66,7 +66,7 @@ class FrontService(rpc.OuterServicer):
                 token=reply.token,
             )  # fmt: skip
             if reply.state != pb.JoinReply.STATE_CONFIRM:
-                self.fetching.told(reply.log, session, enumerate(reply.versions))
+                self.fetching.told(reply.log, session, reply.versions.items())
                 log.info("joined", learner=request.learner, incarnation=reply.incarnation, region=request.region)
             return reply
 
@@ -271,6 +271,6 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
 def _versions(happening: pb.Happening) -> Iterable[tuple[int, int]]:
     """Of fragments, that a happening tells."""
     if happening.HasField("current"):
-        return enumerate(happening.current.versions)
+        return happening.current.versions.items()
     published = happening.published
     return [(published.fragment, published.version)] if happening.HasField("published") else []

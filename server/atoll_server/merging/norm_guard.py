@@ -59,19 +59,26 @@ class _Usual:
         return learner in agreed and 2 * len(agreed) > len(here)
 
 
-class Guard:
-    """What is usual in one run, over `window` contributions to each fragment.
+class NormGuard:
+    """What is usual in one fragment, over its last `window` contributions.
 
     norm_limit, clip_norm: ratios; 0 switches either off.
     """
 
-    def __init__(self, fragments: int, window: int, norm_limit: float, clip_norm: float) -> None:
-        self.window, self._norm_limit, self._clip_norm = window, norm_limit, clip_norm
-        self._usual = [_Usual() for _ in range(fragments)]
+    def __init__(self, window: int, norm_limit: float, clip_norm: float) -> None:
+        self.window = window
+        self._norm_limit = norm_limit
+        self._clip_norm = clip_norm
+        self._usual = _Usual()
 
-    def enter(self, fragment: int, learner: str, norm: float, steps: int, present: Set[str]) -> Verdict:
+    @property
+    def judges(self) -> bool:
+        """Whether enough contributions were accepted to judge another one."""
+        return self._usual.count >= self.window
+
+    def enter(self, learner: str, norm: float, steps: int, present: Set[str]) -> Verdict:
         """Judges a contribution and takes note of it. present: learners that may be expected to contribute."""
-        usual, verdict = self._usual[fragment], self.judge(fragment, norm, steps)
+        usual, verdict = self._usual, self.judge(norm, steps)
         if verdict.refusal and usual.changed_for_all(learner, present):
             usual.taken = usual.refused
             usual.refused, verdict = {}, Verdict()
@@ -79,24 +86,23 @@ class Guard:
             usual.refused.setdefault(learner, deque(maxlen=AGREED)).append((norm, steps))
             _keep(usual.refused, self.window)
         else:
-            self.note(fragment, learner, norm, steps)
+            self.note(learner, norm, steps)
         return verdict
 
-    def note(self, fragment: int, learner: str, norm: float, steps: int) -> None:
+    def note(self, learner: str, norm: float, steps: int) -> None:
         """One more was accepted."""
-        usual = self._usual[fragment]
+        usual = self._usual
         usual.refused.pop(learner, None)
         latest = usual.taken.pop(learner, ())
         usual.taken[learner] = deque([*latest, (norm, steps)], maxlen=self.window)
         _keep(usual.taken, self.window)
         usual.count += 1
 
-    def judge(self, fragment: int, norm: float, steps: int) -> Verdict:
+    def judge(self, norm: float, steps: int) -> Verdict:
         """norm: over the whole fragment. Changes nothing."""
-        usual = self._usual[fragment]
-        if usual.count < self.window:
+        if not self.judges:
             return Verdict()
-        sizes = usual.sizes(self.window)
+        sizes = self._usual.sizes(self.window)
         usual_norm = statistics.median_low([size for size, _ in sizes])
         if usual_norm <= 0.0:
             return Verdict()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,10 +36,10 @@ class Pending:
 
 @dataclass(slots=True)
 class FragmentRounds:
-    """Where one fragment stands."""
+    """Where one fragment stands. A new one is at version 0 and was never asked for."""
 
-    version: int
-    cycle: int
+    version: int = 0
+    cycle: int = 0
     phase: Phase = Phase.IDLE
     opened_at: float = 0.0
     quorum_at: float | None = None
@@ -54,6 +54,18 @@ class FragmentRounds:
 
     def __post_init__(self) -> None:
         self.ages = self.ages or {self.version: float(self.version)}
+
+    def resume(
+        self, cycle: int, synced_at: float, ages: dict[int, float], pending: Iterable[tuple[Key, Pending]]
+    ) -> None:
+        """Continues as a ledger left it. What waits becomes a late answer.
+
+        synced_at: when its last merge was, on the syncer's clock. ages: of its newest versions.
+        """
+        self.cycle = self.asked = cycle
+        self.opened_at = synced_at
+        self.ages = ages
+        self.pending = dict(pending)
 
     def age(self, version: int) -> float:
         """Outer steps up to a version, each counted as the part of one that it was."""

@@ -20,11 +20,11 @@ Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from atoll_server.rounds import events as ev
-from atoll_server.rounds.events import Cause, Key
+from atoll_server.rounds.events import Cause
 from atoll_server.rounds.fragment_rounds import Closing, FragmentRounds, Pending, Phase, Waiting, Weigh
 from atoll_server.rounds.liveness import Member, Present, look_after_s, named, smoothed
 from atoll_server.settings import RunSettings
@@ -35,9 +35,11 @@ CATCHING_UP = 2.0  # times the pace
 class Syncer:
     """The state of all rounds; `on` takes an event with its time and returns what must be done, in order."""
 
-    def __init__(self, settings: RunSettings, fragments: int, weigh: Weigh) -> None:
-        self.settings, self.weigh = settings, weigh
-        self.fragments = [FragmentRounds(version=0, cycle=0) for _ in range(fragments)]
+    def __init__(self, settings: RunSettings, fragments: Mapping[int, FragmentRounds], weigh: Weigh) -> None:
+        """fragments: those of this shard, by their number in the run; only the syncer changes them."""
+        self.settings = settings
+        self.weigh = weigh
+        self.fragments = fragments
         self.members: dict[str, Member] = {}
         self.due_at: float | None = None  # by the pace, the next opening; in the past: rounds are to be caught up
         self.opened_at = 0.0  # the newest round
@@ -46,26 +48,10 @@ class Syncer:
         self.paused = False  # by an operator: what is open closes, and nothing opens
         self.looked_at = -math.inf  # when it was last decided what closes and opens
 
-    def restore(
-        self,
-        versions: Sequence[int],
-        cycles: Sequence[int],
-        pending: Iterable[tuple[Key, Pending]],
-        members: Mapping[str, Member],
-        synced_at: Sequence[float],
-        ages: Sequence[dict[int, float]],
-    ) -> None:
-        """Takes up from a ledger. Pending contributions become answers that were rolled over.
-
-        synced_at: when each fragment's last merge was, on this clock. ages: of its newest versions.
-        Asks for nothing yet: the first event after this does.
-        """
+    def restore(self, members: Mapping[str, Member]) -> None:
+        """Continues from a ledger, with fragments as it left them. The first event after this asks."""
         self.members.update(members)
-        for rounds, version, cycle, at, aged in zip(self.fragments, versions, cycles, synced_at, ages, strict=True):
-            rounds.version, rounds.cycle, rounds.asked, rounds.opened_at, rounds.ages = version, cycle, cycle, at, aged
-        self.due_at = max(synced_at)
-        for key, waiting in pending:
-            self.fragments[key.fragment].pending[key] = waiting
+        self.due_at = max(rounds.opened_at for rounds in self.fragments.values())
 
     # ------------------------------------------------------------------------------ events
 
@@ -143,7 +129,7 @@ class Syncer:
         effects: list[ev.Effect] = []
         if not unwanted:
             return effects
-        for index, rounds in enumerate(self.fragments):
+        for index, rounds in self.fragments.items():
             keys = sorted(key for key in rounds.pending if key.learner == learner)
             for key in keys:
                 del rounds.pending[key]
@@ -156,7 +142,7 @@ class Syncer:
 
     def _close_what_can(self, present: Present) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
-        for index, rounds in enumerate(self.fragments):
+        for index, rounds in self.fragments.items():
             if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
                 effects.append(self._open(index, present.now))
             elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
@@ -228,7 +214,7 @@ class Syncer:
         interval, next_at, now = self.interval_s(present), self._next_open_at(present), present.now
         if interval is None or next_at is None or now < next_at or self._in_flight() >= self.most_in_flight():
             return []
-        idle = [index for index, rounds in enumerate(self.fragments) if rounds.phase is Phase.IDLE]
+        idle = [index for index, rounds in self.fragments.items() if rounds.phase is Phase.IDLE]
         if not idle:
             return []
         owed = now - interval * len(self.fragments)  # at most one round of each fragment
@@ -280,14 +266,14 @@ class Syncer:
         """When time alone may change something: the engine says Ticked then. None: not before an event."""
         times: list[float] = []
         present = self.present(now)
-        for index, rounds in enumerate(self.fragments):
+        for index, rounds in self.fragments.items():
             if rounds.phase is Phase.OPEN:
                 decision = self.decide(index, present)
                 times.append(decision.until if isinstance(decision, Waiting) else now)
         next_at = self._next_open_at(present)
         if next_at is not None and self._in_flight() < self.most_in_flight():
             times.append(next_at)
-        if any(rounds.pending for rounds in self.fragments):
+        if any(rounds.pending for rounds in self.fragments.values()):
             times.append(now + 1.0)  # learners may stop being expected
         return min(times, default=None)
 
@@ -299,4 +285,4 @@ class Syncer:
         return "merging" if rounds.phase is Phase.MERGING else "between rounds"
 
     def _in_flight(self) -> int:
-        return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments)
+        return sum(rounds.phase is not Phase.IDLE for rounds in self.fragments.values())

@@ -176,7 +176,7 @@ class Core:
         if db is not None:
             take_up(engine, db, restored, self.clock.now())
         else:
-            engine.spool.prepare(self.generation, len(restored.layout.fragments))
+            engine.spool.prepare(self.generation, engine.fragments)
             for entry in self.roster.entries.values():
                 if not entry.evicted:
                     engine.dispatch(ev.Joined(entry.name, entry.incarnation))
@@ -268,9 +268,9 @@ class Core:
             raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
         return Speaker(self.roster.check(session.learner, session.incarnation, session.token), session.incarnation)
 
-    def versions(self) -> list[int]:
-        """Of each fragment; none before the first parameters."""
-        return self.engine.versions() if self.engine is not None else []
+    def versions(self) -> dict[int, int]:
+        """By fragment; none before the first parameters."""
+        return self.engine.versions() if self.engine is not None else {}
 
     def settings_message(self) -> pb.RunSettings:
         """What learners are told of the run's settings."""

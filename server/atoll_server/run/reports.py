@@ -66,12 +66,12 @@ def _take_answers(engine: Engine, entry: Entry, seen: pb.Progress) -> None:
     rounds = engine.syncer.fragments
     for declined in seen.declined:
         fragment, cycle = declined.fragment, declined.cycle
-        if fragment < len(rounds) and entry.declined.get(fragment, 0) < cycle <= rounds[fragment].cycle:
+        if fragment in rounds and entry.declined.get(fragment, 0) < cycle <= rounds[fragment].cycle:
             entry.declined[fragment] = cycle
             engine.dispatch(ev.Declined(entry.name, fragment, cycle, declined.reason[:200]))
     for adopted in seen.adopted:
         fragment, version = adopted.fragment, adopted.version
-        if fragment < len(rounds) and entry.adopted.get(fragment, 0) < version <= rounds[fragment].version:
+        if fragment in rounds and entry.adopted.get(fragment, 0) < version <= rounds[fragment].version:
             entry.adopted[fragment] = version
             engine.dispatch(ev.Adopted(entry.name, fragment, version))
 

@@ -112,13 +112,13 @@ def _read_run(core: Core, reading: Reading, now: float) -> None:
         engine, merged = core.engine, merged_tokens(core)
         reading.set("atoll_tokens_merged", merged)
         reading.set("atoll_token_goodput_ratio", merged / trained if trained else 1.0)
-        reading.set("atoll_merges", sum(engine.versions()))
-        reading.set("atoll_contributions_pending", len(engine.contributions.pending))
+        reading.set("atoll_merges", sum(engine.versions().values()))
+        reading.set("atoll_contributions_pending", engine.pending())
         reading.set("atoll_spool_bytes", engine.spool.used_bytes)
-        for fragment, version in enumerate(engine.versions()):
-            reading.set("atoll_fragment_version", version, str(fragment))
-            if (at := engine.published_at[fragment]) is not None:
-                reading.set("atoll_anchor_age_seconds", now - at, str(fragment))
+        for index, fragment in engine.fragments.items():
+            reading.set("atoll_fragment_version", fragment.version, str(index))
+            if fragment.published_at is not None:
+                reading.set("atoll_anchor_age_seconds", now - fragment.published_at, str(index))
     if core.keeper is not None and core.keeper.rows:
         reading.set("atoll_snapshot_timestamp_seconds", core.keeper.rows[-1].taken_at)
     if core.free_bytes is not None:

@@ -23,6 +23,7 @@ from atoll_server.run.core import Core
 from atoll_server.run.joining import Joining
 from atoll_server.run.reports import leave, progress
 from atoll_server.shard.engine import Engine
+from atoll_server.shard.fragment import Fragment
 from atoll_server.storage.spool import Upload
 
 log = structlog.get_logger()
@@ -116,8 +117,8 @@ class OuterService(rpc.OuterServicer):
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
             speaker, engine = self._session(context, header.session), self._engine()
-            self._fragment(engine, header.fragment)
-            version, rounds = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment]
+            fragment = self._fragment(engine, header.fragment)
+            version, rounds = fragment.version, fragment.rounds
             answer = engine.uploads.offer(header, version, rounds, engine.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
                 log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
@@ -167,17 +168,20 @@ class OuterService(rpc.OuterServicer):
         """Sends a published update, or a whole fragment at its current version."""
         try:
             speaker, engine = self._session(context, request.session), self._engine()
-            self._fragment(engine, request.fragment)
+            fragment = self._fragment(engine, request.fragment)
             replies = self._whole if request.whole else self._update
-            async with aclosing(replies(engine, speaker.entry, request)) as them:
+            async with aclosing(replies(engine, fragment, speaker.entry, request)) as them:
                 async for reply in them:
                     speaker.still()
                     yield reply
         except Refused as refused:
             await abort(context, refused)
 
-    async def _update(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        wanted = wanted_frames(request, len(engine.layout.fragments[request.fragment].frames))
+    async def _update(
+        self, engine: Engine, fragment: Fragment, entry: Entry, request: pb.FetchRequest
+    ) -> AsyncGenerator[Sent, None]:
+        spans = fragment.place.frames
+        wanted = wanted_frames(request, len(spans))
         publication = engine.cache.get(request.fragment, request.version)
         if publication is None:
             raise Refused(
@@ -194,7 +198,6 @@ class OuterService(rpc.OuterServicer):
         )  # fmt: skip
         if request.header_only:
             return
-        spans = engine.layout.fragments[request.fragment].frames
         while wanted:
             count = frames.fitting(publication.sizes[index] for index in wanted)
             some, wanted = wanted[:count], wanted[count:]
@@ -202,22 +205,24 @@ class OuterService(rpc.OuterServicer):
             for index in some:
                 engine.sent(entry, publication.sizes[index], spans[index].length, whole=False)
 
-    async def _whole(self, engine: Engine, entry: Entry, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        fragment = engine.layout.fragments[request.fragment]
-        wanted = wanted_frames(request, len(fragment.frames))
-        async with engine.readers.newest(fragment.index, None if request.header_only else entry.name) as state:
+    async def _whole(
+        self, engine: Engine, fragment: Fragment, entry: Entry, request: pb.FetchRequest
+    ) -> AsyncGenerator[Sent, None]:
+        spans = fragment.place.frames
+        wanted = wanted_frames(request, len(spans))
+        async with engine.readers.newest(fragment, None if request.header_only else entry.name) as state:
             newest = engine.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
             crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
                     fragment=fragment.index, version=state.version, codec=pb.CODEC_FLOAT32,
-                    frames=len(fragment.frames), size_bytes=4 * fragment.length, crc32c=crc,
+                    frames=len(spans), size_bytes=4 * fragment.place.length, crc32c=crc,
                     receipts=[newest] if newest is not None else [],
                 )
             )  # fmt: skip
             if request.header_only:
                 return
-            for span in (fragment.frames[index] for index in wanted):
+            for span in (spans[index] for index in wanted):
                 payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
                 engine.sent(entry, len(payload), span.length, whole=True)
                 yield frames.encode(span.index, crc32c(payload), payload)
@@ -282,7 +287,9 @@ class OuterService(rpc.OuterServicer):
             raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
         return self._core.engine
 
-    def _fragment(self, engine: Engine, fragment: int) -> None:
-        count = len(engine.layout.fragments)
-        if fragment >= count:
-            raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {count - 1}")
+    def _fragment(self, engine: Engine, index: int) -> Fragment:
+        fragment = engine.fragments.get(index)
+        if fragment is None:
+            last = len(engine.layout.fragments) - 1
+            raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {index}: the run has 0 to {last}")
+        return fragment

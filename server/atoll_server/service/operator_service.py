@@ -149,10 +149,11 @@ class OperatorService(rpc.OperatorServicer):
                     if request.initial:
                         states = await asyncio.to_thread(initial_states, engine.layout, engine.initial)
                     else:
-                        numbers = range(len(engine.states))
-                        states = [await reading.enter_async_context(engine.readers.newest(n)) for n in numbers]
-                    vectors, versions = [state.theta_pub for state in states], [state.version for state in states]
-                    await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, vectors, versions)
+                        states = {
+                            index: await reading.enter_async_context(engine.readers.newest(fragment))
+                            for index, fragment in engine.fragments.items()
+                        }
+                    await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, states)
                 file.seek(0)
                 while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     yield pb.ExportCheckpointReply(chunk=chunk)

@@ -33,7 +33,9 @@ def status(core: Core) -> pb.StatusReply:
     answered = _answered(core.engine) if core.engine is not None else {}
     balances = [entry.account.balance(wall) for entry in entries]
     pending = (
-        Counter(key.learner for key in core.engine.contributions.pending) if core.engine is not None else Counter()
+        Counter(key.learner for each in core.engine.fragments.values() for key in each.held)
+        if core.engine is not None
+        else Counter()
     )
     reply = pb.StatusReply(
         run=core.run_id,
@@ -129,15 +131,17 @@ def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
     assert engine is not None, "only a run with parameters has fragments"
     reply.parameters = engine.layout.parameters
     reply.tokens_merged = merged_tokens(core)
-    reply.merges = sum(engine.versions())
-    for fragment, rounds in zip(engine.layout.fragments, engine.syncer.fragments, strict=True):
+    reply.merges = sum(engine.versions().values())
+    for index, fragment in engine.fragments.items():
         reply.fragments.add(
-            fragment=fragment.index, parameters=fragment.length, version=rounds.version, cycle=rounds.cycle,
-            state=engine.syncer.why(fragment.index, now), published_s=_since(engine.published_at[fragment.index], now),
-        )  # fmt: skip
-    reply.contributions.CopyFrom(
-        pb.Contributions(**engine.contributions.counts, pending=len(engine.contributions.pending))
-    )
+            fragment=index,
+            parameters=fragment.place.length,
+            version=fragment.rounds.version,
+            cycle=fragment.rounds.cycle,
+            state=engine.syncer.why(index, now),
+            published_s=_since(fragment.published_at, now),
+        )
+    reply.contributions.CopyFrom(pb.Contributions(**engine.contributions.counts, pending=engine.pending()))
 
 
 def _learner(
@@ -185,8 +189,11 @@ def _waited_for(core: Core, entry: Entry, answered: Answered) -> str:
 
 def _answered(engine: Engine) -> Answered:
     """Of each open round, who has: looked at once, however many learners there are."""
-    rounds = enumerate(engine.syncer.fragments)
-    return {fragment: each.answered() for fragment, each in rounds if each.phase is Phase.OPEN}
+    return {
+        index: fragment.rounds.answered()
+        for index, fragment in engine.fragments.items()
+        if fragment.rounds.phase is Phase.OPEN
+    }
 
 
 def _goodput(balance: Balance) -> pb.Goodput:

@@ -7,16 +7,15 @@ run over the ledger's tallies and what came after them, so that the sums are exa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout
 
 from atoll_server.learners.registry import Roster
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.events import Key
+from atoll_server.shard.fragment import Fragment, Held
 from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
 from atoll_server.storage.spool import Stored
 from atoll_server.telemetry.metrics import Metrics
@@ -26,20 +25,15 @@ log = structlog.get_logger()
 FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An acknowledged contribution without a fate: what the ledger says of it, and its payload."""
-
-    row: ContributionRow
-    stored: Stored
-
-
 class Contributions:
     """Of one generation. counts: by fate; turned_away are those that were refused at the door."""
 
-    def __init__(self, layout: Layout, roster: Roster, metrics: Metrics) -> None:
-        self._layout, self._roster, self._metrics = layout, roster, metrics
-        self.pending: dict[Key, Held] = {}
+    def __init__(self, fragments: Mapping[int, Fragment], parameters: int, roster: Roster, metrics: Metrics) -> None:
+        """fragments: those of this shard; what waits for a merge is kept there. parameters: of the whole model."""
+        self._fragments = fragments
+        self._parameters = parameters
+        self._roster = roster
+        self._metrics = metrics
         self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, its tokens
         self.pending_bytes: Counter[str] = Counter()  # of each learner
         self.merges = 0  # of all fragments, since this core started
@@ -49,13 +43,13 @@ class Contributions:
     def add(self, tally: TallyRow) -> None:
         """Those that a tally stands for."""
         account = self._roster.entries[tally.learner].account
-        length = self._layout.fragments[tally.fragment].length
+        length = self._fragments[tally.fragment].place.length
         account.bytes_up += tally.size_bytes
         account.parameters_up += (tally.merged + tally.refused) * length
         account.merged_token_parameters += tally.tokens * length
         self._give(Key(tally.learner, tally.incarnation, tally.fragment, tally.seq), tally.tokens)
         current = tally.incarnation == self._roster.entries[tally.learner].incarnation
-        account.accepted(tally.tokens * length / self._layout.parameters, current=current)
+        account.accepted(tally.tokens * length / self._parameters, current=current)
         sums = {"accepted": tally.merged + tally.refused, "merged": tally.merged, "refused": tally.refused}
         for fate, count in sums.items():
             self.counts[fate] += count
@@ -65,7 +59,7 @@ class Contributions:
         """One more was acknowledged."""
         entry = self._roster.entries[row.key.learner]
         entry.account.bytes_up += row.size_bytes
-        entry.account.parameters_up += self._layout.fragments[row.key.fragment].length
+        entry.account.parameters_up += self._fragments[row.key.fragment].place.length
         entry.account.accepted(self._weighted(row), current=row.key.incarnation == entry.incarnation)
         entry.dirty = True
         self._give(row.key, row.tokens)
@@ -84,18 +78,18 @@ class Contributions:
     def hold(self, row: ContributionRow, stored: Stored) -> None:
         """It waits for its merge."""
         log.debug("durable", contribution=str(row.key))
-        self.pending[row.key] = Held(row, stored)
+        self._fragments[row.key.fragment].held[row.key] = Held(row, stored)
         self.pending_bytes[row.key.learner] += row.size_bytes
 
     def end(self, row: ContributionRow, fate: FateRow) -> None:
         """One came to its end: merged, or refused after all."""
-        held = self.pending.pop(row.key, None)
+        held = self._fragments[row.key.fragment].held.pop(row.key, None)
         if held is not None:
             held.stored.close()
             self.pending_bytes[row.key.learner] -= row.size_bytes
         entry = self._roster.entries[row.key.learner]
         if fate.fate == "merged":
-            entry.account.merged_token_parameters += row.tokens * self._layout.fragments[row.key.fragment].length
+            entry.account.merged_token_parameters += row.tokens * self._fragments[row.key.fragment].place.length
         else:
             entry.account.accepted(-self._weighted(row), current=row.key.incarnation == entry.incarnation)
             self._give(row.key, -row.tokens)
@@ -122,7 +116,7 @@ class Contributions:
 
     def _weighted(self, row: ContributionRow) -> float:
         """Its tokens, times the part of all parameters that its fragment holds."""
-        return row.tokens * self._layout.fragments[row.key.fragment].length / self._layout.parameters
+        return row.tokens * self._fragments[row.key.fragment].place.length / self._parameters
 
 
 def receipt_of(fate: FateRow) -> pb.Receipt:

@@ -24,13 +24,14 @@ from atoll_server.checkpoints.restore import Restored
 from atoll_server.learners.plausibility import Declared, weighed
 from atoll_server.learners.registry import Entry, Roster
 from atoll_server.merging import merge
-from atoll_server.merging.norm_guard import Guard
+from atoll_server.merging.norm_guard import NormGuard
 from atoll_server.rounds import events as ev
-from atoll_server.rounds.fragment_rounds import Phase
+from atoll_server.rounds.fragment_rounds import FragmentRounds, Phase
 from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.contributions import Contributions, receipt_of, refusal_row
+from atoll_server.shard.fragment import Fragment, Held
 from atoll_server.shard.publications import HappeningLog, Publication, UpdateCache
 from atoll_server.shard.readers import Readers
 from atoll_server.shard.uploads import Uploads
@@ -70,7 +71,6 @@ class Engine:
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
         self.initial = restored.initial
-        self.states: list[merge.FragmentState] = restored.states
         self.roster, self.happenings, self.metrics = roster, happenings, metrics
         self.writer, self._fail, self.disk, self.failed = writer, fail, disk, False
         self.spool = Spool(
@@ -78,20 +78,25 @@ class Engine:
         )
         cache_bytes = max(settings.limits.update_cache_bytes, int(UPDATES_KEPT * self.layout.parameters))
         self.cache = UpdateCache(cache_bytes, settings.limits.update_cache_versions)
-        self.syncer = Syncer(run, len(self.layout.fragments), merge.weight)
+        self.fragments = {
+            place.index: Fragment(
+                place, restored.states[place.index], FragmentRounds(restored.states[place.index].version),
+                NormGuard(settings.limits.norm_window, run.norm_limit, run.clip_norm),
+            )
+            for place in self.layout.fragments
+        }  # fmt: skip
+        rounds = {index: fragment.rounds for index, fragment in self.fragments.items()}
+        self.syncer = Syncer(run, rounds, merge.weight)
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
-        self.guard = Guard(len(self.layout.fragments), settings.limits.norm_window, run.norm_limit, run.clip_norm)
+        norms = {index: fragment.norms for index, fragment in self.fragments.items()}
         self.uploads = Uploads(
-            self.layout, run.codec, generation, self.spool, settings.limits, self.workers, self.guard, self
+            self.layout, run.codec, generation, self.spool, settings.limits, self.workers, norms, self
         )
         self.unsaved_s = restored.replay_s  # of merging, beyond the newest snapshot
-        self.locks = [asyncio.Lock() for _ in self.layout.fragments]  # merging, or being written to a snapshot
-        self.readers = Readers(self.states, self.locks, lambda: self.failed)
-        self.contributions = Contributions(self.layout, roster, metrics)
+        self.readers = Readers(lambda: self.failed)
+        self.contributions = Contributions(self.fragments, self.layout.parameters, roster, metrics)
         self.timeline = Timeline(metrics)
-        self.published_at: list[float | None] = [None] * len(self.layout.fragments)  # each one's newest version
-        self._refused_since: list[list[pb.Receipt]] = [[] for _ in self.layout.fragments]
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -173,7 +178,7 @@ class Engine:
 
     async def refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
         """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
-        fate = FateRow(row.key, "refused", self.states[row.key.fragment].version, reason=reason, dropped=True)
+        fate = FateRow(row.key, "refused", self.fragments[row.key.fragment].version, reason=reason, dropped=True)
         await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row, fate=fate))
         crash_points.point("contribution.refused")
         self.contributions.accept(row)
@@ -217,7 +222,7 @@ class Engine:
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
         """A fate is durable: memory follows, and the learner can be told."""
-        self.contributions.end(self.contributions.pending[fate.key].row, fate)
+        self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
         if fate.fate == "refused":
@@ -227,18 +232,18 @@ class Engine:
     # ------------------------------------------------------------------------------ effects
 
     async def _merge(self, effect: ev.Merge) -> None:
-        fragment = self.layout.fragments[effect.fragment]
+        fragment = self.fragments[effect.fragment]
         rule = OuterRule.of(self.run, effect.age, effect.cause, self.roster.tokens())
-        stored = [self.contributions.pending[share.key].stored for share in effect.shares]
+        stored = [self.held(share.key).stored for share in effect.shares]
         weights = [share.weight for share in effect.shares]
-        async with self.locks[fragment.index]:
-            old = self.states[fragment.index]
+        async with fragment.lock:
+            old = fragment.state
             read = self.readers.any_of(old)
 
             def work() -> tuple[merge.Merged, Publication, float]:
                 working = time.monotonic()
-                published = memory.empty(fragment.length) if read else old.theta_pub
-                merged = merge.merge(fragment, old, stored, weights, rule, published)
+                published = memory.empty(fragment.place.length) if read else old.theta_pub
+                merged = merge.merge(fragment.place, old, stored, weights, rule, published)
                 return merged, Publication.of(merged.update), time.monotonic() - working
 
             try:
@@ -259,20 +264,20 @@ class Engine:
             )  # fmt: skip
             await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))
             crash_points.point("merge.committed")
-            refused = [self.contributions.pending[refusal.key].row for refusal in effect.refusals]
-            self.states[fragment.index] = merged.state
+            refused = [self.held(refusal.key).row for refusal in effect.refusals]
+            fragment.state = merged.state
             if read:
                 self.readers.passed(fragment.index)
             self.unsaved_s += took_s
-        self._publish(effect, publication, fates)
+        self._publish(fragment, effect, publication, fates)
         crash_points.point("merge.published")
         self._forget(refused)
 
-    def _publish(self, effect: ev.Merge, publication: Publication, fates: list[FateRow]) -> None:
+    def _publish(self, fragment: Fragment, effect: ev.Merge, publication: Publication, fates: list[FateRow]) -> None:
         """The merge is durable: now it may be seen."""
-        lapsed, self._refused_since[effect.fragment] = self._refused_since[effect.fragment], []
-        self.cache.add(effect.fragment, replace(publication, receipts=(*lapsed, *map(self._decide, fates))))
-        self.published_at[effect.fragment] = time.monotonic()
+        refused, fragment.refused = fragment.refused, []
+        self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
+        fragment.published_at = time.monotonic()
         self.contributions.merged(share.key.learner for share in effect.shares)
         log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
                   shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip
@@ -287,12 +292,12 @@ class Engine:
         self.dispatch(ev.Merged(effect.fragment, effect.version))
 
     async def _refuse_pending(self, effect: ev.Refuse) -> None:
-        version = self.states[effect.fragment].version
-        fates = [refusal_row(refusal, version) for refusal in effect.refusals]
+        fragment = self.fragments[effect.fragment]
+        fates = [refusal_row(refusal, fragment.version) for refusal in effect.refusals]
         await self.writer.commit(partial(ledger.put_fates, generation=self.generation, fates=fates))
         crash_points.point("refusal.committed")
-        refused = [self.contributions.pending[fate.key].row for fate in fates]
-        self._refused_since[effect.fragment] += map(self._decide, fates)
+        refused = [self.held(fate.key).row for fate in fates]
+        fragment.refused += map(self._decide, fates)
         self._forget(refused)
 
     def _forget(self, refused: list[ContributionRow]) -> None:
@@ -303,16 +308,24 @@ class Engine:
 
     # ------------------------------------------------------------------------------ asked by the service
 
-    def versions(self) -> list[int]:
-        """The published version of each fragment."""
-        return [state.version for state in self.states]
+    def held(self, key: ev.Key) -> Held:
+        """An acknowledged contribution that has no fate yet."""
+        return self.fragments[key.fragment].held[key]
+
+    def pending(self) -> int:
+        """Acknowledged contributions that have no fate yet."""
+        return sum(len(fragment.held) for fragment in self.fragments.values())
+
+    def versions(self) -> dict[int, int]:
+        """The published version of each fragment, by its number."""
+        return {index: fragment.version for index, fragment in self.fragments.items()}
 
     def current(self) -> pb.Current:
         """Everything that a follower must know to go on from here."""
         open_rounds = [
-            pb.RoundOpened(fragment=index, cycle=rounds.cycle)
-            for index, rounds in enumerate(self.syncer.fragments)
-            if rounds.phase is Phase.OPEN
+            pb.RoundOpened(fragment=index, cycle=fragment.rounds.cycle)
+            for index, fragment in self.fragments.items()
+            if fragment.rounds.phase is Phase.OPEN
         ]
         tokens, struck = self.roster.tokens(), self.roster.struck_tokens()
         return pb.Current(versions=self.versions(), open=open_rounds, run_tokens=tokens, struck_tokens=struck)

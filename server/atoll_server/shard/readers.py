@@ -1,31 +1,30 @@
-"""Who reads a fragment's published parameters while merges go on: what is read is left as it is."""
+"""Readers of a fragment's published parameters while merges go on: what is read is left as it is."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.merging.merge import FragmentState
 from atoll_server.rpc.calls import ending
+from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.reader_limits import Versions
 
 PATIENCE_S = 10.0  # with a merge that is being made durable, or a snapshot
 
 
 class Readers:
-    """Of all fragments. states: the durable ones; locks: held by whoever merges."""
+    """Of all fragments of a shard."""
 
-    def __init__(
-        self, states: Sequence[FragmentState], locks: Sequence[asyncio.Lock], failed: Callable[[], bool]
-    ) -> None:
-        """failed: a merge came to no end; what it left behind is nobody's to read."""
-        self._states, self._locks, self._failed = states, locks, failed
+    def __init__(self, failed: Callable[[], bool]) -> None:
+        """failed: whether a merge came to no end; what it left behind must not be read."""
+        self._failed = failed
         self._versions = Versions()  # each theta_pub, by its identity
 
     @contextlib.asynccontextmanager
-    async def newest(self, fragment: int, reader: Hashable = None) -> AsyncIterator[FragmentState]:
+    async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
         """A fragment's newest durable version; while it lasts its theta_pub, and nothing else of it, stays as it is.
 
         reader: a learner, which reads few versions of it at a time; None: it is soon done. Raises Refused when it
@@ -33,24 +32,24 @@ class Readers:
         """
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._locks[fragment].acquire()
+                await fragment.lock.acquire()
         except TimeoutError as error:
-            text = f"fragment {fragment} is being merged, and its ledger's disk is slow: try again"
+            text = f"fragment {fragment.index} is being merged, and its ledger's disk is slow: try again"
             raise Refused(Status.UNAVAILABLE, text) from error
         try:
             if self._failed():
                 raise Refused(Status.UNAVAILABLE, "the core has failed, and stops: try again later")
-            state = self._states[fragment]
+            state = fragment.state
         except BaseException:
-            self._locks[fragment].release()
+            fragment.lock.release()
             raise
         who = reader if reader is not None else object()
-        with self._versions.read(who, fragment, id(state.theta_pub), ending()):
-            self._locks[fragment].release()  # not before: a merge looks who reads
+        with self._versions.read(who, fragment.index, id(state.theta_pub), ending()):
+            fragment.lock.release()  # not before: a merge looks who reads
             yield state
 
     def any_of(self, state: FragmentState) -> bool:
-        """Whether somebody reads it: a merge writes the next one to memory of its own."""
+        """Whether a reader has it: a merge writes the next one to memory of its own."""
         return self._versions.reads(id(state.theta_pub))
 
     def passed(self, fragment: int) -> None:

@@ -32,40 +32,41 @@ def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: fl
     entries = engine.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
-    last = ledger.last_merges(db, engine.generation, len(engine.layout.fragments))
-    cycles = [cycle for cycle, _ in last]
+    last = {index: ledger.last_merge(db, engine.generation, index) for index in engine.fragments}
+    cycles = {index: cycle for index, (cycle, _) in last.items()}
     lines = list(ledger.tallies(db, engine.generation))
     for tally in lines:
         engine.contributions.add(tally)
         cycles[tally.fragment] = max(cycles[tally.fragment], tally.cycle)
     _note_newest(engine, db, lines)
-    waiting: list[tuple[Key, Pending]] = []
+    waiting: dict[int, list[tuple[Key, Pending]]] = {index: [] for index in engine.fragments}
     for _, row, fate in ledger.came_after(db, engine.generation, max((tally.through for tally in lines), default=0)):
         cycles[row.key.fragment] = max(cycles[row.key.fragment], row.cycle)
         pending = _contribution(engine, row, fate)
         if pending is not None:
-            waiting.append((row.key, pending))
-    room = _room(engine, db, covered(restored.snapshots, len(engine.layout.fragments)))
+            waiting[row.key.fragment].append((row.key, pending))
+    room = _room(engine, db, covered(restored.snapshots, engine.fragments))
     deleted = engine.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
-    engine.spool.prepare(engine.generation, len(engine.layout.fragments))
+    engine.spool.prepare(engine.generation, engine.fragments)
     engine.spool.used_bytes = sum(size for path, size in room.items() if engine.disk.exists(path))
-    for fragment in range(len(engine.layout.fragments)):
-        for learner, norm, steps in ledger.latest_norms(db, engine.generation, fragment, engine.guard.window):
-            engine.guard.note(fragment, learner, norm, steps)
-    for fragment, made_again in restored.updates.items():
-        for update in made_again:
-            values = (fragment, update.version)
-            told = ledger.contributions(db, engine.generation, "AND fragment=? AND version=?", values)
+    for index, updates in restored.updates.items():
+        for update in updates:
+            told = ledger.contributions(db, engine.generation, "AND fragment=? AND version=?", (index, update.version))
             receipts = tuple(receipt_of(fate) for _, fate in told)
-            engine.cache.add(fragment, replace(Publication.of(update), receipts=receipts))
+            engine.cache.add(index, replace(Publication.of(update), receipts=receipts))
     now = time.monotonic()
-    synced_at = [now - max(0.0, wall - (at or 0.0)) for _, at in last]
-    members = {entry.name: _member(entry, now) for entry in entries}
-    engine.published_at = [None if at is None else now - max(0.0, wall - at) for _, at in last]
-    kept = engine.run.max_staleness + 1.0
-    ages = [ledger.ages(db, engine.generation, index, kept) for index in range(len(engine.layout.fragments))]
-    engine.syncer.restore(engine.versions(), cycles, waiting, members, synced_at, ages)
-    log.info("state taken up", merges=sum(engine.versions()), pending=len(waiting), files_not_needed=deleted)
+    for index, fragment in engine.fragments.items():
+        for learner, norm, steps in ledger.latest_norms(db, engine.generation, index, fragment.norms.window):
+            fragment.norms.note(learner, norm, steps)
+        _, at = last[index]
+        fragment.published_at = None if at is None else now - max(0.0, wall - at)
+        synced_at = now - max(0.0, wall - (at or 0.0))
+        ages = ledger.ages(db, engine.generation, index, engine.run.max_staleness + 1.0)
+        fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
+    engine.syncer.restore({entry.name: _member(entry, now) for entry in entries})
+    pending_count = sum(map(len, waiting.values()))
+    merges = sum(engine.versions().values())
+    log.info("state taken up", merges=merges, pending=pending_count, files_not_needed=deleted)
 
 
 def _note_newest(engine: Engine, db: sqlite3.Connection, lines: list[TallyRow]) -> None:
@@ -79,13 +80,13 @@ def _note_newest(engine: Engine, db: sqlite3.Connection, lines: list[TallyRow]) 
         engine.uploads.note(found[0].digest, receipt_of(found[1]))
 
 
-def _room(engine: Engine, db: sqlite3.Connection, covered: tuple[int, ...]) -> dict[Path, int]:
+def _room(engine: Engine, db: sqlite3.Connection, covered: dict[int, int]) -> dict[Path, int]:
     """Every payload that stays, with the room that it takes from others."""
     if engine.run.record:
         rows = list(ledger.contributions(db, engine.generation, "AND fate<>'refused'"))
     else:
         rows = list(ledger.contributions(db, engine.generation, "AND fate='pending'"))
-        for values in enumerate(covered):
+        for values in covered.items():
             rows += ledger.contributions(
                 db, engine.generation, "AND fragment=? AND fate='merged' AND version>?", values
             )

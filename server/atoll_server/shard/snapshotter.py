@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import Iterable
 from functools import partial
 
 import structlog
@@ -29,7 +30,7 @@ class Keeper:
     def __init__(self, engine: Engine, rows: list[SnapshotRow], *, damaged: bool) -> None:
         self._engine = engine
         self.rows = rows
-        self._let_go_to = covered(rows, len(engine.layout.fragments))
+        self._let_go_to = covered(rows, engine.fragments)
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
         self._taken_at, self._took_s = time.monotonic(), 0.0
@@ -46,7 +47,7 @@ class Keeper:
 
     def stale(self) -> bool:
         """Whether any merge came after the newest snapshot."""
-        return not self.rows or list(self.rows[-1].versions) != self._engine.versions()
+        return not self.rows or self.rows[-1].versions != self._engine.versions()
 
     async def take(self) -> SnapshotRow:
         """Writes a snapshot, commits it, then drops what it makes superfluous; also when the caller goes away."""
@@ -72,21 +73,22 @@ class Keeper:
         async with self._taking:
             self._taken_at, unsaved_s = time.monotonic(), engine.unsaved_s
             number = self.rows[-1].id + 1 if self.rows else 1
-            writer = SnapshotWriter(snapshot_path(engine.settings.directory, number), engine.layout, engine.disk)
+            places = [fragment.place for fragment in engine.fragments.values()]
+            writer = SnapshotWriter(snapshot_path(engine.settings.directory, number), places, engine.disk)
             try:
                 await self._write(writer)
             except OSError:
                 self._took_s = max(FAILED_S, time.monotonic() - self._taken_at)
                 await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
                 raise
-            row = SnapshotRow(number, tuple(writer.versions), tuple(writer.checksums), time.time(), writer.size_bytes)
+            row = SnapshotRow(number, writer.versions, writer.checksums, time.time(), writer.size_bytes)
             await engine.writer.commit(partial(ledger.add_snapshot, generation=engine.generation, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
             self._took_s = time.monotonic() - self._taken_at
             engine.unsaved_s -= unsaved_s
-            log.info("snapshot taken", id=row.id, merges=sum(row.versions), size_bytes=row.size_bytes)
+            log.info("snapshot taken", id=row.id, merges=sum(row.versions.values()), size_bytes=row.size_bytes)
             await self._drop_old()
             while await engine.writer.commit(self._add_up):
                 pass
@@ -102,11 +104,11 @@ class Keeper:
 
     async def _write(self, writer: SnapshotWriter) -> None:
         await asyncio.to_thread(writer.begin)
-        for index, lock in enumerate(self._engine.locks):
-            async with lock:
+        for index, fragment in self._engine.fragments.items():
+            async with fragment.lock:
                 if self._engine.failed:
                     raise OSError("the core has failed: its state is not written down any more")
-                await asyncio.to_thread(writer.add, self._engine.states[index])
+                await asyncio.to_thread(writer.add, index, fragment.state)
         await asyncio.to_thread(writer.finish)
 
     async def _drop_old(self) -> None:
@@ -117,16 +119,16 @@ class Keeper:
             crash_points.point("snapshot.old forgotten")
             await asyncio.to_thread(engine.disk.remove, snapshot_path(engine.settings.directory, old.id))
             crash_points.point("snapshot.old removed")
-        older, self._let_go_to = self._let_go_to, covered(self.rows, len(self._let_go_to))
-        bounds = list(zip(older, self._let_go_to, strict=True))
+        older, self._let_go_to = self._let_go_to, covered(self.rows, self._let_go_to)
+        bounds = {fragment: (after, self._let_go_to[fragment]) for fragment, after in older.items()}
         await asyncio.to_thread(self._let_go, await engine.writer.commit(partial(self._covered, bounds=bounds)))
 
-    def _covered(self, db: sqlite3.Connection, bounds: list[tuple[int, int]]) -> list[tuple[Key, int]]:
-        """Payloads that two snapshots cover now, and did not before. bounds: versions of each fragment, from and to."""
+    def _covered(self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]) -> list[tuple[Key, int]]:
+        """Payloads that two snapshots cover now, and did not before. bounds: by fragment, versions from and to."""
         condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
         return [
             (row.key, row.size_bytes)
-            for fragment, (after, to) in enumerate(bounds)
+            for fragment, (after, to) in bounds.items()
             for row, _ in ledger.contributions(db, self._engine.generation, condition, (fragment, after, to))
         ]
 
@@ -139,6 +141,6 @@ class Keeper:
                 self._engine.spool.delete(self._engine.generation, key, size_bytes)
 
 
-def covered(rows: list[SnapshotRow], fragments: int) -> tuple[int, ...]:
-    """The version of each fragment up to which two snapshots make payloads superfluous."""
-    return rows[-2].versions if len(rows) >= 2 else (0,) * fragments
+def covered(rows: list[SnapshotRow], fragments: Iterable[int]) -> dict[int, int]:
+    """By fragment, the version up to which two snapshots make payloads superfluous."""
+    return rows[-2].versions if len(rows) >= 2 else dict.fromkeys(fragments, 0)

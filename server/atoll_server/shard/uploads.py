@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,7 @@ from atoll_wire.layout import Layout
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.plausibility import Declared
 from atoll_server.merging.merge import LARGEST_NORM, norms_sq
-from atoll_server.merging.norm_guard import Guard
+from atoll_server.merging.norm_guard import NormGuard
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.settings import Limits
@@ -77,11 +77,11 @@ class Uploads:
         spool: Spool,
         limits: Limits,
         workers: Executor,
-        guard: Guard,
+        norms: Mapping[int, NormGuard],
         books: Books,
     ) -> None:
         self._layout, self._codec, self._generation = layout, run_codec, generation
-        self._spool, self._limits, self._workers, self._guard, self._books = spool, limits, workers, guard, books
+        self._spool, self._limits, self._workers, self._norms, self._books = spool, limits, workers, norms, books
         self._growing: dict[Key, Upload] = {}
         self._growing_bytes: Counter[str] = Counter()  # declared by each learner's
         self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones
@@ -262,7 +262,7 @@ class Uploads:
         upload.check()
         if not norms.max(initial=0.0) <= LARGEST_NORM**2:
             return await self._books.refuse(row, f"its norm is {norm:.3g}: this island's training has diverged")
-        verdict = self._guard.enter(key.fragment, key.learner, norm, declared.steps, self._books.present())
+        verdict = self._norms[key.fragment].enter(key.learner, norm, declared.steps, self._books.present())
         row = replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale)
         if verdict.refusal:
             return await self._books.refuse(row, verdict.refusal)

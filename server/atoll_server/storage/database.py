@@ -15,7 +15,7 @@ from atoll_wire.errors import UserError
 
 from atoll_server.storage.disk import DISK, Disk
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 CHECKED_AT_ONCE_BYTES = 32 << 20  # of a ledger: a start reads every page of it; of a larger one afterwards
 
 SCHEMA = """

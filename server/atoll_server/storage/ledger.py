@@ -83,7 +83,8 @@ def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Seq
 
 def add_snapshot(db: sqlite3.Connection, generation: int, row: SnapshotRow) -> None:
     """Commits that a state file covers these versions."""
-    values = (row.id, generation, json.dumps(row.versions), json.dumps(row.checksums), row.taken_at, row.size_bytes)
+    versions, checksums = json.dumps([*row.versions.items()]), json.dumps([*row.checksums.items()])
+    values = (row.id, generation, versions, checksums, row.taken_at, row.size_bytes)
     db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?)", (*values, _checksum(values)))
 
 
@@ -206,10 +207,11 @@ def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -
     return rows
 
 
-def last_merges(db: sqlite3.Connection, generation: int, fragments: int) -> list[tuple[int, float | None]]:
-    """Cycle and wall-clock seconds of each fragment's newest merge; 0 and None when it has none."""
+def last_merge(db: sqlite3.Connection, generation: int, fragment: int) -> tuple[int, float | None]:
+    """Cycle and wall-clock seconds of a fragment's newest merge; 0 and None when it has none."""
     query = "SELECT cycle, merged_at FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT 1"
-    return [db.execute(query, (generation, fragment)).fetchone() or (0, None) for fragment in range(fragments)]
+    found: tuple[int, float] | None = db.execute(query, (generation, fragment)).fetchone()
+    return found or (0, None)
 
 
 def ages(db: sqlite3.Connection, generation: int, fragment: int, steps: float) -> dict[int, float]:
@@ -228,7 +230,7 @@ def snapshots(db: sqlite3.Connection, generation: int) -> list[SnapshotRow]:
     """Snapshots of a generation, oldest first."""
     rows = db.execute("SELECT * FROM snapshots WHERE generation=? ORDER BY id", (generation,))
     return [
-        SnapshotRow(r[0], tuple(json.loads(r[2])), tuple(tuple(c) for c in json.loads(r[3])), r[4], r[5])
+        SnapshotRow(r[0], dict(json.loads(r[2])), {at: tuple(each) for at, each in json.loads(r[3])}, r[4], r[5])
         for r in _verified(rows, "snapshots", 6)
     ]
 

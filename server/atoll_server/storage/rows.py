@@ -85,11 +85,11 @@ class MergeRow:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A state file that covers these versions. checksums: (theta, theta_pub, momentum) of each fragment."""
+    """A state file. versions, checksums: by fragment; a checksum for each of theta, theta_pub and momentum."""
 
     id: int
-    versions: tuple[int, ...]
-    checksums: tuple[tuple[int, int, int], ...]
+    versions: dict[int, int]
+    checksums: dict[int, tuple[int, int, int]]
     taken_at: float
     size_bytes: int
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import struct
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,9 +259,9 @@ class Spool:
         name = f"{key.learner}-{key.incarnation}-{key.seq}.frames"
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
-    def prepare(self, generation: int, fragments: int) -> None:
+    def prepare(self, generation: int, fragments: Iterable[int]) -> None:
         """Makes the directories durably, so that a payload's rename is all that its own durability needs."""
-        for fragment in range(fragments):
+        for fragment in fragments:
             self.disk.make_directory(self.path(generation, Key("", 0, fragment, 0)).parent)
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
             self.disk.sync_directory(directory)

@@ -1,0 +1,51 @@
+"""One fragment of the run, at the shard that owns it: everything that is of this fragment alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from atoll_wire import layout
+from atoll_wire import outer_pb2 as pb
+
+from atoll_server.merging.merge import FragmentState
+from atoll_server.merging.norm_guard import NormGuard
+from atoll_server.rounds.events import Key
+from atoll_server.rounds.fragment_rounds import FragmentRounds
+from atoll_server.storage.rows import ContributionRow
+from atoll_server.storage.spool import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An acknowledged contribution without a fate: its row in the ledger, and its payload."""
+
+    row: ContributionRow
+    stored: Stored
+
+
+@dataclass(slots=True, eq=False)
+class Fragment:
+    """All state is of the event loop; worker threads change arrays of `state` only while `lock` is held.
+
+    place: its tensors and frames. state: the newest durable version. rounds: changed by the syncer alone.
+    """
+
+    place: layout.Fragment
+    state: FragmentState
+    rounds: FragmentRounds
+    norms: NormGuard
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # while it is merged, or written to a snapshot
+    held: dict[Key, Held] = field(default_factory=dict)  # what waits for its merge
+    refused: list[pb.Receipt] = field(default_factory=list)  # since the newest update, which will tell of them
+    published_at: float | None = None  # monotonic seconds, of the newest version
+
+    @property
+    def index(self) -> int:
+        """Its number in the run."""
+        return self.place.index
+
+    @property
+    def version(self) -> int:
+        """The newest durable one."""
+        return self.state.version
