@@ -118,7 +118,7 @@ class Synthetic(threading.Thread):
             return  # the core is away: `Follow` says so
 
     def _push(
-        self, stub: rpc.OuterStub, session: pb.Session, layout: Layout, opened: pb.RoundOpened, versions: list[int]
+        self, stub: rpc.OuterStub, session: pb.Session, layout: Layout, opened: pb.RoundOpened, versions: dict[int, int]
     ) -> None:
         fragment = layout.fragments[opened.fragment]
         payloads = self._payloads(layout, opened.fragment)

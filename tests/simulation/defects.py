@@ -541,12 +541,12 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 @defect
 def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
     """What was merged of few before a start counts as much as what was merged of all."""
-    resume = fragment_rounds.FragmentRounds.resume
+    resume = merge_rounds.FragmentRounds.resume
 
     def whole(self: Any, cycle: int, synced_at: float, _: Any, pending: Any) -> None:
         resume(self, cycle, synced_at, {self.version: float(self.version)}, pending)
 
-    with patch(fragment_rounds.FragmentRounds, "resume", whole):
+    with patch(merge_rounds.FragmentRounds, "resume", whole):
         yield
 
 
