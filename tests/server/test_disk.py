@@ -155,7 +155,7 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     assert fate == FateRow(KEY, "merged", 1, 1.0, 0)
     assert ledger.merges(db, 1, 0, after=0) == [MERGE]
     assert ledger.learners(db)[0].region == "eu"
-    assert ledger.last_merges(db, 1, 2) == [(1, 5.0), (0, None)]
+    assert (ledger.last_merge(db, 1, 0), ledger.last_merge(db, 1, 1)) == ((1, 5.0), (0, None))
     assert list(ledger.contributions(db, 2)) == []
 
 
@@ -226,7 +226,7 @@ def snapshot(tmp_path):
     state.version = 4
     writer = SnapshotWriter(snapshot_path(tmp_path, 1), LAYOUT.fragments)
     writer.begin()
-    writer.add(state)
+    writer.add(0, state)
     writer.finish()
     return state, ledger.SnapshotRow(1, writer.versions, writer.checksums, 0.0, writer.size_bytes)
 

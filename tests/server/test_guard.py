@@ -91,8 +91,7 @@ def test_learners_without_end_take_no_memory_without_end():
     usual = guard([1.0] * 8)
     for number in range(1000):
         usual.enter(f"{number}", 1.0 if number % 2 else 1e6, 24, HERE)
-    (fragment,) = usual._usual
-    assert (len(fragment.taken), len(fragment.refused)) == (8, 8)
+    assert (len(usual._usual.taken), len(usual._usual.refused)) == (8, 8)
 
 
 def test_a_limit_of_zero_is_none_and_zero_norms_judge_nothing():

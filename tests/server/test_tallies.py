@@ -113,7 +113,7 @@ def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
 
         db.set_progress_handler(tick, 100)
         found, waiting = sums(db, 1)
-        ledger.last_merges(db, 1, 2)
+        ledger.last_merge(db, 1, 0)
         ledger.latest_norms(db, 1, 0, 10)
         assert ledger.contribution(db, 1, Key("a", 1, count % 2, count)) is not None
         assert len(list(ledger.contributions(db, 1, "AND fate='pending'"))) == len(waiting) == 1
