@@ -16,7 +16,7 @@ from atoll_server.rounds.events import Effect
 from atoll_server.rounds.fragment_rounds import Phase
 from atoll_server.rounds.liveness import Present
 from atoll_server.rounds.syncer import Syncer
-from atoll_server.shard import engine
+from atoll_server.shard import shard
 
 folder = Path(sys.argv.pop(1))
 
@@ -58,6 +58,6 @@ class AtOnce(Syncer):
         return now + 60.0
 
 
-engine.Syncer = AtOnce  # type: ignore[attr-defined]
+shard.Syncer = AtOnce  # type: ignore[attr-defined]
 if __name__ == "__main__":
     command.main()

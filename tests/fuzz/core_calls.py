@@ -120,8 +120,8 @@ class Calls:
         await self._core.stop()
         again = Core(self._settings, {})
         await again.start()
-        assert again.versions() == self._core.versions()
-        assert again.roster.entries.keys() == self._core.roster.entries.keys()
+        assert again.registrar.versions() == self._core.registrar.versions()
+        assert again.registrar.roster.entries.keys() == self._core.registrar.roster.entries.keys()
         await OperatorService(again).Status(pb.StatusRequest(), Context())
         await again.stop()
 
@@ -139,13 +139,14 @@ class Calls:
         else:
             return True
         finally:
-            if self._core.engine is not None and rng.random() < 0.01:
-                self._core.engine.uploads.expire(1e18)
+            shards = self._core.registrar.shards
+            if shards and rng.random() < 0.01:
+                shards[0].uploads.expire(1e18)
             if rng.random() < 0.4:  # a name that was taken over, evicted, or left speaks again
                 await self._again()
 
     async def _again(self) -> None:
-        entry = self._core.roster.entries["a"]
+        entry = self._core.registrar.roster.entries["a"]
         entry.evicted, entry.streams, entry.token, entry.account.left_at = "", {}, self._session.token, None
         entry.incarnation, entry.nonces = self._session.incarnation, [7]
 
@@ -167,11 +168,12 @@ class Calls:
         return [pb.InitialiseRequest(header=header), *(pb.InitialiseRequest(chunk=chunk) for chunk in chunks)]
 
     def _push(self, rng: random.Random) -> Awaitable[Any]:
-        engine = self._core.engine
-        if engine is None:
+        shards = self._core.registrar.shards
+        if not shards:
             nothing = pb.PushRequest(header=pb.PushHeader(session=self._session))
             return _all(self._outer.Push(_stream([nothing]), Context()))
-        fragment = engine.layout.fragments[rng.randrange(len(engine.layout.fragments))]
+        shard = shards[0]
+        fragment = shard.layout.fragments[rng.randrange(len(shard.layout.fragments))]
         vector = (np.random.default_rng(rng.getrandbits(32)).standard_normal(fragment.length) * 1e-3).astype(np.float32)
         payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
         if rng.random() < 0.4:
@@ -180,7 +182,7 @@ class Calls:
         table = [(len(p), crc32c(p)) for p in payloads]
         header = pb.PushHeader(
             session=self._session, fragment=fragment.index, seq=next(self._sequence), cycle=0,
-            base_version=engine.fragments[fragment.index].version, tokens=10, steps=1, codec=pb.CODEC_INT4,
+            base_version=shard.fragments[fragment.index].version, tokens=10, steps=1, codec=pb.CODEC_INT4,
             frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
         )  # fmt: skip
         frames = [pb.Frame(index=n, crc32c=table[n][1], payload=p) for n, p in enumerate(payloads)]
@@ -203,7 +205,7 @@ class Calls:
         return self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
 
     def _follow(self, rng: random.Random) -> Awaitable[Any]:
-        request = pb.FollowRequest(session=self._session, log=self._core.happenings.number, sequence=0)
+        request = pb.FollowRequest(session=self._session, log=self._core.registrar.happenings.number, sequence=0)
         return _all(self._outer.Follow(mutate_message(rng, request), Context()), patience_s=0.005)
 
     def _leave(self, rng: random.Random) -> Awaitable[Any]:

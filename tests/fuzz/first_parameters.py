@@ -80,7 +80,7 @@ class FirstParameters:
             if staging is not None:
                 staging.close()
             assert not list((self._directory / STAGING).iterdir()), "nothing is left of a staging"
-        assert all(np.isfinite(state.theta).all() for state in states)
+        assert all(np.isfinite(state.theta).all() for state in states.values())
         out = io.BytesIO()
         size = write_checkpoint(out, self._layout, file, states)
         assert size == len(out.getvalue()) <= 2 * header.size_bytes + 4 * self._layout.parameters + 4096

@@ -18,16 +18,16 @@ from atoll_wire import outer_pb2 as pb
 
 @pytest.fixture
 def core():
-    """As much of a core as reports touch: a real syncer in its third round, at version 2."""
+    """As much of a run as reports touch: a real syncer in its third round, at version 2."""
     syncer, told = Syncer(RunSettings(), {0: FragmentRounds(), 1: FragmentRounds()}, lambda *_: 1.0), []
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
-    engine = SimpleNamespace(syncer=syncer, dispatch=told.append, layout=SimpleNamespace(fragments=[None, None]))
+    shard = SimpleNamespace(syncer=syncer, dispatch=told.append)
     clock = RunClock()
     roster = Roster(10)
     entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.now(), 0.0)
     return (
-        SimpleNamespace(settings=SimpleNamespace(limits=Limits()), engine=engine, clock=clock, roster=roster),
+        SimpleNamespace(shards=[shard], clock=clock, roster=roster),
         entry,
         told,
     )
@@ -43,8 +43,8 @@ def declined(cycle, fragment=0):
 
 def test_a_round_is_declined_once_however_often_it_is_said(core):
     core, entry, told = core
-    progress(core, entry, pb.Progress(declined=[declined(3)] * MOST_REPORTED))
-    progress(core, entry, pb.Progress(declined=[declined(3)] * MOST_REPORTED))
+    progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MOST_REPORTED))
+    progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MOST_REPORTED))
     assert answers(told) == [ev.Declined("a", 0, 3, "busy")]
 
 
@@ -52,20 +52,20 @@ def test_rounds_and_versions_that_never_were_cost_nothing(core):
     core, entry, told = core
     strange = [declined(4), declined(1 << 63), declined(1, fragment=1), declined(1, fragment=77)]
     versions = [pb.Adopted(fragment=0, version=3), pb.Adopted(fragment=9, version=1)]
-    progress(core, entry, pb.Progress(declined=strange, adopted=versions))
+    progress(core, Limits().tokens, entry, pb.Progress(declined=strange, adopted=versions))
     assert answers(told) == []
 
 
 def test_a_version_is_adopted_once(core):
     core, entry, told = core
-    progress(core, entry, pb.Progress(adopted=[pb.Adopted(fragment=0, version=2)] * MOST_REPORTED))
-    progress(core, entry, pb.Progress(adopted=[pb.Adopted(fragment=0, version=1)]))
+    progress(core, Limits().tokens, entry, pb.Progress(adopted=[pb.Adopted(fragment=0, version=2)] * MOST_REPORTED))
+    progress(core, Limits().tokens, entry, pb.Progress(adopted=[pb.Adopted(fragment=0, version=1)]))
     assert answers(told) == [ev.Adopted("a", 0, 2)]
 
 
 def test_a_report_of_more_rounds_than_a_learner_tells_is_refused(core):
     core, entry, told = core
     with pytest.raises(Refused, match="at most 256") as refused:
-        progress(core, entry, pb.Progress(declined=[declined(3)] * (MOST_REPORTED + 1)))
+        progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * (MOST_REPORTED + 1)))
     assert refused.value.status is Status.INVALID_ARGUMENT
     assert told == []

@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from atoll_server.shard.snapshotter import LONGEST_REPLAY_S, Keeper
+from atoll_server.shard.snapshotter import LONGEST_REPLAY_S, Snapshotter
 from atoll_server.storage.disk import Disk
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 
@@ -21,7 +21,7 @@ def engine():
 
 def due(engine, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
     async def asked() -> bool:
-        keeper = Keeper(engine, [], damaged=False)
+        keeper = Snapshotter(engine, [], engine.unsaved_s, damaged=False)
         keeper._took_s = took_s
         now = time.monotonic() + after_s
         monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -53,7 +53,7 @@ def test_nothing_new_is_never_due(engine, monkeypatch):
     keeper_rows = [SimpleNamespace(versions={})]
 
     async def asked() -> bool:
-        keeper = Keeper(engine, [], damaged=False)
+        keeper = Snapshotter(engine, [], engine.unsaved_s, damaged=False)
         keeper.rows = keeper_rows
         return keeper.due()
 
@@ -68,7 +68,7 @@ def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_onc
     began = time.monotonic()
 
     async def asked() -> None:
-        keeper = Keeper(engine, [], damaged=True)
+        keeper = Snapshotter(engine, [], engine.unsaved_s, damaged=True)
         assert keeper.due()
         with pytest.raises(OSError, match="not written down"):
             await keeper.take()
@@ -84,7 +84,7 @@ def test_a_damaged_one_is_made_up_for_at_once(engine):
     engine.versions = dict
 
     async def asked() -> bool:
-        keeper = Keeper(engine, [SimpleNamespace(versions={})], damaged=True)
+        keeper = Snapshotter(engine, [SimpleNamespace(versions={})], engine.unsaved_s, damaged=True)
         return keeper.due()
 
     assert asyncio.run(asked())

@@ -24,8 +24,8 @@ async def core_with_learners(directory) -> Core:
     await core.start()
     for number in range(LEARNERS):
         name = f"learner-{number}"
-        entry = core.roster.join(
-            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.clock.now(), 0.0
+        entry = core.registrar.roster.join(
+            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.registrar.clock.now(), 0.0
         )
         entry.loss = 2.5
         entry.account.current.steps = number

@@ -9,6 +9,7 @@ import pytest
 from atoll_server.learners.accounts import Spent
 from atoll_server.learners.registry import Roster
 from atoll_server.rounds.liveness import Member
+from atoll_server.run.registrar import Running, Waiting
 from atoll_server.service.status import merged_tokens, trained_tokens, troubles
 
 
@@ -17,11 +18,10 @@ def test_never_are_more_tokens_merged_than_trained_though_a_learner_died_before_
     parameters = 100
     account = SimpleNamespace(merged_token_parameters=merged * parameters)
     roster = SimpleNamespace(tokens=lambda: reported, entries={"a": SimpleNamespace(account=account)})
-    engine = SimpleNamespace(layout=SimpleNamespace(parameters=parameters))
-    core = SimpleNamespace(roster=roster, engine=engine)
-    assert merged_tokens(core) == merged
-    assert trained_tokens(core) == told
-    assert trained_tokens(SimpleNamespace(roster=roster, engine=None)) == reported
+    run = SimpleNamespace(roster=roster, state=Running(()), layout=SimpleNamespace(parameters=parameters))
+    assert merged_tokens(run) == merged
+    assert trained_tokens(run) == told
+    assert trained_tokens(SimpleNamespace(roster=roster, state=Waiting())) == reported
 
 
 def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
@@ -33,22 +33,20 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
         account.step_time_s = 1.0
         stepped_at = now - 60.0 if name in silent else now
         members[name] = Member(1, stepped_at, stepped_at, steps=100, stepped_at=stepped_at, step_time_s=1.0)
-    engine = SimpleNamespace(
+    shard = SimpleNamespace(
         syncer=SimpleNamespace(members=members),
         spool=SimpleNamespace(room_bytes=1),
-        layout=SimpleNamespace(fragments=[0]),
-        run=SimpleNamespace(max_staleness=4),
+        fragments={0: None},
         contributions=SimpleNamespace(missed=lambda _: 0),
     )
-    core = SimpleNamespace(
+    run = SimpleNamespace(
         roster=roster,
-        engine=engine,
+        shards=[shard],
         writer=SimpleNamespace(full=False),
-        damage="",
-        run=SimpleNamespace(total_tokens=0),
+        settings=SimpleNamespace(total_tokens=0, max_staleness=4),
         clock=SimpleNamespace(now=lambda: 100.0),
     )
-    return list(troubles(core))
+    return list(troubles(SimpleNamespace(registrar=run, damage="")))
 
 
 def test_a_learner_that_counts_bytes_or_a_whole_batch_for_tokens_is_a_trouble():

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from atoll_server.run.core import Core
+from atoll_server.shard.shard import Shard
 
 
 class Violation(Exception):
@@ -17,19 +18,32 @@ class Violation(Exception):
         self.number = number
 
 
+def shard_of(core: Core | None) -> Shard | None:
+    """The one of a core, once the run has parameters."""
+    return next(iter(core.registrar.shards), None) if core is not None else None
+
+
+def the_shard(core: Core) -> Shard:
+    """The same, of a run that has parameters."""
+    (shard,) = core.registrar.shards
+    return shard
+
+
 def sums(core: Core) -> None:
     """What a core counts at a start, in sums and one by one, is what the ledger holds."""
-    assert core.engine is not None, "asked of a run that has parameters"
-    lengths = [fragment.length for fragment in core.engine.layout.fragments]
-    rows = core.writer._db.execute("SELECT learner, fragment, fate, tokens, size_bytes FROM contributions").fetchall()
-    for name, entry in core.roster.entries.items():
+    shard = the_shard(core)
+    lengths = [fragment.length for fragment in shard.layout.fragments]
+    rows = core.registrar.writer._db.execute(
+        "SELECT learner, fragment, fate, tokens, size_bytes FROM contributions"
+    ).fetchall()
+    for name, entry in core.registrar.roster.entries.items():
         mine = [row for row in rows if row[0] == name]
         merged = sum(tokens * lengths[fragment] for _, fragment, fate, tokens, _ in mine if fate == "merged")
         found = (entry.account.bytes_up, entry.account.merged_token_parameters)
         if found != (sum(row[4] for row in mine), merged):
             raise Violation(2, f"the core counts {found} of {name}, the ledger {sum(r[4] for r in mine)}, {merged}")
     fates = Counter(row[2] for row in rows)
-    counts = core.engine.contributions.counts
+    counts = shard.contributions.counts
     if (counts["merged"], counts["refused"], counts["accepted"]) != (fates["merged"], fates["refused"], len(rows)):
         raise Violation(2, f"the core counts {counts}, the ledger {dict(fates)}")
 

@@ -19,14 +19,13 @@ import grpc.aio
 import numpy as np
 import safetensors.numpy
 from atoll.agent.joining import PROTOCOL, tensor_message
-from atoll_server.run.core import Core
-from atoll_server.run.eviction import evict
 from atoll_server.shard.reader_limits import MOST_OLD
+from atoll_server.shard.shard import Shard
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import until_it_ends
 from atoll_wire.parts import MORE, PART
 
-from tests.simulation.books import Violation
+from tests.simulation.books import Violation, shard_of, the_shard
 from tests.simulation.entrance import QUICK
 from tests.simulation.hostile import NAME
 from tests.simulation.loop import Process
@@ -104,7 +103,7 @@ class Caller:
     async def _speak(self) -> pb.Session:
         """Its session; joins where it has none that this core knows."""
         core = self._world.core
-        entry = core.roster.entries.get(NAME) if core is not None else None
+        entry = core.registrar.roster.entries.get(NAME) if core is not None else None
         if self._session is None or entry is None or entry.token != self._session.token:
             self._session = self._as(await self._join())
         return self._session
@@ -137,12 +136,13 @@ class Caller:
     async def _quiet(self) -> None:
         session = await self._speak()
         core = self._world.core
-        if core is None or core.engine is None:
+        shard = shard_of(core)
+        if shard is None:
             return
-        fragment = core.engine.layout.fragments[0]
+        fragment = shard.layout.fragments[0]
         header = pb.PushHeader(
-            session=session, fragment=0, seq=1, base_version=core.engine.fragments[0].version, tokens=8, steps=1,
-            codec=int(core.engine.run.codec), frames=len(fragment.frames), size_bytes=64 * len(fragment.frames),
+            session=session, fragment=0, seq=1, base_version=shard.fragments[0].version, tokens=8, steps=1,
+            codec=int(shard.run.codec), frames=len(fragment.frames), size_bytes=64 * len(fragment.frames),
             digest=bytes(32),
         )  # fmt: skip
         for _ in range(AT_ONCE):
@@ -180,9 +180,9 @@ class Caller:
         if self.harm is Harm.FENCED:
             return (await self._join()).incarnation > 1
         core, process = self._world.core, self._world.core_process
-        if core is None or process is None or not process.alive or NAME not in core.roster.entries:
+        if core is None or process is None or not process.alive or NAME not in core.registrar.roster.entries:
             return False
-        told = process.start(evict(core, NAME, "test"))
+        told = process.start(core.registrar.evict(NAME, "test"))
         await asyncio.wait({told})
         return not told.cancelled() and told.exception() is None
 
@@ -211,19 +211,18 @@ class Caller:
                 raise Violation(11, f"{count} calls of {method} of a hostile learner are served, at most {most} may be")
         if core is None:
             return
-        if len(regions := core.roster.regions()) > 2:
+        if len(regions := core.registrar.roster.regions()) > 2:
             raise Violation(11, f"a hostile learner takes regions: {regions}")
-        if core.engine is not None and len(old := _old_versions(core)) > MOST_OLD:
+        if core.registrar.shards and len(old := _old_versions(the_shard(core))) > MOST_OLD:
             raise Violation(11, f"{len(old)} old versions are kept for their readers")
-        if self.harm in {Harm.FENCED, Harm.EVICTED} and NAME in core.roster.entries:
-            if tokens := core.roster.entries[NAME].account.total("tokens"):
+        if self.harm in {Harm.FENCED, Harm.EVICTED} and NAME in core.registrar.roster.entries:
+            if tokens := core.registrar.roster.entries[NAME].account.total("tokens"):
                 raise Violation(6, f"{tokens} tokens count of a process that may not speak any more")
-            if core.initial_sha256 == self._digest.hex():
+            if core.registrar.initial_sha256 == self._digest.hex():
                 raise Violation(5, "the first parameters are those of a process that may not speak any more")
 
 
-def _old_versions(core: Core) -> set[tuple[object, object]]:
-    assert core.engine is not None, "asked of a run that has parameters"
-    versions = core.engine.readers._versions
+def _old_versions(shard: Shard) -> set[tuple[object, object]]:
+    versions = shard.readers._versions
     read = {(reader.thing, reader.version) for reader in versions._readers.values()}
     return {place for place in read if versions._newest.get(place[0]) != place[1]}

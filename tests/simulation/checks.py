@@ -19,7 +19,7 @@ from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation import books
-from tests.simulation.books import Violation
+from tests.simulation.books import Violation, shard_of
 from tests.simulation.loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
@@ -172,17 +172,20 @@ class Checks:
         """A core came up: everything that was ever acknowledged or seen must be there, bit by bit."""
         self.core = core
         self.opened.clear()
-        self.note(f"core up, epoch {core.epoch}")
-        if self.epochs and core.epoch <= self.epochs[-1]:
-            raise Violation(6, f"epochs do not grow: {self.epochs} then {core.epoch}")
-        self.epochs.append(core.epoch)
-        if self.paused is not None and core.paused.rpartition(": ")[2] != self.paused:
-            raise Violation(1, f"the run is paused ({core.paused!r}), and an operator was told {self.paused!r}")
-        if core.engine is None:
+        self.note(f"core up, epoch {core.registrar.epoch}")
+        if self.epochs and core.registrar.epoch <= self.epochs[-1]:
+            raise Violation(6, f"epochs do not grow: {self.epochs} then {core.registrar.epoch}")
+        self.epochs.append(core.registrar.epoch)
+        if self.paused is not None and core.registrar.paused.rpartition(": ")[2] != self.paused:
+            raise Violation(
+                1, f"the run is paused ({core.registrar.paused!r}), and an operator was told {self.paused!r}"
+            )
+        shard = shard_of(core)
+        if shard is None:
             if self.acknowledged or self.newest or self.published:
                 raise Violation(1, "the run lost its parameters")
             return
-        for index, fragment in core.engine.fragments.items():
+        for index, fragment in shard.fragments.items():
             if fragment.version < self.newest.get(index, 0):
                 raise Violation(3, f"fragment {index} came back at version {fragment.version}")
             crc = codec.vector_crc32c(fragment.state.theta_pub)
@@ -193,7 +196,7 @@ class Checks:
 
     def in_ledger(self, core: Core) -> dict[Name, Told]:
         """Compares the ledger with what was said; returns all final fates."""
-        db = core.writer._db
+        db = core.registrar.writer._db
         rows = db.execute(
             "SELECT learner, incarnation, fragment, seq, fate, version, weight, staleness FROM contributions"
         ).fetchall()
@@ -212,7 +215,7 @@ class Checks:
 
     def work_counted_once(self, core: Core, names: Sequence[str]) -> None:
         """No process of these names has more tokens merged into a fragment than it trained."""
-        merged = core.writer._db.execute(
+        merged = core.registrar.writer._db.execute(
             "SELECT learner, incarnation, fragment, SUM(tokens) FROM contributions WHERE fate='merged' "
             "GROUP BY learner, incarnation, fragment"
         )
@@ -245,20 +248,21 @@ class Checks:
     def always(self) -> None:
         """What can be seen at any moment."""
         core = self.core
-        if core is None or core.engine is None:
+        shard = shard_of(core)
+        if core is None or shard is None:
             return
-        engine, limits = core.engine, core.settings.limits
+        limits = core.settings.limits
         bounds = (
-            ("happenings", len(core.happenings._kept), limits.happenings),
-            ("cached updates", engine.cache.size_bytes, engine.cache.limit_bytes),
-            ("spool", engine.spool.used_bytes, limits.spool_bytes),
-            ("faults of what is only shown", engine.timeline.faults, 0),
-            ("uploads", len(engine.uploads._growing), 2 * len(core.roster.entries) * len(engine.fragments)),
+            ("happenings", len(core.registrar.happenings._kept), limits.happenings),
+            ("cached updates", shard.cache.size_bytes, shard.cache.limit_bytes),
+            ("spool", shard.spool.used_bytes, limits.spool_bytes),
+            ("faults of what is only shown", shard.timeline.faults, 0),
+            ("uploads", len(shard.uploads._growing), 2 * len(core.registrar.roster.entries) * len(shard.fragments)),
         )
         for what, have, most in bounds:
             if have > most:
                 raise Violation(9, f"{what}: {have} of at most {most}")
-        for index, rounds in engine.syncer.fragments.items():
+        for index, rounds in shard.syncer.fragments.items():
             if rounds.phase is Phase.IDLE:
                 self.opened.pop(index, None)
                 continue

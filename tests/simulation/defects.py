@@ -36,8 +36,8 @@ from atoll_server.merging import norm_guard
 from atoll_server.rounds import fragment_rounds as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.events import Merge
-from atoll_server.run import core, first_parameters, joining
-from atoll_server.shard import engine, publications, reader_limits, snapshotter, uploads
+from atoll_server.run import core, first_parameters, joining, registrar
+from atoll_server.shard import publications, reader_limits, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger, ledger_writer, rows
 from atoll_wire import outer_pb2 as pb
 
@@ -150,24 +150,22 @@ def first_parameters_accepted_twice() -> Iterator[None]:
     accept, let_in = joining.Joining.accept, joining.Joining._let_in
 
     async def again(self: joining.Joining, speaker: Any, staging: Any) -> None:
-        self._core.engine, kept = None, self._core.engine
+        kept, self._run.state = self._run.state, registrar.Waiting()
         self._lease = first_parameters.Lease(speaker.entry, 1e9, upload=staging)
         try:
             await accept(self, speaker, staging)
         finally:
-            self._core.engine = self._core.engine or kept
+            if isinstance(self._run.state, registrar.Waiting):
+                self._run.state = kept
 
     async def lease_for_all(self: joining.Joining, request: Any, tensors: Any) -> Any:
         entry, state = await let_in(self, request, tensors)
-        early = (
-            request.incarnation == 0 and state != pb.JoinReply.STATE_CONFIRM and not sum(self._core.versions().values())
-        )
-        return entry, pb.JoinReply.STATE_INITIALISE if early and self._core.engine is None else state
+        asks = request.incarnation == 0 and state != pb.JoinReply.STATE_CONFIRM
+        early = asks and not sum(self._run.versions().values())
+        return entry, pb.JoinReply.STATE_INITIALISE if early and not self._run.shards else state
 
     async def stage(self: joining.Joining, _speaker: Any, header: Any) -> Any:
-        return first_parameters.Staging(
-            self._core.settings.directory, header.size_bytes, header.sha256, self._core.disk
-        )
+        return first_parameters.Staging(self._settings.directory, header.size_bytes, header.sha256, self._disk)
 
     with (
         patch(joining.Joining, "accept", again),
@@ -243,14 +241,14 @@ def the_ledger_is_not_synced_at_each_commit() -> Iterator[None]:
 @defect
 def payloads_go_when_they_are_merged() -> Iterator[None]:
     """Nothing but the newest state in memory could replace them."""
-    publish = engine.Engine._publish
+    publish = shard.Shard._publish
 
-    def and_forget(self: engine.Engine, fragment: Any, effect: Any, *values: Any) -> None:
+    def and_forget(self: shard.Shard, fragment: Any, effect: Any, *values: Any) -> None:
         rows = [self.held(share.key).row for share in effect.shares]
         publish(self, fragment, effect, *values)
         self._forget(rows)
 
-    with patch(engine.Engine, "_publish", and_forget):
+    with patch(shard.Shard, "_publish", and_forget):
         yield
 
 
@@ -266,7 +264,7 @@ def payloads_go_with_the_first_snapshot() -> Iterator[None]:
 @defect
 def a_snapshot_stops_half_way_when_its_caller_goes() -> Iterator[None]:
     """Whoever asked for it cancels it, after its row was committed too."""
-    with patch(snapshotter.Keeper, "take", snapshotter.Keeper._take):
+    with patch(snapshotter.Snapshotter, "take", snapshotter.Snapshotter._take):
         yield
 
 
@@ -286,12 +284,12 @@ def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
 @defect
 def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
     """A start keeps only the files of what was merged."""
-    sweep = engine.Spool.sweep
+    sweep = shard.Spool.sweep
 
-    def all_but_one(self: engine.Spool, needed: Any) -> int:
+    def all_but_one(self: shard.Spool, needed: Any) -> int:
         return sweep(self, list(needed)[1:])
 
-    with patch(engine.Spool, "sweep", all_but_one):
+    with patch(shard.Spool, "sweep", all_but_one):
         yield
 
 
@@ -310,7 +308,7 @@ def receipts_forgotten_at_a_restart() -> Iterator[None]:
     """A core that comes back does not know what it had acknowledged."""
     take_up = core.take_up
 
-    def forgetful(of: engine.Engine, *values: Any) -> None:
+    def forgetful(of: shard.Shard, *values: Any) -> None:
         take_up(of, *values)
         of.uploads._newest.clear()
 
@@ -336,7 +334,7 @@ def merged_twice_on_a_retry() -> Iterator[None]:
 @defect
 def receipts_dropped() -> Iterator[None]:
     """Updates do not say whose work is in them."""
-    with patch(engine, "replace", lambda publication, receipts: publication):
+    with patch(shard, "replace", lambda publication, receipts: publication):
         yield
 
 
@@ -344,11 +342,11 @@ def receipts_dropped() -> Iterator[None]:
 def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
     """A contribution beyond what is usual is answered, and forgotten."""
 
-    async def at_once(self: engine.Engine, row: Any, reason: str) -> pb.Receipt:
+    async def at_once(self: shard.Shard, row: Any, reason: str) -> pb.Receipt:
         fate = rows.FateRow(row.key, "refused", self.fragments[row.key.fragment].version, reason=reason, dropped=True)
-        return engine.receipt_of(fate)
+        return shard.receipt_of(fate)
 
-    with patch(engine.Engine, "refuse", at_once):
+    with patch(shard.Shard, "refuse", at_once):
         yield
 
 
@@ -360,7 +358,7 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
         if receipt.fate != pb.FATE_REFUSED:
             decided(self, receipt)
 
-    decided, append, publish = uploads.Uploads.decide, publications.HappeningLog.append, engine.replace
+    decided, append, publish = uploads.Uploads.decide, publications.HappeningLog.append, shard.replace
 
     def quiet(self: publications.HappeningLog, happening: pb.Happening) -> None:
         if happening.WhichOneof("what") != "receipt":
@@ -369,7 +367,7 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
     with (
         patch(uploads.Uploads, "decide", decide),
         patch(publications.HappeningLog, "append", quiet),
-        patch(engine, "replace", lambda p, receipts: publish(p, receipts=tuple(r for r in receipts if r.weight))),
+        patch(shard, "replace", lambda p, receipts: publish(p, receipts=tuple(r for r in receipts if r.weight))),
     ):
         yield
 
@@ -689,7 +687,7 @@ def nobody_looks_at_norms() -> Iterator[None]:
 @defect
 def what_is_declared_counts() -> Iterator[None]:
     """A contribution weighs what its learner says."""
-    with patch(engine.Engine, "weighed", lambda self, key, said: said):
+    with patch(shard.Shard, "weighed", lambda self, key, said: said):
         yield
 
 

@@ -15,12 +15,14 @@ from enum import StrEnum
 
 import numpy as np
 from atoll.fragments.exchange import Due, Taken
+from atoll_server.learners.accounts import Account
 from atoll_server.learners.plausibility import FASTER
 from atoll_server.merging.merge import weight
 from atoll_server.run.core import Core
+from atoll_server.storage import ledger
 from atoll_wire import outer_pb2 as pb
 
-from tests.simulation.books import Violation
+from tests.simulation.books import Violation, shard_of, the_shard
 from tests.simulation.checks import Checks
 from tests.simulation.island import Island
 from tests.simulation.network import Network
@@ -96,20 +98,24 @@ class Hostile(Island):
 
 
 def is_usual_known(core: Core) -> bool:
-    """Whether every fragment has had as many contributions as are needed to judge another."""
-    engine = core.engine
-    return engine is not None and all(fragment.norms.judges for fragment in engine.fragments.values())
+    """Whether so many contributions to every fragment are durable that another can be judged, after a crash too."""
+    shard = shard_of(core)
+    db = core.registrar.writer._db if shard is not None else None
+    return shard is not None and all(
+        len(ledger.latest_norms(db, shard.generation, index, fragment.norms.window)) >= fragment.norms.window
+        for index, fragment in shard.fragments.items()
+    )
 
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
-    """Whether the core has seen all of these train: it says how much faster another one may seem."""
-    entries = [core.roster.entries.get(name) for name in names]
-    return all(entry is not None and entry.account.step_time_s for entry in entries)
+    """Whether the core has seen all of these train, and would still know it after a crash."""
+    accounts = {row.name: Account.from_data(row.account) for row in ledger.learners(core.registrar.writer._db)}
+    return all(name in accounts and accounts[name].rate() is not None for name in names)
 
 
 def are_joined(core: Core, names: Sequence[str]) -> bool:
     """Whether all of these are in the run and about to train: none is alone in it."""
-    entries = [core.roster.entries.get(name) for name in names]
+    entries = [core.registrar.roster.entries.get(name) for name in names]
     return all(entry is not None and entry.connected for entry in entries)
 
 
@@ -129,10 +135,11 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
 
     trained: tokens of all honest processes.
     """
-    assert core.engine is not None, "asked of a run that has parameters"
-    if core.roster.tokens() > trained + MOST_TOKENS_PER_S * elapsed_s:
-        raise Violation(11, f"the run counts {core.roster.tokens()} tokens, honest learners trained {trained}")
-    for index, fragment in core.engine.fragments.items():
+    if core.registrar.roster.tokens() > trained + MOST_TOKENS_PER_S * elapsed_s:
+        raise Violation(
+            11, f"the run counts {core.registrar.roster.tokens()} tokens, honest learners trained {trained}"
+        )
+    for index, fragment in the_shard(core).fragments.items():
         largest = float(np.abs(fragment.state.theta_pub).max())
         if not largest <= LARGEST:
             raise Violation(11, f"a hostile learner moved fragment {index} to {largest:.3g}")
@@ -145,7 +152,9 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
 
 def _check_declared(core: Core, elapsed_s: float) -> None:
     """What counts of its contributions is what a learner ten times as fast as the others could have made."""
-    rows = core.writer._db.execute("SELECT fragment, tokens, steps FROM contributions WHERE learner=?", (NAME,))
+    rows = core.registrar.writer._db.execute(
+        "SELECT fragment, tokens, steps FROM contributions WHERE learner=?", (NAME,)
+    )
     made: Counter[int] = Counter()
     for fragment, tokens, steps in rows.fetchall():
         made[fragment] += tokens
@@ -158,7 +167,7 @@ def _check_declared(core: Core, elapsed_s: float) -> None:
 def _check_work(core: Core, trained: int) -> None:
     """One that does not lie about tokens weighs by what it trained, and by each token once."""
     query = "SELECT fragment, SUM(tokens) FROM contributions WHERE learner=? AND fate='merged' GROUP BY fragment"
-    for fragment, tokens in core.writer._db.execute(query, (NAME,)).fetchall():
+    for fragment, tokens in core.registrar.writer._db.execute(query, (NAME,)).fetchall():
         if tokens > trained:
             text = f"{tokens} tokens of a hostile learner are merged in fragment {fragment}, it trained {trained}"
             raise Violation(11, text)
@@ -166,8 +175,7 @@ def _check_work(core: Core, trained: int) -> None:
 
 def _check_shares(core: Core, honest: Sequence[str]) -> None:
     """In each merge it weighs at most ten times what an honest learner gave last, which may have had fewer steps."""
-    assert core.engine is not None, "asked of a run that has parameters"
-    db, exponent = core.writer._db, core.engine.run.staleness_exponent
+    db, exponent = core.registrar.writer._db, core.registrar.settings.staleness_exponent
     last: dict[tuple[int, str], float] = {}  # by fragment and honest learner, what it gave to its newest merge
     merges = db.execute("SELECT fragment, version, shares FROM merges ORDER BY fragment, version").fetchall()
     for fragment, version, text in merges:
@@ -189,7 +197,7 @@ def _check_shares(core: Core, honest: Sequence[str]) -> None:
 
 def _given(core: Core, fragment: int, version: int) -> dict[tuple[str, int, int], tuple[int, int]]:
     """Tokens and steps of the contributions to a merge, by learner, incarnation and number."""
-    rows = core.writer._db.execute(
+    rows = core.registrar.writer._db.execute(
         "SELECT learner, incarnation, seq, tokens, steps FROM contributions "
         "WHERE fragment=? AND version=? AND fate='merged'",
         (fragment, version),

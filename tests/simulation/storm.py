@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atoll_server.run.eviction import evict
-from atoll_server.run.pausing import pause
-
+from tests.simulation.books import shard_of
 from tests.simulation.training import STRIDE
 
 if TYPE_CHECKING:
@@ -97,8 +95,9 @@ class Storm:
     def _cancelled_checkpoint(self) -> None:
         """An operator asks for a snapshot and hangs up."""
         core, process = self._world.core, self._world.core_process
-        if core is not None and core.keeper is not None and process is not None and process.alive:
-            asked = process.start(core.keeper.take())
+        shard = shard_of(core)
+        if shard is not None and process is not None and process.alive:
+            asked = process.start(shard.snapshots.take())
             self._world.loop.after(self._rng.uniform(0.0, 0.03), asked.cancel)
 
     def _go_astray(self) -> None:
@@ -127,15 +126,15 @@ class Storm:
 
     def _tell(self, name: str, reason: str) -> None:
         core, process = self._world.core, self._world.core_process
-        if core is not None and process is not None and process.alive and name in core.roster.entries:
+        if core is not None and process is not None and process.alive and name in core.registrar.roster.entries:
             self._asked[name] += 1
             process.start(self._evicting(core, name, reason, self._asked[name]))
 
     async def _evicting(self, core: Core, name: str, reason: str, number: int) -> None:
-        checks, incarnation = self._world.checks, core.roster.entries[name].incarnation
+        checks, incarnation = self._world.checks, core.registrar.roster.entries[name].incarnation
         if not reason:
             checks.fenced_at.pop((name, incarnation), None)
-        await evict(core, name, reason)
+        await core.registrar.evict(name, reason)
         if not reason:
             self._let_in.add(name)  # the operator was told so: it is durable
         checks.note(f"{name} is evicted" if reason else f"{name} may come again")
@@ -160,7 +159,7 @@ class Storm:
             process.start(self._standing(core, reason))
 
     async def _standing(self, core: Core, reason: str) -> None:
-        await pause(core, reason)
+        await core.registrar.pause(reason)
         self._world.checks.paused = reason
         self._world.checks.note("the run is paused" if reason else "the run goes on")
 

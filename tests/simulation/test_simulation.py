@@ -115,7 +115,7 @@ import coverage
 measured = coverage.Coverage(branch=True, data_file=None, include=["*/atoll_server/rounds/syncer.py"])
 measured.start()
 from tests.simulation.seed import simulate
-for seed in range(20):
+for seed in range(25):
     simulate(seed)
 measured.stop()
 print(measured.report(show_missing=True))

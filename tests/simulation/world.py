@@ -16,12 +16,12 @@ from atoll_server.run.core import Core
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.status import status
 from atoll_server.settings import CoreSettings, Limits
-from atoll_server.shard.engine import Engine
+from atoll_server.shard.shard import Shard
 from atoll_server.storage.rows import SnapshotRow
 from atoll_wire import codec
 from atoll_wire.errors import UserError
 
-from tests.simulation.books import Violation
+from tests.simulation.books import Violation, shard_of, the_shard
 from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
@@ -126,7 +126,7 @@ class World:
                 return
             await asyncio.sleep(0.25)
             self.checks.always()
-            if turn % 4 == 0 and self.core is not None and self.core.engine is not None:
+            if turn % 4 == 0 and shard_of(self.core) is not None:
                 status(self.core)
             self._look()
 
@@ -198,16 +198,16 @@ class World:
             for island in self.islands.values():
                 island.training = False  # of one that was let in again since, too
             assert self.loop.now < deadline, self._stuck("did not come to rest")
-            engine = self.core.engine if self.core is not None else None
+            shard = shard_of(self.core)
             return (
-                engine is not None
-                and not engine.pending()
+                shard is not None
+                and not shard.pending()
                 and all(i.idle() for i in self.islands.values())
-                and all(len(i.tracks) == len(engine.fragments) for i in self.islands.values())
+                and all(len(i.tracks) == len(shard.fragments) for i in self.islands.values())
                 and all(
                     i.tracks[index].version == version
                     for i in self.islands.values()
-                    for index, version in engine.versions().items()
+                    for index, version in shard.versions().items()
                 )
                 and not self._leaks()
             )
@@ -227,11 +227,11 @@ class World:
             f"versions {[t.version for t in i.tracks]}"
             for i in self.islands.values()
         )
-        engine = self.core.engine if self.core is not None else None
+        shard = shard_of(self.core)
         core = (
             None
-            if engine is None
-            else (engine.versions(), [str(key) for each in engine.fragments.values() for key in each.held])
+            if shard is None
+            else (shard.versions(), [str(key) for each in shard.fragments.values() for key in each.held])
         )
         return f"{what}: {islands}; core {core}; leaks {self._leaks()}"
 
@@ -251,7 +251,7 @@ class World:
                 )
                 if up > down:
                     found.append(f"{front.process.name} has {up} calls of {method} for {down} of learners")
-        entries = self.core.roster.entries.values() if self.core is not None else ()
+        entries = self.core.registrar.roster.entries.values() if self.core is not None else ()
         return found + [
             f"the core has {len(e.streams)} streams of {e.name}" for e in entries if len(e.streams) > len(STANDING)
         ]
@@ -260,12 +260,12 @@ class World:
         """Every acknowledged contribution has its one fate, and the disk alone gives the same state again."""
         core = self.core
         assert core is not None
-        assert core.engine is not None, "at rest"
+        shard = the_shard(core)
         fates = self.checks.in_ledger(core)
         for name in self.checks.acknowledged:
             if name not in fates:
                 raise Violation(2, f"{name} has no fate at the end")
-        counts = core.engine.contributions.counts
+        counts = shard.contributions.counts
         if counts["accepted"] != counts["merged"] + counts["refused"]:
             raise Violation(2, f"the core's own sums do not add up: {counts}")
         self.checks.work_counted_once(core, self.names)
@@ -273,7 +273,7 @@ class World:
             self.counts["hostile contributions"] += self.hostile.sent
             trained = sum(tokens for (name, _), tokens in self.checks.trained.items() if name in self.names)
             check_influence(core, self.hostile, self.names, trained, self.loop.now)
-        before = checksums_of(core.engine)
+        before = checksums_of(shard)
         for island in self.islands.values():
             island.check_conservation()
         for island in self.islands.values():
@@ -284,17 +284,16 @@ class World:
             island.process.kill()  # what they trained since would be merged as soon as the core is back
         self.kill_core(power=True)
         self.start_core()
-        await self._guarded(lambda: self.core is not None and self.core.engine is not None)
+        await self._guarded(lambda: shard_of(self.core) is not None)
         assert self.core is not None
-        assert self.core.engine is not None
-        if checksums_of(self.core.engine) != before:
+        if checksums_of(the_shard(self.core)) != before:
             raise Violation(10, "the state after a restart differs")
         if self.record:
             assert self.core_process is not None
             self.counts["replays beside a core about to die"] += self.core_process.countdown is not None
             auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core's own may be about to die
             try:
-                again = restore(self.core.writer._db, DIRECTORY, auditor, from_start=True)
+                again = restore(self.core.registrar.writer._db, DIRECTORY, auditor, from_start=True)
             except UserError as error:
                 raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
             if {index: state.checksums() for index, state in again.states.items()} != before:
@@ -374,7 +373,7 @@ class World:
     async def _end_cleanly(self, core: Core) -> None:
         """As `server.serve` does at SIGTERM."""
         self.told_to_stop.clear()
-        core.happenings.close()
+        core.registrar.happenings.close()
         self.network.servers.pop(CORE, None)
         await core.stop()
         self.counts["clean ends"] += 1
@@ -391,8 +390,8 @@ class World:
     def _core_died(self, process: Process) -> None:
         self.counts["core crashes"] += 1
         self.checks.note(f"{process.name} dies")
-        if self.core is not None and self.core.keeper is not None:
-            self.snapshots = list(self.core.keeper.rows)
+        if (shard := shard_of(self.core)) is not None:
+            self.snapshots = list(shard.snapshots.rows)
         self.checks.core = self.core = None
         self.network.died(CORE)
         if self.stormy and self.rng.random() < 0.6:
@@ -488,6 +487,6 @@ class World:
         self.loop.after(self.gates.uniform(0.05, 1.5), self.start_front, gateway.name)
 
 
-def checksums_of(engine: Engine) -> dict[int, tuple[int, int, int]]:
+def checksums_of(shard: Shard) -> dict[int, tuple[int, int, int]]:
     """Of each fragment's durable state."""
-    return {index: fragment.state.checksums() for index, fragment in engine.fragments.items()}
+    return {index: fragment.state.checksums() for index, fragment in shard.fragments.items()}

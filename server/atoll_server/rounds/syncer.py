@@ -35,7 +35,9 @@ CATCHING_UP = 2.0  # times the pace
 class Syncer:
     """The state of all rounds; `on` takes an event with its time and returns what must be done, in order."""
 
-    def __init__(self, settings: RunSettings, fragments: Mapping[int, FragmentRounds], weigh: Weigh) -> None:
+    def __init__(
+        self, settings: RunSettings, fragments: Mapping[int, FragmentRounds], weigh: Weigh, *, paused: bool = False
+    ) -> None:
         """fragments: those of this shard, by their number in the run; only the syncer changes them."""
         self.settings = settings
         self.weigh = weigh
@@ -45,7 +47,7 @@ class Syncer:
         self.opened_at = 0.0  # the newest round
         self.quorum_s: float | None = None  # smoothed: opened -> K answered
         self.sync_s: float | None = None  # smoothed: closed -> adopted
-        self.paused = False  # by an operator: what is open closes, and nothing opens
+        self.paused = paused  # by an operator: what is open closes, and nothing opens
         self.looked_at = -math.inf  # when it was last decided what closes and opens
 
     def restore(self, members: Mapping[str, Member]) -> None:

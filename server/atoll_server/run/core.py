@@ -1,4 +1,4 @@
-"""A core process from start to stop: its directory, who may join, the first parameters, and then the engine."""
+"""A core process from start to stop: its directory, its registrar, and the shard that has the fragments."""
 
 from __future__ import annotations
 
@@ -8,34 +8,29 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Coroutine
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 from atoll_wire import allocator
-from atoll_wire import outer_pb2 as pb
 from atoll_wire.errors import SettingsError
-from atoll_wire.layout import Layout
 
 from atoll_server.access.audit_log import Acts
-from atoll_server.access.refusals import Refused, Status
+from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.restore import LEDGER, Restored, drop_damaged, restore
-from atoll_server.learners.registry import Entry, Roster, Speaker, unwanted
+from atoll_server.learners.registry import unwanted
 from atoll_server.merging import merge
 from atoll_server.rounds import events as ev
 from atoll_server.run.first_parameters import STAGING
 from atoll_server.run.memory_budget import parameters_of, too_much
+from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, RunSettings
-from atoll_server.shard.engine import Engine
-from atoll_server.shard.publications import HappeningLog
 from atoll_server.shard.resumption import take_up
-from atoll_server.shard.snapshotter import Keeper
+from atoll_server.shard.shard import Shard
 from atoll_server.storage import crash_points, database, ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.ledger_writer import LedgerWriter, with_room
-from atoll_server.storage.rows import LearnerRow
 from atoll_server.telemetry.happenings import Diary
 from atoll_server.telemetry.metrics import Metrics
 
@@ -49,29 +44,24 @@ STANDBY_S = 0.01  # between two looks whether the core that has the directory is
 
 
 class Core:
-    """One run in one directory. `given`: run settings from the command line; None means: as the run has it."""
+    """A core process: a directory, its registrar and one shard. given: run settings that the command line sets."""
 
     def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK) -> None:
-        self.settings, self._given, self.disk = settings, given, disk
-        self.metrics, self.acts, self.diary = Metrics(), Acts(None), Diary()
-        self.roster = Roster(settings.limits.learners)
-        self.run_id, self.generation, self.epoch = "", 0, 0
-        self.run = RunSettings()
-        self.engine: Engine | None = None
-        self.keeper: Keeper | None = None
-        self.layout: Layout | None = None  # of the run; before the first parameters, of the lease holder
-        self.happenings: HappeningLog
+        self.settings = settings
+        self.disk = disk
+        self.metrics = Metrics()
+        self.acts = Acts(None)
+        self.diary = Diary()
+        self.registrar = Registrar(settings.limits, RunClock())
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.started_at, self.clock = time.monotonic(), RunClock()
-        self.frozen_digest, self.initial_sha256 = "", ""
-        self.writer: LedgerWriter
+        self.started_at = time.monotonic()
+        self.damage = ""  # of a file, found while it serves
+        self.free_bytes: int | None = None  # of the directory's file system, once looked at
+        self.restore_s = 0.0  # from the start until it could serve
+        self._given = given
         self._unlock: Callable[[], None] | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._underway: set[asyncio.Task[Any]] = set()
-        self.damage = ""  # of a file, found while it serves
-        self.paused = ""  # by whom and why: the run stands
-        self.free_bytes: int | None = None  # of the directory's file system, once looked at
-        self.restore_s = 0.0  # from the start until it could serve
 
     # ------------------------------------------------------------------------------ start and stop
 
@@ -82,7 +72,8 @@ class Core:
         allocator.let_go_of_code("libllvmlite")  # 50 MiB that compile nothing any more
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
-        self.started_at, self.clock = time.monotonic(), RunClock()  # a standby may have waited for weeks
+        self.started_at = time.monotonic()
+        self.registrar.clock.set()  # a standby may have waited for weeks
 
     async def start(self) -> None:
         """Takes the directory if that is still to be done, brings the state back, and begins to keep house."""
@@ -91,24 +82,20 @@ class Core:
             await self.take_directory()
         db = await with_room(database.open_ledger, directory / LEDGER, self.disk)
         meta = await with_room(self._take_meta, db)
-        for row in ledger.learners(db):
-            self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
-            self.clock.begin_after(row.account["heard_at"])
-        self.roster.since = self.clock.now()
-        self.happenings = HappeningLog(self.settings.limits.happenings, self._current)
-        self.writer = LedgerWriter(db, self.fail)
+        self.registrar.take_up(meta, ledger.learners(db), LedgerWriter(db, self.fail))
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, directory, self.disk)
-            self.frozen_digest, self.initial_sha256 = meta["frozen_digest"], meta["initial_sha256"]
-            dropping = (db, directory, self.generation, restored.snapshots, self.disk)
+            dropping = (db, directory, self.registrar.generation, restored.snapshots, self.disk)
             damaged = await with_room(drop_damaged, *dropping)
-            self.begin(restored, db, damaged=damaged)
+            shard = self._shard(restored, damaged=damaged)
+            take_up(shard, db, restored, self.registrar.clock.now())
+            self.registrar.runs(restored.layout, [shard])
         crash_points.point("start.state restored")
-        if self.engine is not None:
-            for entry in self.roster.entries.values():
+        for shard in self.registrar.shards:
+            for entry in self.registrar.roster.entries.values():
                 if entry.evicted:  # the process before may have died in the middle of it
-                    self.engine.dispatch(ev.Gone(entry.name, unwanted(entry.evicted)))
-            self.engine.start()
+                    shard.dispatch(ev.Gone(entry.name, unwanted(entry.evicted)))
+            shard.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self._housekeeping.add_done_callback(self.watched)
         self.restore_s = time.monotonic() - self.started_at
@@ -142,46 +129,44 @@ class Core:
                 f"the run speaks protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it"
             )
         stored = RunSettings.model_validate(meta.get("settings", {}))
-        self.run = stored.changed(**self._given)
-        if "fingerprint" in meta and self.run.fragments != meta["fragments"]:
+        settled = stored.changed(**self._given)
+        if "fingerprint" in meta and settled.fragments != meta["fragments"]:
             raise SettingsError(
-                f"--fragments {self.run.fragments}: the run has {meta['fragments']} and cannot change them"
+                f"--fragments {settled.fragments}: the run has {meta['fragments']} and cannot change them"
             )
-        if "fingerprint" in meta and self.run.codec != stored.codec:
+        if "fingerprint" in meta and settled.codec != stored.codec:
             raise SettingsError(
-                f"--codec {self.run.codec.name.lower()}: the run uses {stored.codec.name.lower()}; begin a new run"
+                f"--codec {settled.codec.name.lower()}: the run uses {stored.codec.name.lower()}; begin a new run"
             )
         if reason := too_much(parameters_of(meta.get("tensors", ())), self.settings.memory_bytes):
             raise SettingsError(reason)
-        if stored.record and not self.run.record:
+        if stored.record and not settled.record:
             log.warning("the run is not recorded any more: payloads that two snapshots cover are deleted")
-        self.run_id = meta.setdefault("run", uuid.uuid4().hex[:16])
-        self.generation = meta.setdefault("generation", 1)
-        self.paused = meta.get("paused", "")
-        self.epoch = meta["epoch"] = meta.get("epoch", 0) + 1
-        meta["settings"] = self.run.model_dump(mode="json")
+        meta.setdefault("run", uuid.uuid4().hex[:16])
+        meta.setdefault("generation", 1)
+        meta["epoch"] = meta.get("epoch", 0) + 1
+        meta["settings"] = settled.model_dump(mode="json")
         with database.transaction(db):
             for key, value in meta.items():
                 ledger.put_meta(db, key, value)
         crash_points.point("start.epoch raised")
         return meta
 
-    def begin(self, restored: Restored, db: sqlite3.Connection | None, *, damaged: bool = False) -> None:
-        self.layout = restored.layout
-        engine = Engine(
-            self.settings, self.run, self.generation, restored, self.roster, self.happenings, self.writer,
-            self.metrics, self.fail, self.disk, self.clock.now,
+    def begin(self, restored: Restored) -> None:
+        """The first parameters are durable: the run has a shard from now on."""
+        shard = self._shard(restored, damaged=False)
+        shard.spool.prepare(self.registrar.generation, shard.fragments)
+        for entry in self.registrar.roster.entries.values():
+            if not entry.evicted:
+                shard.dispatch(ev.Joined(entry.name, entry.incarnation))
+        self.registrar.runs(restored.layout, [shard])
+
+    def _shard(self, restored: Restored, *, damaged: bool) -> Shard:
+        run = self.registrar
+        return Shard(
+            self.settings, run.settings, run.generation, restored, run.roster, run.happenings, run.writer,
+            self.metrics, self.fail, self.disk, run.clock.now, paused=bool(run.paused), damaged=damaged,
         )  # fmt: skip
-        engine.syncer.paused = bool(self.paused)  # before anything happens
-        if db is not None:
-            take_up(engine, db, restored, self.clock.now())
-        else:
-            engine.spool.prepare(self.generation, engine.fragments)
-            for entry in self.roster.entries.values():
-                if not entry.evicted:
-                    engine.dispatch(ev.Joined(entry.name, entry.incarnation))
-        self.keeper = Keeper(engine, restored.snapshots, damaged=damaged)
-        self.engine = engine
 
     async def stop(self) -> None:
         """A clean end: merges that run are finished, and a snapshot is taken. Raises what cannot be carried through."""
@@ -195,17 +180,18 @@ class Core:
     async def _close(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
-        if self.writer.full:
+        writer = self.registrar.writer
+        if writer.full:
             log.warning("the disk is full: a clean end waits for room; a SIGKILL would lose nothing either")
-        if self.engine is not None and self.keeper is not None:
-            await self.engine.stop()
-            await self.keeper.settled()
-            if self.keeper.stale():
-                await self._snapshot()
+        for shard in self.registrar.shards:
+            await shard.stop()
+            await shard.snapshots.settled()
+            if shard.snapshots.stale():
+                await self._snapshot(shard)
         if self._underway:
             await asyncio.wait(self._underway)
-        await self._write_accounts()
-        await self.writer.stop()
+        await self.registrar.save_accounts()
+        await writer.stop()
         assert self._unlock is not None, "it was started"
         self._unlock()
 
@@ -224,74 +210,28 @@ class Core:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            self.clock.look()
-            await self._write_accounts()
-            if self.engine is not None and self.keeper is not None:
+            self.registrar.clock.look()
+            await self.registrar.save_accounts()
+            for shard in self.registrar.shards:
                 self.free_bytes = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
-                self.engine.room(self.free_bytes)
-                self.engine.uploads.expire(time.monotonic())
-                if self.keeper.due():
-                    self.engine.spawn(self._snapshot())
+                shard.room(self.free_bytes)
+                shard.uploads.expire(time.monotonic())
+                if shard.snapshots.due():
+                    shard.spawn(self._snapshot(shard))
 
     def watched(self, task: asyncio.Task[None]) -> None:
         """The end of a task that should never end but by being cancelled."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
-    async def _snapshot(self) -> None:
-        assert self.keeper is not None, "a run without parameters has nothing to keep"
-        with contextlib.suppress(OSError):  # the keeper has said it
-            await self.keeper.take()
-
-    async def _write_accounts(self) -> None:
-        rows = [self.row(entry) for entry in self.roster.entries.values() if entry.dirty]
-        for entry in self.roster.entries.values():
-            entry.dirty = False
-        if rows:
-            await self.writer.commit(partial(_put_learners, rows=rows))
-
-    def row(self, entry: Entry) -> LearnerRow:
-        return LearnerRow(
-            entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted
-        )
-
-    def _current(self) -> pb.Current:
-        current = self.engine.current() if self.engine is not None else pb.Current()
-        current.paused.reason = self.paused
-        return current
-
-    # ------------------------------------------------------------------------------ learners
-
-    def session(self, session: pb.Session) -> Speaker:
-        """Whom a call comes from: the one way in for whatever has a session. Raises Refused."""
-        if session.run != self.run_id or session.generation != self.generation:
-            raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
-        return Speaker(self.roster.check(session.learner, session.incarnation, session.token), session.incarnation)
-
-    def versions(self) -> dict[int, int]:
-        """By fragment; none before the first parameters."""
-        return self.engine.versions() if self.engine is not None else {}
-
-    def settings_message(self) -> pb.RunSettings:
-        """What learners are told of the run's settings."""
-        return pb.RunSettings(
-            inner_steps=self.run.inner_steps,
-            fragments=len(self.layout.fragments) if self.layout is not None else self.run.fragments,
-            overlap_steps=self.run.overlap_steps,
-            codec=int(self.run.codec),  # type: ignore[arg-type]
-            max_staleness=self.run.max_staleness,
-            total_tokens=self.run.total_tokens,
-        )
+    async def _snapshot(self, shard: Shard) -> None:
+        with contextlib.suppress(OSError):  # the snapshotter has said it
+            await shard.snapshots.take()
 
     def turned_away(self, refused: Refused, learner: str) -> None:
         """Counts a refusal at the door."""
         self.metrics.contributions.labels("turned_away").inc()
-        if self.engine is not None:
-            self.engine.contributions.turn_away()
+        for shard in self.registrar.shards:
+            shard.contributions.turn_away()
         told = {"learner": learner[:80], "status": refused.status.value, "detail": refused.detail}
         log.warning("contribution turned away", **told)
-
-
-def _put_learners(db: sqlite3.Connection, rows: list[LearnerRow]) -> None:
-    for row in rows:
-        ledger.put_learner(db, row)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-import sqlite3
 import time
-from functools import partial
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 from atoll_wire import outer_pb2 as pb
@@ -20,23 +19,32 @@ from atoll_server.checkpoints import unshared_tensors
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_states
 from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors
 from atoll_server.learners.registry import Entry, Speaker
-from atoll_server.rounds import events as ev
 from atoll_server.run import first_parameters
-from atoll_server.run.core import PROTOCOL, Core
+from atoll_server.run.core import PROTOCOL
 from atoll_server.run.first_parameters import Lease, Staging, Turns
-from atoll_server.storage import crash_points, ledger
+from atoll_server.run.registrar import Registrar, Waiting
+from atoll_server.settings import CoreSettings
+from atoll_server.storage.disk import Disk
 
 log = structlog.get_logger()
 
 KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
 MOST_DIMENSIONS = 8
 
+Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
 
 class Joining:
-    """The way into one core's run."""
+    """The way into a run. begin: told when the first parameters are durable; underway: of `Core`."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(
+        self, run: Registrar, settings: CoreSettings, disk: Disk, begin: Callable[[Restored], None], underway: Underway
+    ) -> None:
+        self._run = run
+        self._settings = settings
+        self._disk = disk
+        self._begin = begin
+        self._underway = underway
         self._lease: Lease | None = None
         self._turns = Turns()
         self._initialising = asyncio.Lock()
@@ -50,62 +58,65 @@ class Joining:
                 Status.FAILED_PRECONDITION,
                 f"protocol {request.protocol} is not spoken here, {PROTOCOL} is: use the same atoll on both sides",
             )
-        if request.run and request.run != self._core.run_id:
-            raise Refused(
-                Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {self._core.run_id}"
-            )
+        run = self._run
+        if request.run and request.run != run.run_id:
+            raise Refused(Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {run.run_id}")
         entry, state = await self._let_in(request, tensors)
         if state == pb.JoinReply.STATE_CONFIRM:
             assert entry.challenge is not None, "it was asked to confirm just now"
-            return pb.JoinReply(state=state, run=self._core.run_id, token=entry.challenge[1])
-        token = entry.token
-        entry.dirty, incarnation = False, entry.incarnation
-        await self._core.writer.commit(partial(ledger.put_learner, row=self._core.row(entry)))
-        crash_points.point("join.row committed")
-        Speaker(entry, incarnation).still()
-        if self._core.engine is not None:
-            self._core.engine.uploads.fence(entry.name, incarnation)
-            self._core.engine.contributions.joined(entry.name)
-            self._core.engine.dispatch(ev.Joined(entry.name, incarnation))
-        assert self._core.layout is not None, "the first to join decides the layout"
+            return pb.JoinReply(state=state, run=run.run_id, token=entry.challenge[1])
+        token, incarnation = entry.token, entry.incarnation
+        await run.joined(entry)
+        assert run.layout is not None, "the first to join decides the layout"
         log.info("joined", learner=entry.name, incarnation=incarnation, region=entry.region, state=state)
         return pb.JoinReply(
-            state=state, run=self._core.run_id, generation=self._core.generation, epoch=self._core.epoch,
-            incarnation=incarnation, token=token, settings=self._core.settings_message(),
-            fingerprint=self._core.layout.fingerprint, versions=self._core.versions(),
-            run_tokens=self._core.roster.tokens(), struck_tokens=self._core.roster.struck_tokens(), retry_s=1.0,
-            log=self._core.happenings.number,
-        )  # fmt: skip
+            state=state,
+            run=run.run_id,
+            generation=run.generation,
+            epoch=run.epoch,
+            incarnation=incarnation,
+            token=token,
+            settings=run.settings_message(),
+            fingerprint=run.layout.fingerprint,
+            versions=run.versions(),
+            run_tokens=run.roster.tokens(),
+            struck_tokens=run.roster.struck_tokens(),
+            retry_s=1.0,
+            log=run.happenings.number,
+        )
 
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
     ) -> tuple[Entry, pb.JoinReply.State]:
         """Checks a model against the run's, and its name; before there are parameters, settles who sends them."""
-        core, now = self._core, time.monotonic()
+        run, now = self._run, time.monotonic()
         async with self._initialising:
-            free = core.engine is None and self._loading is None and self._free_for(request.learner, now)
+            free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
             layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
-            entry = core.roster.join(
+            entry = run.roster.join(
                 request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
-                request.proof, secrets.token_bytes(16), core.clock.now(), now,
+                request.proof, secrets.token_bytes(16), run.clock.now(), now,
             )  # fmt: skip
             if entry.nonce != request.nonce:
                 return entry, pb.JoinReply.STATE_CONFIRM
             if free:
-                core.layout, core.frozen_digest = layout, request.frozen_digest.hex()
+                run.propose(layout, request.frozen_digest.hex())
                 if self._lease is None or self._lease.entry is not entry or self._over(self._lease, now):
-                    turn_s = self._turns.took(entry.name, core.settings.limits.turn_s)
-                    self._lease = Lease(entry, now + core.settings.limits.lease_s, now + turn_s)
+                    turn_s = self._turns.took(entry.name, self._settings.limits.turn_s)
+                    self._lease = Lease(entry, now + self._settings.limits.lease_s, now + turn_s)
             speaker = Speaker(entry, entry.incarnation)
-            if core.engine is None and core.settings.init is not None:
-                await self._load(core.settings.init)
+            if self._waiting() and self._settings.init is not None:
+                await self._load(self._settings.init)
                 speaker.still()
-            if core.engine is not None:
+            if not self._waiting():
                 return entry, pb.JoinReply.STATE_READY
             if free:
                 return entry, pb.JoinReply.STATE_INITIALISE
             self._turns.waits(entry.name, now)
             return entry, pb.JoinReply.STATE_WAIT
+
+    def _waiting(self) -> bool:
+        return isinstance(self._run.state, Waiting)
 
     def _free_for(self, name: str, now: float) -> bool:
         """Whether a learner is given the lease, or has it."""
@@ -117,7 +128,7 @@ class Joining:
         return lease.over(now, self._turns.wanted(lease.entry.name, now))
 
     def _tensors(self, request: pb.JoinRequest) -> tuple[TensorSpec, ...]:
-        limits = self._core.settings.limits
+        limits = self._settings.limits
         if not 0 < len(request.tensors) <= limits.tensors:
             raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
         if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
@@ -144,47 +155,47 @@ class Joining:
 
     def _planned(self, tensors: tuple[TensorSpec, ...]) -> Layout:
         try:
-            return plan(tensors, self._core.run.fragments)
+            return plan(tensors, self._run.settings.fragments)
         except LayoutError as error:
             raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
 
     def _same_model(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> Layout:
         """The run's layout, if this model has it."""
-        assert self._core.layout is not None, "a lease or an engine comes with a layout"
-        difference = first_difference(self._core.layout.tensors, tensors)
+        assert self._run.layout is not None, "a lease or an engine comes with a layout"
+        difference = first_difference(self._run.layout.tensors, tensors)
         if difference is not None:
             raise Refused(
                 Status.FAILED_PRECONDITION, f'learner "{request.learner[:80]}" has another model: {difference}'
             )
-        if request.frozen_digest.hex() != self._core.frozen_digest:
+        if request.frozen_digest.hex() != self._run.frozen_digest:
             raise Refused(
                 Status.FAILED_PRECONDITION,
                 f'learner "{request.learner[:80]}" has other values in its frozen parameters: load those of this run, '
                 "or name what changes in each learner (a teacher) in Learner(unshared=)",
             )
-        return self._core.layout
+        return self._run.layout
 
     # ------------------------------------------------------------------------------ first parameters
 
     async def stage(self, speaker: Speaker, header: pb.InitialiseHeader) -> Staging:
         """Begins to take the first parameters from the holder of the lease. Raises Refused."""
         lease = self._held(speaker)
-        assert self._core.layout is not None, "a lease comes with a layout"
-        directory = self._core.settings.directory
-        first_parameters.check_room(self._core.settings, header.size_bytes, self._core.layout, self._core.disk)
-        made = await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._core.disk)
+        assert self._run.layout is not None, "a lease comes with a layout"
+        directory = self._settings.directory
+        first_parameters.check_room(self._settings, header.size_bytes, self._run.layout, self._disk)
+        made = await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._disk)
         lease.upload = made
         return made
 
     def came(self, speaker: Speaker, staging: Staging) -> None:
         """Bytes arrived: the holder is alive, if it still is the holder. Raises Refused."""
-        until = time.monotonic() + self._core.settings.limits.lease_s
+        until = time.monotonic() + self._settings.limits.lease_s
         self._held(speaker, staging).came(staging.received, until)
 
     def _held(self, speaker: Speaker, staging: Staging | None = None) -> Lease:
         """The lease of whoever speaks. staging: its upload, which must be its newest. Raises Refused."""
         speaker.still()
-        if self._core.engine is not None:
+        if not self._waiting():
             raise Refused(Status.UNAVAILABLE, "the run has its first parameters: join again and fetch them")
         lease = self._lease
         if lease is None or lease.entry is not speaker.entry:
@@ -198,16 +209,15 @@ class Joining:
         async with self._initialising:
             lease, entry = self._held(speaker, staging), speaker.entry
             try:
-                await self._accept(staging, speaker)
+                entry.account.bytes_whole += await self._accept(staging, speaker)
             except Refused:
                 lease.until = -math.inf  # whoever waits is next
                 raise
-            entry.account.bytes_whole += self._core.engine.initial.data.nbytes if self._core.engine is not None else 0
 
     async def _load(self, path: Path) -> None:
         """Once, however often learners ask meanwhile, and however soon they hang up: a large file takes its time."""
         if self._loading is None:
-            self._loading = self._core.underway(self._from_file(path))
+            self._loading = self._underway(self._from_file(path))
         try:
             await asyncio.shield(self._loading)
         finally:
@@ -215,13 +225,12 @@ class Joining:
                 self._loading = None
 
     async def _from_file(self, path: Path) -> None:
-        core, layout = self._core, self._core.layout
+        layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
-        directory = core.settings.directory
         try:
             size = (await asyncio.to_thread(path.stat)).st_size
-            first_parameters.check_room(core.settings, size, layout, core.disk)
-            staging = await asyncio.to_thread(first_parameters.stage_file, path, directory, core.disk)
+            first_parameters.check_room(self._settings, size, layout, self._disk)
+            staging = await asyncio.to_thread(first_parameters.stage_file, path, directory, self._disk)
             try:
                 await self._accept(staging)
             finally:
@@ -231,9 +240,9 @@ class Joining:
             log.error("first parameters refused", detail=text)
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
-    async def _accept(self, staging: Staging, speaker: Speaker | None = None) -> None:
-        """speaker: who sent it; None: it is the file of `--init`."""
-        layout, directory = self._core.layout, self._core.settings.directory
+    async def _accept(self, staging: Staging, speaker: Speaker | None = None) -> int:
+        """Returns the bytes of all tensors. speaker: the sender; None: it is the file of `--init`."""
+        layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)
         try:
@@ -243,24 +252,11 @@ class Joining:
         if speaker is not None:
             speaker.still()  # from here on it is under way to being durable
         await asyncio.to_thread(staging.publish, directory)
-        meta = {
-            "tensors": first_parameters.tensors_as_data(layout.tensors), "fragments": len(layout.fragments),
-            "fingerprint": layout.fingerprint.hex(), "frozen_digest": self._core.frozen_digest,
-            "initial_sha256": staging.sha256.hex(),
-            "settings": self._core.run.changed(fragments=len(layout.fragments)).model_dump(mode="json"),
-        }  # fmt: skip
-        await self._core.writer.commit(partial(_put_meta, meta=meta))
-        crash_points.point("initial.committed")
-        self._core.initial_sha256 = staging.sha256.hex()
-        self._core.run = self._core.run.changed(fragments=len(layout.fragments))
-        file = open_tensors(directory / INITIAL, self._core.disk)
-        self._core.begin(Restored(layout, file, states, {}, []), None)
+        await self._run.begin(layout, first_parameters.tensors_as_data(layout.tensors), staging.sha256.hex())
+        file = open_tensors(directory / INITIAL, self._disk)
+        self._begin(Restored(layout, file, states, {}, []))
         self._lease = None
         if speaker is None and (stale := unshared_tensors.warning(unshared_tensors.listed(file.metadata))):
             log.warning("the run begins with tensors that the run before did not share", detail=stale)
         log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))
-
-
-def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
-    for key, value in meta.items():
-        ledger.put_meta(db, key, value)
+        return file.data.nbytes

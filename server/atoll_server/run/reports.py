@@ -1,10 +1,9 @@
-"""What learners tell of themselves: how training goes, and that they leave."""
+"""What learners report: how training goes, what they decline, and what they adopted."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 
 import structlog
 from atoll_wire import outer_pb2 as pb
@@ -13,18 +12,16 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.accounts import Spent
 from atoll_server.learners.registry import Entry
 from atoll_server.rounds import events as ev
-from atoll_server.run.core import Core
-from atoll_server.shard.engine import Engine
-from atoll_server.storage import ledger
+from atoll_server.run.registrar import Registrar
+from atoll_server.shard.shard import Shard
 
 log = structlog.get_logger()
 
 MOST_REPORTED = 256  # declined rounds and adoptions in one report: a learner tells 128 of each at most
 
 
-def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
-    """Takes in a report. Raises Refused for counters that no training could reach."""
-    most = core.settings.limits.tokens
+def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None:
+    """Takes in a report. most: tokens or steps of a learner. Raises Refused for more than that."""
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps')
     if len(seen.declined) + len(seen.adopted) > MOST_REPORTED:
@@ -38,8 +35,8 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
         joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
     )  # fmt: skip
     entry.reports.saw(time.monotonic())
-    wall = core.clock.now()
-    entry.account.heard(wall, spent, core.roster.rates(wall).most(entry.name))
+    wall = run.clock.now()
+    entry.account.heard(wall, spent, run.roster.rates(wall).most(entry.name))
     if 2 * spent.tokens < seen.tokens and not entry.doubted:
         entry.doubted = True
         log.warning(
@@ -51,40 +48,25 @@ def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:
         entry.comeback, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
         first_step_s=seen.first_step_s,
     )  # fmt: skip
-    if core.engine is None:
-        return
-    core.engine.dispatch(ev.Heard(entry.name, spent.steps, seen.paused))
-    entry.account.step_time_s = core.engine.syncer.members[entry.name].step_time_s
-    _take_answers(core.engine, entry, seen)
+    for shard in run.shards:
+        shard.dispatch(ev.Heard(entry.name, spent.steps, seen.paused))
+        entry.account.step_time_s = shard.syncer.members[entry.name].step_time_s
+        _take_answers(shard, entry, seen)
 
 
-def _take_answers(engine: Engine, entry: Entry, seen: pb.Progress) -> None:
+def _take_answers(shard: Shard, entry: Entry, seen: pb.Progress) -> None:
     """Tells the syncer of rounds declined and versions adopted, each once: work is bounded by what there was to answer.
 
     Cycles and versions grow, so what is not above the newest one told of that fragment was told, or never was.
     """
-    rounds = engine.syncer.fragments
+    rounds = shard.syncer.fragments
     for declined in seen.declined:
         fragment, cycle = declined.fragment, declined.cycle
         if fragment in rounds and entry.declined.get(fragment, 0) < cycle <= rounds[fragment].cycle:
             entry.declined[fragment] = cycle
-            engine.dispatch(ev.Declined(entry.name, fragment, cycle, declined.reason[:200]))
+            shard.dispatch(ev.Declined(entry.name, fragment, cycle, declined.reason[:200]))
     for adopted in seen.adopted:
         fragment, version = adopted.fragment, adopted.version
         if fragment in rounds and entry.adopted.get(fragment, 0) < version <= rounds[fragment].version:
             entry.adopted[fragment] = version
-            engine.dispatch(ev.Adopted(entry.name, fragment, version))
-
-
-async def leave(core: Core, entry: Entry, last: pb.Progress | None) -> None:
-    """A clean good-bye: durable, so that it is not taken for lost after a restart."""
-    if last is not None:
-        progress(core, entry, last)
-    entry.account.left_at = core.clock.now()
-    entry.token = b""
-    await core.writer.commit(partial(ledger.put_learner, row=core.row(entry)))
-    if core.engine is not None:
-        core.engine.dispatch(ev.Gone(entry.name))
-    if not entry.token:  # nor did it join again meanwhile
-        entry.speaks(b"", Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
-    log.info("left", learner=entry.name, incarnation=entry.incarnation)
+            shard.dispatch(ev.Adopted(entry.name, fragment, version))

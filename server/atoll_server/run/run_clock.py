@@ -22,6 +22,10 @@ class RunClock:
         self._wall, self._began = time.time(), time.monotonic()
         self._jumped_s = 0.0
 
+    def set(self) -> None:
+        """Takes the machine's time again."""
+        self._wall, self._began = time.time(), time.monotonic()
+
     def now(self) -> float:
         """Never less than it was before."""
         return self._wall + (time.monotonic() - self._began)

@@ -58,7 +58,7 @@ class DoctorService(rpc.DoctorServicer):
             return None
 
     def _answer(self) -> pb.ProbeReply:
-        core = self._core
+        core = self._core.registrar
         return pb.ProbeReply(
             wall_s=time.time(), run=core.run_id, message_bytes=parts.MESSAGE_BYTES,
             fingerprint=core.layout.fingerprint if core.layout is not None else b"",

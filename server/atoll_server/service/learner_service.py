@@ -21,9 +21,9 @@ from atoll_server.learners.registry import Entry, Speaker
 from atoll_server.rpc.calls import Context, Wait, Waits, abort, let_go, wanted_frames
 from atoll_server.run.core import Core
 from atoll_server.run.joining import Joining
-from atoll_server.run.reports import leave, progress
-from atoll_server.shard.engine import Engine
+from atoll_server.run.reports import progress
 from atoll_server.shard.fragment import Fragment
+from atoll_server.shard.shard import Shard
 from atoll_server.storage.spool import Upload
 
 log = structlog.get_logger()
@@ -38,7 +38,8 @@ class OuterService(rpc.OuterServicer):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._joining = Joining(core)
+        self._run = core.registrar
+        self._joining = Joining(core.registrar, core.settings, core.disk, core.begin, core.underway)
         self._waits = Waits()
 
     def stop(self) -> None:
@@ -94,13 +95,13 @@ class OuterService(rpc.OuterServicer):
         """Tells what happens until the learner or this core goes."""
         try:
             speaker = self._session(context, request.session)
-            self._engine()
+            self._run.owner(0)
         except Refused as refused:
             await abort(context, refused)
         wait = Wait()  # not until this core stops: that is told as a happening
         try:
             with speaker.entry.stream(wait.end):
-                news = self._core.happenings.follow(speaker.entry.name, request.log, request.sequence)
+                news = self._run.happenings.follow(speaker.entry.name, request.log, request.sequence)
                 async with aclosing(news):
                     while (happening := await wait.next(news)) is not None:
                         yield happening
@@ -116,21 +117,21 @@ class OuterService(rpc.OuterServicer):
                 if request.ByteSize() > HEADER_BYTES:
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
-            speaker, engine = self._session(context, header.session), self._engine()
-            fragment = self._fragment(engine, header.fragment)
+            speaker = self._session(context, header.session)
+            shard, fragment = self._run.owner(header.fragment)
             version, rounds = fragment.version, fragment.rounds
-            answer = engine.uploads.offer(header, version, rounds, engine.run.max_staleness, time.monotonic())
+            answer = shard.uploads.offer(header, version, rounds, shard.run.max_staleness, time.monotonic())
             if isinstance(answer, Upload):
                 log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
-                engine.timeline.began(speaker.entry.name, header.fragment, header.cycle, time.monotonic())
+                shard.timeline.began(speaker.entry.name, header.fragment, header.cycle, time.monotonic())
                 yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
-                async with aclosing(self._frames(requests, wait, answer, speaker, header)) as told:
+                async with aclosing(self._frames(requests, wait, answer, speaker, header, shard)) as told:
                     async for have in told:
                         yield pb.PushReply(have=pb.Have(frames=have))
                 if not answer.whole():  # other streams of this contribution bring the rest
                     async with wait():
-                        await engine.uploads.ended(answer)
-                answer = await engine.uploads.complete(answer)
+                        await shard.uploads.ended(answer)
+                answer = await shard.uploads.complete(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
             self._core.turned_away(refused, header.session.learner)
@@ -139,17 +140,22 @@ class OuterService(rpc.OuterServicer):
             await let_go(requests)
 
     async def _frames(
-        self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload, speaker: Speaker, header: pb.PushHeader
+        self,
+        requests: AsyncIterator[Pushed],
+        wait: Wait,
+        upload: Upload,
+        speaker: Speaker,
+        header: pb.PushHeader,
+        shard: Shard,
     ) -> AsyncGenerator[list[int], None]:
         """Takes what a stream brings, until the upload is whole; tells what has come."""
-        engine = self._engine()
-        uploads, syncer = engine.uploads, engine.syncer
+        uploads, syncer = shard.uploads, shard.syncer
         came, told_at = list[int](), time.monotonic()
         while not upload.whole() and (request := await self._next(requests, wait, upload)) is not None:
             speaker.still()
             brought, now = frames.frames_in(request), time.monotonic()
             size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
-            self._core.metrics.moved(speaker.entry.region, "up", engine.run.codec, size_bytes)
+            self._core.metrics.moved(speaker.entry.region, "up", shard.run.codec, size_bytes)
             if header.asks_only:
                 raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
             if not 0 < len(brought) <= frames.TOGETHER:
@@ -167,10 +173,10 @@ class OuterService(rpc.OuterServicer):
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
         """Sends a published update, or a whole fragment at its current version."""
         try:
-            speaker, engine = self._session(context, request.session), self._engine()
-            fragment = self._fragment(engine, request.fragment)
+            speaker = self._session(context, request.session)
+            shard, fragment = self._run.owner(request.fragment)
             replies = self._whole if request.whole else self._update
-            async with aclosing(replies(engine, fragment, speaker.entry, request)) as them:
+            async with aclosing(replies(shard, fragment, speaker.entry, request)) as them:
                 async for reply in them:
                     speaker.still()
                     yield reply
@@ -178,11 +184,11 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def _update(
-        self, engine: Engine, fragment: Fragment, entry: Entry, request: pb.FetchRequest
+        self, shard: Shard, fragment: Fragment, entry: Entry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
         spans = fragment.place.frames
         wanted = wanted_frames(request, len(spans))
-        publication = engine.cache.get(request.fragment, request.version)
+        publication = shard.cache.get(request.fragment, request.version)
         if publication is None:
             raise Refused(
                 Status.NOT_FOUND,
@@ -191,7 +197,7 @@ class OuterService(rpc.OuterServicer):
         yield pb.FetchReply(
             header=pb.FetchHeader(
                 fragment=request.fragment, version=publication.version,
-                codec=int(engine.run.codec),  # type: ignore[arg-type]
+                codec=int(shard.run.codec),  # type: ignore[arg-type]
                 frames=len(publication.messages), size_bytes=publication.size_bytes, crc32c=publication.crc32c,
                 receipts=publication.receipts,
             )
@@ -203,15 +209,15 @@ class OuterService(rpc.OuterServicer):
             some, wanted = wanted[:count], wanted[count:]
             yield b"".join(publication.messages[index] for index in some)
             for index in some:
-                engine.sent(entry, publication.sizes[index], spans[index].length, whole=False)
+                shard.sent(entry, publication.sizes[index], spans[index].length, whole=False)
 
     async def _whole(
-        self, engine: Engine, fragment: Fragment, entry: Entry, request: pb.FetchRequest
+        self, shard: Shard, fragment: Fragment, entry: Entry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
         spans = fragment.place.frames
         wanted = wanted_frames(request, len(spans))
-        async with engine.readers.newest(fragment, None if request.header_only else entry.name) as state:
-            newest = engine.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
+        async with shard.readers.newest(fragment, None if request.header_only else entry.name) as state:
+            newest = shard.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
             crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
@@ -224,7 +230,7 @@ class OuterService(rpc.OuterServicer):
                 return
             for span in (spans[index] for index in wanted):
                 payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
-                engine.sent(entry, len(payload), span.length, whole=True)
+                shard.sent(entry, len(payload), span.length, whole=True)
                 yield frames.encode(span.index, crc32c(payload), payload)
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
@@ -237,7 +243,7 @@ class OuterService(rpc.OuterServicer):
             entry.reports.again(time.monotonic())
             with entry.stream(wait.end):
                 while told is not None:
-                    progress(self._core, entry, told)
+                    progress(self._run, self._core.settings.limits.tokens, entry, told)
                     told = await wait.next(requests)
             return pb.ReportReply()
         except Refused as refused:
@@ -250,7 +256,9 @@ class OuterService(rpc.OuterServicer):
         try:
             entry = self._session(context, request.session).entry
             last = request.last if request.HasField("last") else None
-            await asyncio.shield(asyncio.create_task(leave(self._core, entry, last)))
+            if last is not None:
+                progress(self._run, self._core.settings.limits.tokens, entry, last)
+            await asyncio.shield(asyncio.create_task(self._run.left(entry)))
             self._core.acts.moved("left", entry.name, incarnation=str(entry.incarnation))
             return pb.LeaveReply()
         except Refused as refused:
@@ -262,7 +270,7 @@ class OuterService(rpc.OuterServicer):
         """Whom a call comes from. Raises Refused."""
         try:
             caller(context).speaks_for(session.learner)
-            return self._core.session(session)
+            return self._run.session(session)
         except Refused as refused:
             self._note(context, refused, session.learner)
             raise
@@ -281,15 +289,3 @@ class OuterService(rpc.OuterServicer):
             return await wait.next(requests, patience_s, text)
         finally:
             upload.streams -= 1
-
-    def _engine(self) -> Engine:
-        if self._core.engine is None:
-            raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
-        return self._core.engine
-
-    def _fragment(self, engine: Engine, index: int) -> Fragment:
-        fragment = engine.fragments.get(index)
-        if fragment is None:
-            last = len(engine.layout.fragments) - 1
-            raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {index}: the run has 0 to {last}")
-        return fragment

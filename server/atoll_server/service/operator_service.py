@@ -22,11 +22,10 @@ from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import LEDGER, initial_states
 from atoll_server.rpc.calls import Context, abort, end
 from atoll_server.run.core import Core
-from atoll_server.run.eviction import evict
-from atoll_server.run.pausing import pause
 from atoll_server.service.status import list_rounds, status
 from atoll_server.shard.admission import MOST_NUMBER
 from atoll_server.shard.contributions import receipt_of
+from atoll_server.shard.shard import Shard
 from atoll_server.storage import ledger
 from atoll_server.storage.rows import ContributionRow, FateRow, SnapshotRow
 
@@ -58,6 +57,12 @@ class OperatorService(rpc.OperatorServicer):
             self._core.acts.note(act, operator=name, peer=who.peer, **what)
         return name
 
+    async def _shard(self, context: Context) -> Shard:
+        """The one of this process; ends the call while the run has no parameters."""
+        if not (shards := self._core.registrar.shards):
+            await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
+        return shards[0]
+
     async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """The run at this moment."""
         await self._may(context)
@@ -86,7 +91,7 @@ class OperatorService(rpc.OperatorServicer):
         act = "evict" if reason else "let in again"
         await self._may(context, act, learner=request.learner[:80], reason=reason, **what)
         try:
-            evicting = asyncio.create_task(evict(self._core, request.learner, reason, tokens))
+            evicting = asyncio.create_task(self._core.registrar.evict(request.learner, reason, tokens))
             await asyncio.shield(evicting)  # once it has begun, the operator's going away does not stop it half-way
             return pb.EvictReply()
         except Refused as refused:
@@ -97,14 +102,14 @@ class OperatorService(rpc.OperatorServicer):
         reason = request.reason[:LARGEST_REASON]
         name = await self._may(context, "pause" if reason else "resume", reason=reason)
         said = f"by {name or 'an operator'}: {reason}" if reason else ""
-        await asyncio.shield(asyncio.create_task(pause(self._core, said)))
+        await asyncio.shield(asyncio.create_task(self._core.registrar.pause(said)))
         return pb.PauseReply()
 
     async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsReply:
         """How the newest rounds went."""
         await self._may(context)
         try:
-            return list_rounds(self._core, request)
+            return list_rounds(self._core.registrar, request)
         except Refused as refused:
             await abort(context, refused)
 
@@ -121,16 +126,15 @@ class OperatorService(rpc.OperatorServicer):
     async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsReply:
         """Snapshots on disk, oldest first."""
         await self._may(context)
-        rows = self._core.keeper.rows if self._core.keeper is not None else []
+        rows = [row for shard in self._core.registrar.shards for row in shard.snapshots.rows]
         return pb.ListCheckpointsReply(checkpoints=[_checkpoint(row) for row in rows])
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
         """Takes a snapshot now."""
         await self._may(context, "take a checkpoint")
-        if self._core.keeper is None:
-            await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
+        shard = await self._shard(context)
         try:
-            return _checkpoint(await self._core.keeper.take())
+            return _checkpoint(await shard.snapshots.take())
         except OSError as error:
             text = f"the snapshot cannot be written ({error}): make room on the core's disk"
             await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -140,20 +144,18 @@ class OperatorService(rpc.OperatorServicer):
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
         """Streams the published model, as it is at this moment or as it began."""
         await self._may(context, "export the model")
-        engine = self._core.engine
-        if engine is None:
-            await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
+        shard = await self._shard(context)
         try:
             with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
                 async with contextlib.AsyncExitStack() as reading:  # not while it is streamed: merges need the room
                     if request.initial:
-                        states = await asyncio.to_thread(initial_states, engine.layout, engine.initial)
+                        states = await asyncio.to_thread(initial_states, shard.layout, shard.initial)
                     else:
                         states = {
-                            index: await reading.enter_async_context(engine.readers.newest(fragment))
-                            for index, fragment in engine.fragments.items()
+                            index: await reading.enter_async_context(shard.readers.newest(fragment))
+                            for index, fragment in shard.fragments.items()
                         }
-                    await asyncio.to_thread(write_checkpoint, file, engine.layout, engine.initial, states)
+                    await asyncio.to_thread(write_checkpoint, file, shard.layout, shard.initial, states)
                 file.seek(0)
                 while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     yield pb.ExportCheckpointReply(chunk=chunk)

@@ -82,9 +82,10 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             gauges.add_done_callback(core.watched)
             await public.begin()
             pulse.waits_for, metrics_port = "", scraped.port if scraped else None
-            log.info("serving", addresses=addresses, run=core.run_id, epoch=core.epoch, metrics_port=metrics_port)
+            which = {"run": core.registrar.run_id, "epoch": core.registrar.epoch}
+            log.info("serving", addresses=addresses, **which, metrics_port=metrics_port)
             audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
-            audit.begin(core.initial_sha256)
+            audit.begin(core.registrar.initial_sha256)
             with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
                 for address in addresses:
                     announce(address)
@@ -101,13 +102,13 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         if scraped:
             scraped.end()
         core.acts.close()
-    log.info("stopped", run=core.run_id)
+    log.info("stopped", run=core.registrar.run_id)
 
 
 def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
     """The learner that a session is of, if it is one of this core's."""
     try:
-        return core.session(session).entry.name
+        return core.registrar.session(session).entry.name
     except Refused:
         return None
 
@@ -139,7 +140,7 @@ async def _serve_until(
     finally:
         pulse.waits_for = "stopping"
         gauges.cancel()
-        core.happenings.close()
+        core.registrar.happenings.close()
         service.stop()
         await public.end(0 if core.failed.done() else GRACE_S)
     await core.stop()

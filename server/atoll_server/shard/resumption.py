@@ -1,4 +1,4 @@
-"""From the ledger back into an engine's memory: rounds, what waits, receipts, counters, and the room that is taken."""
+"""From the ledger back into an shard's memory: rounds, what waits, receipts, counters, and the room that is taken."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from atoll_server.rounds.events import Key
 from atoll_server.rounds.fragment_rounds import Pending
 from atoll_server.rounds.liveness import Member
 from atoll_server.shard.contributions import receipt_of
-from atoll_server.shard.engine import Engine
 from atoll_server.shard.publications import Publication
+from atoll_server.shard.shard import Shard
 from atoll_server.shard.snapshotter import covered
 from atoll_server.storage import ledger
 from atoll_server.storage.database import LedgerError
@@ -27,85 +27,83 @@ from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
 log = structlog.get_logger()
 
 
-def take_up(engine: Engine, db: sqlite3.Connection, restored: Restored, wall: float) -> None:
-    """Brings an engine to where the ledger left the run; before anybody connects. wall: seconds of the run's clock."""
-    entries = engine.roster.entries.values()
+def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: float) -> None:
+    """Brings an shard to where the ledger left the run; before anybody connects. wall: seconds of the run's clock."""
+    entries = shard.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
-    last = {index: ledger.last_merge(db, engine.generation, index) for index in engine.fragments}
+    last = {index: ledger.last_merge(db, shard.generation, index) for index in shard.fragments}
     cycles = {index: cycle for index, (cycle, _) in last.items()}
-    lines = list(ledger.tallies(db, engine.generation))
+    lines = list(ledger.tallies(db, shard.generation))
     for tally in lines:
-        engine.contributions.add(tally)
+        shard.contributions.add(tally)
         cycles[tally.fragment] = max(cycles[tally.fragment], tally.cycle)
-    _note_newest(engine, db, lines)
-    waiting: dict[int, list[tuple[Key, Pending]]] = {index: [] for index in engine.fragments}
-    for _, row, fate in ledger.came_after(db, engine.generation, max((tally.through for tally in lines), default=0)):
+    _note_newest(shard, db, lines)
+    waiting: dict[int, list[tuple[Key, Pending]]] = {index: [] for index in shard.fragments}
+    for _, row, fate in ledger.came_after(db, shard.generation, max((tally.through for tally in lines), default=0)):
         cycles[row.key.fragment] = max(cycles[row.key.fragment], row.cycle)
-        pending = _contribution(engine, row, fate)
+        pending = _contribution(shard, row, fate)
         if pending is not None:
             waiting[row.key.fragment].append((row.key, pending))
-    room = _room(engine, db, covered(restored.snapshots, engine.fragments))
-    deleted = engine.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
-    engine.spool.prepare(engine.generation, engine.fragments)
-    engine.spool.used_bytes = sum(size for path, size in room.items() if engine.disk.exists(path))
+    room = _room(shard, db, covered(restored.snapshots, shard.fragments))
+    deleted = shard.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
+    shard.spool.prepare(shard.generation, shard.fragments)
+    shard.spool.used_bytes = sum(size for path, size in room.items() if shard.disk.exists(path))
     for index, updates in restored.updates.items():
         for update in updates:
-            told = ledger.contributions(db, engine.generation, "AND fragment=? AND version=?", (index, update.version))
+            told = ledger.contributions(db, shard.generation, "AND fragment=? AND version=?", (index, update.version))
             receipts = tuple(receipt_of(fate) for _, fate in told)
-            engine.cache.add(index, replace(Publication.of(update), receipts=receipts))
+            shard.cache.add(index, replace(Publication.of(update), receipts=receipts))
     now = time.monotonic()
-    for index, fragment in engine.fragments.items():
-        for learner, norm, steps in ledger.latest_norms(db, engine.generation, index, fragment.norms.window):
+    for index, fragment in shard.fragments.items():
+        for learner, norm, steps in ledger.latest_norms(db, shard.generation, index, fragment.norms.window):
             fragment.norms.note(learner, norm, steps)
         _, at = last[index]
         fragment.published_at = None if at is None else now - max(0.0, wall - at)
         synced_at = now - max(0.0, wall - (at or 0.0))
-        ages = ledger.ages(db, engine.generation, index, engine.run.max_staleness + 1.0)
+        ages = ledger.ages(db, shard.generation, index, shard.run.max_staleness + 1.0)
         fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
-    engine.syncer.restore({entry.name: _member(entry, now) for entry in entries})
+    shard.syncer.restore({entry.name: _member(entry, now) for entry in entries})
     pending_count = sum(map(len, waiting.values()))
-    merges = sum(engine.versions().values())
+    merges = sum(shard.versions().values())
     log.info("state taken up", merges=merges, pending=pending_count, files_not_needed=deleted)
 
 
-def _note_newest(engine: Engine, db: sqlite3.Connection, lines: list[TallyRow]) -> None:
+def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) -> None:
     """What each learner sent last to each fragment, so that it is not taken twice."""
     newest = {(tally.learner, tally.fragment): tally for tally in sorted(lines, key=lambda tally: tally.incarnation)}
     for tally in newest.values():
         key = Key(tally.learner, tally.incarnation, tally.fragment, tally.seq)
-        found = ledger.contribution(db, engine.generation, key)
+        found = ledger.contribution(db, shard.generation, key)
         if found is None:
             raise LedgerError(f"the ledger lacks contribution {key}: restore a backup")
-        engine.uploads.note(found[0].digest, receipt_of(found[1]))
+        shard.uploads.note(found[0].digest, receipt_of(found[1]))
 
 
-def _room(engine: Engine, db: sqlite3.Connection, covered: dict[int, int]) -> dict[Path, int]:
+def _room(shard: Shard, db: sqlite3.Connection, covered: dict[int, int]) -> dict[Path, int]:
     """Every payload that stays, with the room that it takes from others."""
-    if engine.run.record:
-        rows = list(ledger.contributions(db, engine.generation, "AND fate<>'refused'"))
+    if shard.run.record:
+        rows = list(ledger.contributions(db, shard.generation, "AND fate<>'refused'"))
     else:
-        rows = list(ledger.contributions(db, engine.generation, "AND fate='pending'"))
+        rows = list(ledger.contributions(db, shard.generation, "AND fate='pending'"))
         for values in covered.items():
-            rows += ledger.contributions(
-                db, engine.generation, "AND fragment=? AND fate='merged' AND version>?", values
-            )
+            rows += ledger.contributions(db, shard.generation, "AND fragment=? AND fate='merged' AND version>?", values)
     return {
-        engine.spool.path(engine.generation, row.key):
+        shard.spool.path(shard.generation, row.key):
         0 if fate.fate == "merged" and fate.version <= covered[row.key.fragment] else row.size_bytes
         for row, fate in rows
     }  # fmt: skip
 
 
-def _contribution(engine: Engine, row: ContributionRow, fate: FateRow) -> Pending | None:
+def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> Pending | None:
     """Counts one; opens its payload if it waits for its merge."""
-    engine.contributions.accept(row)
-    engine.uploads.note(row.digest, receipt_of(fate))
+    shard.contributions.accept(row)
+    shard.uploads.note(row.digest, receipt_of(fate))
     if fate.fate != "pending":
-        engine.contributions.end(row, fate)
+        shard.contributions.end(row, fate)
         return None
     norms_sq = np.array(row.norms_sq, np.float64)
-    engine.contributions.hold(row, engine.spool.open(engine.generation, row.key, Codec(row.codec), norms_sq, row.scale))
+    shard.contributions.hold(row, shard.spool.open(shard.generation, row.key, Codec(row.codec), norms_sq, row.scale))
     return Pending(row.cycle, row.base_version, row.tokens, row.steps)
 
 

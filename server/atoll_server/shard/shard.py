@@ -34,6 +34,7 @@ from atoll_server.shard.contributions import Contributions, receipt_of, refusal_
 from atoll_server.shard.fragment import Fragment, Held
 from atoll_server.shard.publications import HappeningLog, Publication, UpdateCache
 from atoll_server.shard.readers import Readers
+from atoll_server.shard.snapshotter import Snapshotter
 from atoll_server.shard.uploads import Uploads
 from atoll_server.storage import crash_points, ledger
 from atoll_server.storage.disk import Disk
@@ -49,7 +50,7 @@ BYTES_A_PARAMETER = 12  # of a snapshot: theta, theta_pub, momentum
 UPDATES_KEPT = 0.4  # bytes a parameter at least: nearly one update of every fragment
 
 
-class Engine:
+class Shard:
     """A run that has parameters. Told by the service and by time."""
 
     def __init__(
@@ -65,8 +66,14 @@ class Engine:
         fail: Callable[[BaseException], None],
         disk: Disk,
         wall: Callable[[], float],
+        *,
+        paused: bool,
+        damaged: bool,
     ) -> None:
-        """fail: is told what could not be carried through; whoever runs the process ends it then. wall: its time."""
+        """fail: is told what could not be carried through, and ends the process. wall: seconds of the run's clock.
+
+        damaged: a snapshot was found damaged and given up.
+        """
         self._wall = wall
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
@@ -86,17 +93,17 @@ class Engine:
             for place in self.layout.fragments
         }  # fmt: skip
         rounds = {index: fragment.rounds for index, fragment in self.fragments.items()}
-        self.syncer = Syncer(run, rounds, merge.weight)
+        self.syncer = Syncer(run, rounds, merge.weight, paused=paused)
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
         norms = {index: fragment.norms for index, fragment in self.fragments.items()}
         self.uploads = Uploads(
             self.layout, run.codec, generation, self.spool, settings.limits, self.workers, norms, self
         )
-        self.unsaved_s = restored.replay_s  # of merging, beyond the newest snapshot
         self.readers = Readers(lambda: self.failed)
         self.contributions = Contributions(self.fragments, self.layout.parameters, roster, metrics)
         self.timeline = Timeline(metrics)
+        self.snapshots = Snapshotter(self, restored.snapshots, restored.replay_s, damaged=damaged)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -268,7 +275,7 @@ class Engine:
             fragment.state = merged.state
             if read:
                 self.readers.passed(fragment.index)
-            self.unsaved_s += took_s
+            self.snapshots.merged(took_s)
         self._publish(fragment, effect, publication, fates)
         crash_points.point("merge.published")
         self._forget(refused)
@@ -320,15 +327,24 @@ class Engine:
         """The published version of each fragment, by its number."""
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
-    def current(self) -> pb.Current:
-        """Everything that a follower must know to go on from here."""
-        open_rounds = [
+    def open_rounds(self) -> list[pb.RoundOpened]:
+        """As followers are told of them."""
+        return [
             pb.RoundOpened(fragment=index, cycle=fragment.rounds.cycle)
             for index, fragment in self.fragments.items()
             if fragment.rounds.phase is Phase.OPEN
         ]
-        tokens, struck = self.roster.tokens(), self.roster.struck_tokens()
-        return pb.Current(versions=self.versions(), open=open_rounds, run_tokens=tokens, struck_tokens=struck)
+
+    def joined(self, learner: str, incarnation: int) -> None:
+        """A process may speak for a name: what an older one left unfinished is dropped."""
+        self.uploads.fence(learner, incarnation)
+        self.contributions.joined(learner)
+        self.dispatch(ev.Joined(learner, incarnation))
+
+    def evicted(self, learner: str, incarnation: int, reason: str) -> None:
+        """A learner's uploads are dropped, and what waits of its work is refused."""
+        self.uploads.fence(learner, incarnation + 1)
+        self.dispatch(ev.Gone(learner, reason))
 
     def sent(self, entry: Entry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts what went down to a learner."""

@@ -1,0 +1,234 @@
+"""The run as one object: its names, sessions, accounts, pause, layout and run tokens. Shards own its fragments."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout
+
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.registry import Entry, Roster, Speaker, unwanted
+from atoll_server.rounds import events as ev
+from atoll_server.run.run_clock import RunClock
+from atoll_server.settings import Limits, RunSettings
+from atoll_server.shard.fragment import Fragment
+from atoll_server.shard.publications import HappeningLog
+from atoll_server.shard.shard import Shard
+from atoll_server.storage import crash_points, ledger
+from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.rows import LearnerRow
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The run has no parameters yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The run has parameters. shards: each fragment is one's."""
+
+    shards: tuple[Shard, ...]
+
+
+class Registrar:
+    """One run. Whatever it tells learners is durable first.
+
+    paused: by which operator and why; empty while the run goes on. layout: of the run; before there are parameters,
+    of the learner that may send them.
+    """
+
+    def __init__(self, limits: Limits, clock: RunClock) -> None:
+        self.clock = clock
+        self.roster = Roster(limits.learners)
+        self.happenings = HappeningLog(limits.happenings, self._current)
+        self.run_id = ""
+        self.generation = 0
+        self.epoch = 0
+        self.settings = RunSettings()
+        self.layout: Layout | None = None
+        self.frozen_digest = ""
+        self.initial_sha256 = ""
+        self.paused = ""
+        self.state: Waiting | Running = Waiting()
+        self.writer: LedgerWriter  # from `take_up` on
+
+    # ------------------------------------------------------------------------------ from and to the ledger
+
+    def take_up(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
+        """Goes on where the ledger left the run. Its shards come later, with `runs`."""
+        self.writer = writer
+        self.run_id = meta["run"]
+        self.generation = meta["generation"]
+        self.epoch = meta["epoch"]
+        self.settings = RunSettings.model_validate(meta["settings"])
+        self.paused = meta.get("paused", "")
+        self.frozen_digest = meta.get("frozen_digest", "")
+        self.initial_sha256 = meta.get("initial_sha256", "")
+        for row in learners:
+            self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
+            self.clock.begin_after(row.account["heard_at"])
+        self.roster.since = self.clock.now()
+
+    def propose(self, layout: Layout, frozen_digest: str) -> None:
+        """A learner may send the first parameters: its model is the run's, unless another one is asked instead."""
+        self.layout = layout
+        self.frozen_digest = frozen_digest
+
+    async def begin(self, layout: Layout, tensors: list[dict[str, Any]], sha256: str) -> None:
+        """Makes durable that the run has these first parameters."""
+        settings = self.settings.changed(fragments=len(layout.fragments))
+        meta = {
+            "tensors": tensors, "fragments": len(layout.fragments), "fingerprint": layout.fingerprint.hex(),
+            "frozen_digest": self.frozen_digest, "initial_sha256": sha256,
+            "settings": settings.model_dump(mode="json"),
+        }  # fmt: skip
+        await self.writer.commit(partial(_put_meta, meta=meta))
+        crash_points.point("initial.committed")
+        self.initial_sha256 = sha256
+        self.settings = settings
+
+    def runs(self, layout: Layout, shards: Iterable[Shard]) -> None:
+        """The run has parameters, and these shards."""
+        self.layout = layout
+        self.state = Running(tuple(shards))
+
+    async def save(self, entry: Entry) -> None:
+        """Makes a name durable as it is now."""
+        entry.dirty = False
+        await self.writer.commit(partial(ledger.put_learner, row=row_of(entry)))
+
+    async def save_accounts(self) -> None:
+        """Makes every account durable that changed since it was."""
+        rows = [row_of(entry) for entry in self.roster.entries.values() if entry.dirty]
+        for entry in self.roster.entries.values():
+            entry.dirty = False
+        if rows:
+            await self.writer.commit(partial(_put_learners, rows=rows))
+
+    # ------------------------------------------------------------------------------ shards
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """None while the run waits for its parameters."""
+        return self.state.shards if isinstance(self.state, Running) else ()
+
+    def tell(self, event: ev.Event) -> None:
+        """Tells every shard of what concerns all fragments."""
+        for shard in self.shards:
+            shard.dispatch(event)
+
+    def owner(self, fragment: int) -> tuple[Shard, Fragment]:
+        """The shard of a fragment, and the fragment. Raises Refused."""
+        for shard in self.shards:
+            if (found := shard.fragments.get(fragment)) is not None:
+                return shard, found
+        if isinstance(self.state, Waiting) or self.layout is None:
+            raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
+        last = len(self.layout.fragments) - 1
+        raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {last}")
+
+    def versions(self) -> dict[int, int]:
+        """By fragment; none before the first parameters."""
+        return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
+
+    def _current(self) -> pb.Current:
+        return pb.Current(
+            versions=self.versions(),
+            open=[opened for shard in self.shards for opened in shard.open_rounds()],
+            run_tokens=self.roster.tokens(),
+            struck_tokens=self.roster.struck_tokens(),
+            paused=pb.Paused(reason=self.paused),
+        )
+
+    # ------------------------------------------------------------------------------ learners and operators
+
+    def session(self, session: pb.Session) -> Speaker:
+        """The process that a call comes from: the one way in for everything that has a session. Raises Refused."""
+        if session.run != self.run_id or session.generation != self.generation:
+            raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
+        return Speaker(self.roster.check(session.learner, session.incarnation, session.token), session.incarnation)
+
+    def settings_message(self) -> pb.RunSettings:
+        """What learners are told of the run's settings."""
+        return pb.RunSettings(
+            inner_steps=self.settings.inner_steps,
+            fragments=len(self.layout.fragments) if self.layout is not None else self.settings.fragments,
+            overlap_steps=self.settings.overlap_steps,
+            codec=int(self.settings.codec),  # type: ignore[arg-type]
+            max_staleness=self.settings.max_staleness,
+            total_tokens=self.settings.total_tokens,
+        )
+
+    async def joined(self, entry: Entry) -> None:
+        """Makes durable that a process speaks for a name, and tells the shards. Raises Refused when it no longer does.
+
+        What its dead predecessor left unfinished is dropped.
+        """
+        incarnation = entry.incarnation
+        await self.save(entry)
+        crash_points.point("join.row committed")
+        Speaker(entry, incarnation).still()
+        for shard in self.shards:
+            shard.joined(entry.name, incarnation)
+
+    async def left(self, entry: Entry) -> None:
+        """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
+        entry.account.left_at = self.clock.now()
+        entry.token = b""
+        await self.save(entry)
+        self.tell(ev.Gone(entry.name))
+        if not entry.token:  # nor did it join again meanwhile
+            entry.speaks(b"", Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
+        log.info("left", learner=entry.name, incarnation=entry.incarnation)
+
+    async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
+        """Refuses what waits of a learner's work; what was merged stays merged. Without a reason it may join again.
+
+        tokens: what counts of all that it reported; None: what counted before. Schedules follow with the next update.
+        Raises Refused for an unknown name.
+        """
+        entry = self.roster.entries.get(name)
+        if entry is None:
+            raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
+        self.roster.evict(entry, reason, self.clock.now())
+        if tokens is not None:
+            self.roster.strike(entry, tokens)
+        await self.save(entry)
+        crash_points.point("eviction.committed")
+        if reason:
+            for shard in self.shards:
+                shard.evicted(name, entry.incarnation, unwanted(reason))
+        log.warning("evicted" if reason else "let in again", learner=name, reason=reason)
+
+    async def pause(self, reason: str) -> None:
+        """Durable, then told to every learner: a restarted core is still paused. Without a reason the run goes on."""
+        await self.writer.commit(partial(ledger.put_meta, key="paused", value=reason))
+        crash_points.point("pause.committed")
+        self.paused = reason
+        self.tell(ev.Paused(bool(reason)))
+        self.happenings.append(pb.Happening(paused=pb.Paused(reason=reason)))
+        log.warning("paused" if reason else "goes on", reason=reason)
+
+
+def row_of(entry: Entry) -> LearnerRow:
+    """A name as the ledger keeps it."""
+    return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
+
+
+def _put_learners(db: sqlite3.Connection, rows: list[LearnerRow]) -> None:
+    for row in rows:
+        ledger.put_learner(db, row)
+
+
+def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
+    for key, value in meta.items():
+        ledger.put_meta(db, key, value)
