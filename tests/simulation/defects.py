@@ -379,7 +379,7 @@ def a_dead_incarnations_acknowledged_work_is_dropped() -> Iterator[None]:
 
     def drop(self: syncer.Syncer, event: Any, now: float) -> None:
         joined(self, event, now)
-        for rounds in self.fragments:
+        for rounds in self.fragments.values():
             for key in [k for k in rounds.pending if k.learner == event.learner and k.incarnation < event.incarnation]:
                 del rounds.pending[key]
 
@@ -472,7 +472,7 @@ def momentum_is_lost_at_a_restart() -> Iterator[None]:
 
     def still(*values: Any) -> Any:
         states = load(*values)
-        for state in states:
+        for state in states.values():
             state.momentum[:] = 0
         return states
 

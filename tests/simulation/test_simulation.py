@@ -113,9 +113,10 @@ def test_the_same_seed_gives_the_same_run_in_another_process_too():
 COVERED = """
 import coverage
 measured = coverage.Coverage(branch=True, data_file=None, include=["*/atoll_server/rounds/syncer.py"])
+measured.exclude("case _:")  # a type error before it is a line that runs
 measured.start()
 from tests.simulation.seed import simulate
-for seed in range(25):
+for seed in range(20):
     simulate(seed)
 measured.stop()
 print(measured.report(show_missing=True))
