@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from atoll.agent.joining import tensor_message
 from atoll_server.access.refusals import Refused
-from atoll_server.service.learner_service import OuterService
-from atoll_server.settings import CoreSettings, Limits
+from atoll_server.run.joining import declared_tensors
+from atoll_server.settings import Limits
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import Codec, FrameError
@@ -95,10 +93,6 @@ class Layouts:
 
     row = 1
 
-    def __init__(self) -> None:
-        settings = CoreSettings.of(listen=("127.0.0.1:1",), directory=Path(), limits=LIMITS)
-        self._service = OuterService(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
-
     def one(self, rng: random.Random) -> bool:
         """One plan, which covers every parameter once, or a refusal."""
         tensors = [tensor_message(self._spec(rng, spec)) for spec in rng.sample(SPECS, rng.randrange(1, 4))]
@@ -111,7 +105,7 @@ class Layouts:
 
     def _feed(self, request: pb.JoinRequest, fragments: int) -> bool:
         try:
-            layout = plan(self._service._joining._tensors(request), fragments)
+            layout = plan(declared_tensors(request, LIMITS), fragments)
         except (Refused, LayoutError) as error:
             str(error).encode()  # as gRPC will
             return False

@@ -23,7 +23,7 @@ from atoll_server.run import first_parameters
 from atoll_server.run.core import PROTOCOL
 from atoll_server.run.first_parameters import Lease, Staging, Turns
 from atoll_server.run.registrar import Registrar, Waiting
-from atoll_server.settings import CoreSettings
+from atoll_server.settings import CoreSettings, Limits
 from atoll_server.storage.disk import Disk
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class Joining:
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinReply:
         """Makes a learner known; says whether it fetches, initialises, or waits. Raises Refused, state untouched."""
-        tensors = self._tensors(request)
+        tensors = declared_tensors(request, self._settings.limits)
         if request.protocol != PROTOCOL:
             raise Refused(
                 Status.FAILED_PRECONDITION,
@@ -126,32 +126,6 @@ class Joining:
 
     def _over(self, lease: Lease, now: float) -> bool:
         return lease.over(now, self._turns.wanted(lease.entry.name, now))
-
-    def _tensors(self, request: pb.JoinRequest) -> tuple[TensorSpec, ...]:
-        limits = self._settings.limits
-        if not 0 < len(request.tensors) <= limits.tensors:
-            raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
-        if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
-            raise Refused(Status.INVALID_ARGUMENT, f"{tied} names of tied tensors: at most {limits.tensors} are taken")
-        for tensor in request.tensors:
-            names = (tensor.name, *tensor.tied_names)
-            if (
-                max(len(name.encode()) for name in names) > limits.tensor_name_bytes
-                or len(tensor.shape) > MOST_DIMENSIONS
-            ):
-                raise Refused(
-                    Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions'
-                )
-            if tensor.kind not in KINDS:
-                raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
-        parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
-        if parameters > limits.parameters:
-            raise Refused(
-                Status.INVALID_ARGUMENT, f"{parameters} trainable parameters: at most {limits.parameters} are taken"
-            )
-        return tuple(
-            TensorSpec(t.name, tuple(t.shape), t.dtype, KINDS[t.kind], tuple(t.tied_names)) for t in request.tensors
-        )
 
     def _planned(self, tensors: tuple[TensorSpec, ...]) -> Layout:
         try:
@@ -260,3 +234,27 @@ class Joining:
             log.warning("the run begins with tensors that the run before did not share", detail=stale)
         log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))
         return file.data.nbytes
+
+
+def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpec, ...]:
+    """The trainable tensors of a learner, within the limits. Raises Refused."""
+    if not 0 < len(request.tensors) <= limits.tensors:
+        raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
+    if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:
+        raise Refused(Status.INVALID_ARGUMENT, f"{tied} names of tied tensors: at most {limits.tensors} are taken")
+    for tensor in request.tensors:
+        names = (tensor.name, *tensor.tied_names)
+        if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MOST_DIMENSIONS:
+            raise Refused(
+                Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions'
+            )
+        if tensor.kind not in KINDS:
+            raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
+    parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
+    if parameters > limits.parameters:
+        raise Refused(
+            Status.INVALID_ARGUMENT, f"{parameters} trainable parameters: at most {limits.parameters} are taken"
+        )
+    return tuple(
+        TensorSpec(t.name, tuple(t.shape), t.dtype, KINDS[t.kind], tuple(t.tied_names)) for t in request.tensors
+    )
