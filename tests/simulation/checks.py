@@ -252,7 +252,7 @@ class Checks:
             ("cached updates", engine.cache.size_bytes, engine.cache.limit_bytes),
             ("spool", engine.spool.used_bytes, limits.spool_bytes),
             ("faults of what is only shown", engine.timeline.faults, 0),
-            ("uploads", len(engine.uploads._growing), 2 * len(core.roster.entries) * len(engine.states)),
+            ("uploads", len(engine.uploads._underway), 2 * len(core.roster.entries) * len(engine.states)),
         )
         for what, have, most in bounds:
             if have > most:

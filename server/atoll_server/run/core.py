@@ -29,6 +29,7 @@ from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.engine import Engine
+from atoll_server.shard.intake import Intake
 from atoll_server.shard.publications import HappeningLog
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.snapshotter import Keeper
@@ -58,6 +59,7 @@ class Core:
         self.run_id, self.generation, self.epoch = "", 0, 0
         self.run = RunSettings()
         self.engine: Engine | None = None
+        self.intake: Intake | None = None
         self.keeper: Keeper | None = None
         self.layout: Layout | None = None  # of the run; before the first parameters, of the lease holder
         self.happenings: HappeningLog
@@ -181,7 +183,7 @@ class Core:
                 if not entry.evicted:
                     engine.dispatch(ev.Joined(entry.name, entry.incarnation))
         self.keeper = Keeper(engine, restored.snapshots, damaged=damaged)
-        self.engine = engine
+        self.engine, self.intake = engine, Intake(engine)
 
     async def stop(self) -> None:
         """A clean end: merges that run are finished, and a snapshot is taken. Raises what cannot be carried through."""

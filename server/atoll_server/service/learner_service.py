@@ -23,7 +23,9 @@ from atoll_server.run.core import Core
 from atoll_server.run.joining import Joining
 from atoll_server.run.reports import leave, progress
 from atoll_server.shard.engine import Engine
-from atoll_server.storage.spool import Upload
+from atoll_server.shard.intake import Intake
+from atoll_server.shard.upload_state import State
+from atoll_server.shard.uploads import Upload
 
 log = structlog.get_logger()
 
@@ -115,21 +117,21 @@ class OuterService(rpc.OuterServicer):
                 if request.ByteSize() > HEADER_BYTES:
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
-            speaker, engine = self._session(context, header.session), self._engine()
+            speaker, engine, intake = self._session(context, header.session), self._engine(), self._intake()
             self._fragment(engine, header.fragment)
-            version, rounds = engine.states[header.fragment].version, engine.syncer.fragments[header.fragment]
-            answer = engine.uploads.offer(header, version, rounds, engine.run.max_staleness, time.monotonic())
+            answer = intake.offer(header, time.monotonic())
             if isinstance(answer, Upload):
-                log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
+                have = sorted(answer.part.have)
+                log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(have))
                 engine.timeline.began(speaker.entry.name, header.fragment, header.cycle, time.monotonic())
-                yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
+                yield pb.PushReply(have=pb.Have(frames=have))
                 async with aclosing(self._frames(requests, wait, answer, speaker, header)) as told:
-                    async for have in told:
-                        yield pb.PushReply(have=pb.Have(frames=have))
-                if not answer.whole():  # other streams of this contribution bring the rest
+                    async for came in told:
+                        yield pb.PushReply(have=pb.Have(frames=came))
+                if answer.state is State.GROWING:  # other streams of this contribution bring the rest
                     async with wait():
-                        await engine.uploads.ended(answer)
-                answer = await engine.uploads.complete(answer)
+                        await answer.ended.wait()
+                answer = await intake.receipt(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
             self._core.turned_away(refused, header.session.learner)
@@ -140,22 +142,20 @@ class OuterService(rpc.OuterServicer):
     async def _frames(
         self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload, speaker: Speaker, header: pb.PushHeader
     ) -> AsyncGenerator[list[int], None]:
-        """Takes what a stream brings, until the upload is whole; tells what has come."""
-        engine = self._engine()
-        uploads, syncer = engine.uploads, engine.syncer
+        """Takes what a stream brings, until nothing more needs to come; tells what has come."""
+        codec_used, intake = self._engine().run.codec, self._intake()
         came, told_at = list[int](), time.monotonic()
-        while not upload.whole() and (request := await self._next(requests, wait, upload)) is not None:
+        while upload.state is State.GROWING and (request := await self._next(requests, wait, upload)) is not None:
             speaker.still()
             brought, now = frames.frames_in(request), time.monotonic()
             size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
-            self._core.metrics.moved(speaker.entry.region, "up", engine.run.codec, size_bytes)
+            self._core.metrics.moved(speaker.entry.region, "up", codec_used, size_bytes)
             if header.asks_only:
                 raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
             if not 0 < len(brought) <= frames.TOGETHER:
                 text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
                 raise Refused(Status.INVALID_ARGUMENT, text)
-            if await uploads.take(upload, brought, now):
-                syncer.uploading(speaker.entry.name, header.fragment, now)
+            await intake.take(upload, brought, now)
             came.extend(frame.index for frame in brought)
             if now > told_at + HEARD_S:
                 yield came
@@ -281,6 +281,11 @@ class OuterService(rpc.OuterServicer):
         if self._core.engine is None:
             raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
         return self._core.engine
+
+    def _intake(self) -> Intake:
+        self._engine()
+        assert self._core.intake is not None, "it comes with the engine"
+        return self._core.intake
 
     def _fragment(self, engine: Engine, fragment: int) -> None:
         count = len(engine.layout.fragments)
