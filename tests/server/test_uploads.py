@@ -211,15 +211,18 @@ def test_a_second_contribution_waits_while_the_first_becomes_durable(tmp_path):
     asyncio.run(run())
 
 
-def test_what_a_dead_incarnation_finishes_late_does_not_hide_the_newest_receipt(tmp_path):
+@pytest.mark.parametrize(("incarnation", "seq"), [(2, 1), (1, 2)])
+def test_what_is_finished_late_does_not_hide_a_newer_receipt_and_no_old_one_is_told(tmp_path, incarnation, seq):
     async def run() -> None:
         world = World(tmp_path)
         _, waiting = await world.finishing()
-        newer = pb.Receipt(learner="a", incarnation=2, fragment=0, seq=1, fate=pb.FATE_PENDING)
+        newer = pb.Receipt(learner="a", incarnation=incarnation, fragment=0, seq=seq, fate=pb.FATE_PENDING)
         world.uploads.note(b"digest of it", newer)
         world.ledger.may_commit.set()
-        await waiting
-        assert world.uploads.newest_receipt("a", 2, 0) == newer
+        with pytest.raises(Refused, match="was kept, and a newer one since") as refused:
+            await waiting
+        assert refused.value.status is Status.UNAVAILABLE
+        assert world.uploads.newest_receipt("a", incarnation, 0) == newer
 
     asyncio.run(run())
 

@@ -268,14 +268,10 @@ class OuterService(rpc.OuterServicer):
 
     async def _next(self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""
-        usual_s = upload.arrivals.patience_s() * (upload.streams + 1)  # gaps are learnt over all streams together
-        patience_s = min(usual_s, MOST_PATIENCE * self._core.settings.limits.upload_idle_s)
-        upload.streams += 1
-        try:
+        with upload.heard() as usual_s:
+            patience_s = min(usual_s, MOST_PATIENCE * self._core.settings.limits.upload_idle_s)
             text = f"no frame of {upload.key} came for {patience_s:.1f} s: go on with it"
             return await wait.next(requests, patience_s, text)
-        finally:
-            upload.streams -= 1
 
     def _engine(self) -> Engine:
         if self._core.engine is None:

@@ -1,4 +1,4 @@
-"""The path of a contribution, from its header to its receipt, top to bottom: offered, written, judged, kept.
+"""The path of a contribution from its header to its receipt, top to bottom: offered, written, judged, kept, told.
 
 `uploads` has the state of each upload, `part_file` its bytes. Nothing here holds state.
 """
@@ -66,7 +66,7 @@ class Intake:
             raise refused
 
     async def _write(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> Refused | None:
-        """Returns what the stream is told that brought the frames."""
+        """Returns what the stream that brought the frames is told."""
         engine, uploads = self._engine, self._engine.uploads
         try:
             new = await asyncio.get_running_loop().run_in_executor(engine.workers, upload.part.write, frames)
@@ -87,12 +87,7 @@ class Intake:
             engine.spawn(self._finish(upload))
         return None
 
-    async def receipt(self, upload: Upload) -> pb.Receipt:
-        """Waits until an upload is durable or refused; each of its streams may ask. Raises Refused."""
-        await upload.ended.wait()
-        return self._engine.uploads.receipt(upload)
-
-    # ------------------------------------------------------------------------------ whole, and then
+    # ------------------------------------------------------------------------------ judged, then kept or refused
 
     async def _finish(self, upload: Upload) -> None:
         """Judges a whole upload, makes it or its refusal durable, and lets its streams answer."""
@@ -100,7 +95,7 @@ class Intake:
         try:
             row, refusal = self._judge(upload)
             receipt = await (self._refuse(row, refusal) if refusal else self._keep(row, upload))
-        except Exception as error:  # of the disk, or ours: what is durable is not known
+        except Exception as error:  # of the disk, or of this program: what is durable is not known
             engine.fail(error)
             upload.stop(Refused(Status.UNAVAILABLE, "the core failed: it stops; try again later"))
             return
@@ -174,3 +169,10 @@ class Intake:
         log.warning("contribution refused", contribution=str(row.key), reason=reason)
         engine.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
         return receipt_of(fate)
+
+    # ------------------------------------------------------------------------------ acknowledged
+
+    async def receipt(self, upload: Upload) -> pb.Receipt:
+        """Waits until an upload is durable or refused; each of its streams may ask. Raises Refused."""
+        await upload.ended.wait()
+        return self._engine.uploads.receipt(upload)

@@ -7,7 +7,9 @@ touches what is here. Methods answer with values; `intake` acts on them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from atoll_wire import outer_pb2 as pb
@@ -49,11 +51,20 @@ class Upload:
     arrivals: Arrivals  # of its frames
     touched_at: float
     state: State = State.GROWING
-    streams: int = 0  # that bring it now
+    streams: int = 0  # that wait for a frame of it
     bad_values: str = ""  # why it will be refused with a receipt
     error: Refused | None = None  # why its streams get no receipt
-    receipt: pb.Receipt | None = None  # when it has ended with one
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # durable, dropped, or the core fails
+
+    @contextmanager
+    def heard(self) -> Iterator[float]:
+        """While a stream waits for its next frame: how long that may take, in seconds."""
+        patience_s = self.arrivals.patience_s() * (self.streams + 1)  # gaps are learnt over all streams together
+        self.streams += 1
+        try:
+            yield patience_s
+        finally:
+            self.streams -= 1
 
     def move(self, saw: Saw) -> None:
         """To the next state. Raises TransitionError."""
@@ -200,12 +211,13 @@ class Uploads:
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
         """The row of a whole upload is committed: its streams are told, and nothing can have decided on it since."""
-        key, upload.receipt = upload.key, receipt
         self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
             # Each has a row in the ledger for ever: at most one in a round, however soon the next is sent.
-            self._refused_in[key.learner, key.fragment] = upload.cycle
-        self._end(upload, Saw.REFUSED if receipt.fate == pb.FATE_REFUSED else Saw.KEPT)
+            self._refused_in[receipt.learner, receipt.fragment] = upload.cycle
+            self._end(upload, Saw.REFUSED)
+        else:
+            self._end(upload, Saw.KEPT)
 
     def _end(self, upload: Upload, saw: Saw) -> None:
         upload.move(saw)
@@ -241,13 +253,17 @@ class Uploads:
     # ------------------------------------------------------------------------------ receipts
 
     def receipt(self, upload: Upload) -> pb.Receipt:
-        """That of an upload that has ended, as it is by now. Raises Refused when it was given up."""
-        newest = self.newest_receipt(upload.key.learner, upload.key.incarnation, upload.key.fragment)
-        if newest is not None and newest.seq == upload.key.seq:
+        """That of an upload that has ended, as it is by now. Raises Refused: it was given up, or a newer one is known.
+
+        Never an older receipt: its fate may have been told since.
+        """
+        key = upload.key
+        newest = self.newest_receipt(key.learner, key.incarnation, key.fragment)
+        if newest is not None and newest.seq == key.seq:
             return newest
-        if upload.receipt is None:
-            raise upload.refused()
-        return upload.receipt
+        if upload.state is State.DURABLE:
+            raise Refused(Status.UNAVAILABLE, f"contribution {key} was kept, and a newer one since: ask for that")
+        raise upload.refused()
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
         """A contribution was made durable: the newest of its learner and fragment, unless a newer one is known."""
