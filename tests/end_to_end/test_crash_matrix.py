@@ -8,6 +8,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import atoll_server
 import grpc
 import pytest
 from atoll_server.cli.offline import read_run
@@ -43,8 +44,8 @@ def came_back_as_it_was(running: Core, directory) -> None:
 
 
 def test_every_place_is_in_the_code_and_none_is_forgotten():
-    sources = (Path(crash_points.__file__).parent).glob("*.py")
-    found = [name for path in sources for name in re.findall(r'crash\.point\("(.*?)"\)', path.read_text())]
+    sources = Path(atoll_server.__file__).parent.rglob("*.py")
+    found = [name for path in sources for name in re.findall(r'crash_points\.point\("(.*?)"\)', path.read_text())]
     assert sorted(set(found)) == sorted(crash_points.POINTS)
 
 

@@ -7,26 +7,24 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Set
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from atoll_server.access.refusals import Refused
-from atoll_server.merging.norm_guard import NormGuard
-from atoll_server.rounds.events import Key
-from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.shard.admission import check_header
-from atoll_server.shard.uploads import Uploads
-from atoll_server.storage.rows import ContributionRow
-from atoll_server.storage.spool import RECORD, Spool, Stored, Upload
+from atoll_server.shard.intake import Intake
+from atoll_server.shard.upload_state import State
+from atoll_server.shard.uploads import Upload
+from atoll_server.storage.rows import FateRow
+from atoll_server.storage.spool import RECORD
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
 
+from tests.bare_shard import Rows, bare_shard
 from tests.fuzz.decoders import LIMITS, SPECS
 from tests.fuzz.mutate import mutate_bytes, mutate_message, sometimes
 from tests.fuzz.payloads import unsound
@@ -37,53 +35,30 @@ MOST_BYTES = 1 << 20  # besides what came, and what is compared here
 # One fragment has two frames: they come in any order, twice, or not at all.
 LAYOUT = plan([*SPECS, TensorSpec("cut", (FRAME_PARAMETERS + 5000,), "float32", MergeKind.DIRECTION)], 2)
 LARGE, SMALL = sorted(LAYOUT.fragments, key=lambda fragment: -fragment.length)
-VERSION, CYCLE, MOST_STALENESS = 5, 7, 4
+VERSION, CYCLE = 5, 7
 
 
 class Door:
-    """Uploads into a directory, and books that keep everything they are given."""
+    """The intake of a shard whose ledger keeps everything that it is given."""
 
     row = 250
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._place, self._workers = place(), ThreadPoolExecutor(1)
-        self._spool = Spool(Path(self._place.name), LIMITS.spool_bytes, 1 << 16)
-        self._spool.prepare(1, range(len(LAYOUT.fragments)))
-        norms = {index: NormGuard(8, 100.0, 10.0) for index in range(len(LAYOUT.fragments))}
-        self._uploads = Uploads(LAYOUT, Codec.INT4, 1, self._spool, LIMITS, self._workers, norms, self)
-        self._cycles, self._sequence, self._kept = (
-            itertools.count(CYCLE),
-            itertools.count(1),
-            dict[Key, tuple[ContributionRow, Stored]](),
-        )
+        self._place = place()
+        self._failures: list[BaseException] = []
+        limits = LIMITS.model_copy(update={"norm_window": 8})
+        self._shard = bare_shard(Path(self._place.name), LAYOUT, limits, Rows(), self._failures)
+        for fragment in self._shard.fragments.values():
+            fragment.state.version = fragment.rounds.version = VERSION
+            fragment.rounds.ages = {VERSION: float(VERSION)}
+        self._intake, self._uploads, self._spool = Intake(self._shard), self._shard.uploads, self._shard.spool
+        self._cycles, self._sequence = itertools.count(CYCLE), itertools.count(1)
         rng = np.random.default_rng(0)
         self._sound = []
         for fragment in LAYOUT.fragments:
             vector = (rng.standard_normal(fragment.length) * 1e-3).astype(np.float32)
             self._sound.append([codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames])
-
-    async def keep(self, row: ContributionRow, stored: Stored) -> None:
-        self._kept[row.key] = row, stored
-
-    async def refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
-        key = row.key
-        return pb.Receipt(
-            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_REFUSED,
-            reason=reason,
-        )  # fmt: skip
-
-    def fail(self, error: BaseException) -> None:
-        raise error
-
-    def pending_bytes(self, _learner: str) -> int:
-        return 0
-
-    def weighed(self, _key, said):
-        return said
-
-    def present(self) -> Set[str]:
-        return set()
 
     def one(self, rng: random.Random) -> bool:
         """One contribution: acknowledged, or refused, or not whole."""
@@ -144,49 +119,50 @@ class Door:
         return taken
 
     async def _push(self, header: pb.PushHeader, frames: list[pb.Frame]) -> bool:
-        upload = self._uploads.offer(header, VERSION, FragmentRounds(VERSION, next(self._cycles)), MOST_STALENESS, 0.0)
+        self._shard.syncer.fragments[header.fragment].cycle = next(self._cycles)
+        upload = self._intake.offer(header, 0.0)
         if isinstance(upload, pb.Receipt):
             return True
         check_header(header, LAYOUT.fragments[header.fragment], Codec.INT4)
         for at in range(0, len(frames), 2):  # two in a message
-            if upload.whole():
+            if upload.state is not State.GROWING:
                 break
-            await self._uploads.take(upload, frames[at : at + 2], 0.0)
+            await self._intake.take(upload, frames[at : at + 2], 0.0)
             self._within(upload)
-        if not upload.whole():
+        if upload.state is State.GROWING:
             return False
-        receipt = await self._uploads.complete(upload)
+        receipt = await self._intake.receipt(upload)
         if receipt.fate == pb.FATE_PENDING:
             self._acknowledged(upload)
         return True
 
     def _within(self, upload: Upload) -> None:
         """No more on disk than was declared."""
-        assert upload.received_bytes <= upload.size_bytes
+        part = upload.part
+        assert part.received_bytes <= part.size_bytes
         with contextlib.suppress(FileNotFoundError):  # nothing came, or it is whole and has its final name
-            assert upload.part.stat().st_size <= upload.size_bytes + RECORD.size * upload.frames
+            assert part.path.stat().st_size <= part.size_bytes + RECORD.size * part.frames
 
     def _acknowledged(self, upload: Upload) -> None:
         """What was acknowledged can be merged: each frame is there, decodes, and has the norm that was noted."""
-        row, stored = self._kept.pop(upload.key)
-        out = np.empty(upload.fragment.length, np.float32)
-        for span in upload.fragment.frames:
-            codec.decode_frame(stored.payload(span.index), span, Codec.INT4, out)
-        stored.close()
+        key, fragment = upload.key, upload.part.fragment
+        held = self._shard.held(key)
+        out = np.empty(fragment.length, np.float32)
+        for span in fragment.frames:
+            codec.decode_frame(held.stored.payload(span.index), span, Codec.INT4, out)
         assert np.isfinite(out).all()
         found = float((out.astype(np.float64) ** 2).sum())
-        assert math.isclose(found, math.fsum(row.norms_sq), rel_tol=1e-6, abs_tol=1e-300)
-        key = upload.key
-        fate = pb.Receipt(
-            learner=key.learner, incarnation=1, fragment=key.fragment, seq=key.seq, fate=pb.FATE_MERGED, version=VERSION
-        )
-        self._uploads.decide(fate)
-        self._spool.delete(1, key, upload.size_bytes)
+        assert math.isclose(found, math.fsum(held.row.norms_sq), rel_tol=1e-6, abs_tol=1e-300)
+        self._shard._decide(FateRow(key, "merged", VERSION))
+        self._spool.delete(1, key, upload.part.size_bytes)
 
     def _sound_state(self) -> None:
-        growing: Any = self._uploads._growing.values()
-        assert self._spool.used_bytes == sum(upload.size_bytes for upload in growing), "room is taken for what grows"
-        assert len(self._uploads._growing) <= 2 * len(LAYOUT.fragments), "one of a learner and fragment"
+        if self._failures:
+            raise self._failures[0]
+        underway: Any = self._uploads._underway.values()
+        room = sum(upload.part.size_bytes for upload in underway)
+        assert self._spool.used_bytes == room, "room is taken for what is under way"
+        assert len(underway) <= 2 * len(LAYOUT.fragments), "one of a learner and fragment"
 
     def close(self) -> None:
         """Whatever was not whole is given up: nothing is left of it."""
@@ -195,7 +171,7 @@ class Door:
             self._uploads.expire(1e18)
 
         self._loop.run_until_complete(give_up())
-        self._workers.shutdown()
+        self._shard.workers.shutdown()
         assert self._spool.used_bytes == 0
         left = [path for path in Path(self._place.name).rglob("*") if path.is_file()]
         assert not left, left

@@ -13,10 +13,10 @@ from atoll_server.rounds.events import Key
 from atoll_server.storage import database, ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.part_file import ChecksumError, PartFile
 from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow
-from atoll_server.storage.spool import ChecksumError, Spool, SpoolError, SpoolFull, Upload
+from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
 from atoll_wire import codec
-from atoll_wire.arrivals import Arrivals
 from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec, FrameError
 from atoll_wire.frames import WireFrame
@@ -35,24 +35,10 @@ def frames() -> list[bytes]:
     return [codec.encode_frame(vector, span, Codec.INT4) for span in FRAGMENT.frames]
 
 
-def upload(spool: Spool, payloads: list[bytes], **changes) -> Upload:
+def part_file(spool: Spool, payloads: list[bytes], **changes) -> PartFile:
     table = [(len(p), crc32c(p)) for p in payloads]
-    fields = {
-        "frames": len(payloads),
-        "size_bytes": sum(map(len, payloads)),
-        "digest": codec.frames_digest(table),
-    } | changes
-    patience = Arrivals(5.0, 60.0)
-    return Upload(
-        KEY,
-        FRAGMENT,
-        Codec.INT4,
-        final=spool.path(1, KEY),
-        touched_at=0.0,
-        arrivals=patience,
-        kept=spool.kept,
-        **fields,
-    )
+    declared = {"size_bytes": sum(map(len, payloads)), "digest": codec.frames_digest(table)} | changes
+    return PartFile(KEY, FRAGMENT, Codec.INT4, final=spool.path(1, KEY), kept=spool.kept, **declared)
 
 
 @pytest.fixture
@@ -65,10 +51,10 @@ def spool(tmp_path) -> Spool:
 
 def test_frames_come_in_any_order_and_twice_and_are_read_back_by_index(spool):
     payloads = frames()
-    growing = upload(spool, payloads)
+    growing = part_file(spool, payloads)
     for index in (1, 0, 1):
-        growing.take([WireFrame(index, crc32c(payloads[index]), payloads[index])])
-    assert growing.whole()
+        growing.write([WireFrame(index, crc32c(payloads[index]), payloads[index])])
+    assert growing.complete
     assert growing.finish(np.zeros(1), 1.0).path == spool.path(1, KEY)
     stored = spool.open(1, KEY, Codec.INT4, np.zeros(1), 1.0)
     assert [stored.payload(index) for index in range(2)] == payloads
@@ -77,22 +63,22 @@ def test_frames_come_in_any_order_and_twice_and_are_read_back_by_index(spool):
 
 def test_a_frame_that_changed_on_its_way_can_be_sent_again(spool):
     payloads = frames()
-    growing = upload(spool, payloads)
+    growing = part_file(spool, payloads)
     with pytest.raises(ChecksumError, match="send it again"):
-        growing.take([WireFrame(0, crc32c(payloads[0]) ^ 1, payloads[0])])
-    growing.take([WireFrame(0, crc32c(payloads[0]), payloads[0])])
+        growing.write([WireFrame(0, crc32c(payloads[0]) ^ 1, payloads[0])])
+    growing.write([WireFrame(0, crc32c(payloads[0]), payloads[0])])
     assert set(growing.have) == {0}
 
 
 def test_more_or_other_bytes_than_declared_are_refused(spool):
     payloads = frames()
-    growing = upload(spool, payloads, size_bytes=len(payloads[0]))
-    growing.take([WireFrame(0, crc32c(payloads[0]), payloads[0])])
+    growing = part_file(spool, payloads, size_bytes=len(payloads[0]))
+    growing.write([WireFrame(0, crc32c(payloads[0]), payloads[0])])
     with pytest.raises(FrameError, match="more than"):
-        growing.take([WireFrame(1, crc32c(payloads[1]), payloads[1])])
-    other = upload(spool, payloads, digest=bytes(32))
+        growing.write([WireFrame(1, crc32c(payloads[1]), payloads[1])])
+    other = part_file(spool, payloads, digest=bytes(32))
     for index, payload in enumerate(payloads):
-        other.take([WireFrame(index, crc32c(payload), payload)])
+        other.write([WireFrame(index, crc32c(payload), payload)])
     with pytest.raises(FrameError, match="not those that its header declared"):
         other.check()
     growing.discard()
@@ -104,9 +90,9 @@ def test_more_or_other_bytes_than_declared_are_refused(spool):
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_damage_to_an_acknowledged_payload_is_found_and_named(spool, damage):
     payloads = frames()
-    growing = upload(spool, payloads)
+    growing = part_file(spool, payloads)
     for index, payload in enumerate(payloads):
-        growing.take([WireFrame(index, crc32c(payload), payload)])
+        growing.write([WireFrame(index, crc32c(payload), payload)])
     path = growing.finish(np.zeros(1), 1.0).path
     content = bytearray(path.read_bytes())
     if damage == "gone":

@@ -4,70 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import zstandard
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.merging.norm_guard import NormGuard
-from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.settings import Limits
-from atoll_server.shard.uploads import Uploads
+from atoll_server.shard.intake import Intake
+from atoll_server.shard.upload_state import State
 from atoll_server.storage.disk import Disk
-from atoll_server.storage.spool import Spool
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 
+from tests.bare_shard import Rows, bare_shard
+
 LAYOUT = plan([TensorSpec("w", (64, 64), "float32", MergeKind.DIRECTION)], 1)
 FRAGMENT = LAYOUT.fragments[0]
 PAYLOAD = codec.encode_frame(np.ones(FRAGMENT.length, np.float32), FRAGMENT.frames[0], Codec.INT4)
 
 
-LIMITS = Limits()
-
-
 class World:
-    """Uploads whose commit waits for `may_commit`."""
+    """One fragment; `committed` and `refused` are what the ledger was given."""
 
-    def __init__(self, directory, limits=LIMITS) -> None:
-        self.spool = Spool(directory, 1 << 30, 1 << 20)
-        self.spool.prepare(1, [0])
-        self.committed: list[object] = []
-        self.failures: list[BaseException] = []
-        self.refused: list[tuple[object, str]] = []
-        self.may_commit, self.at_commit = asyncio.Event(), asyncio.Event()
-        workers = ThreadPoolExecutor(2)
-        self.waiting_bytes = 0
-        self.norms = {0: NormGuard(8, 10.0, 2.0)}
-        self.uploads = Uploads(LAYOUT, Codec.INT4, 1, self.spool, limits, workers, self.norms, self)
+    def __init__(self, directory, **limits) -> None:
+        self.ledger, self.failures = Rows(), []
+        limits = Limits(norm_window=8, **limits)
+        self.shard = bare_shard(
+            directory, LAYOUT, limits, self.ledger, self.failures, fragments=1, norm_limit=10.0, clip_norm=2.0
+        )
+        self.intake, self.uploads, self.spool = Intake(self.shard), self.shard.uploads, self.shard.spool
 
-    def fail(self, error) -> None:
-        self.failures.append(error)
+    @property
+    def committed(self) -> list:
+        return [row for row, fate in self.ledger.rows if fate is None]
 
-    def pending_bytes(self, _learner) -> int:
-        return self.waiting_bytes
-
-    def weighed(self, _key, said):
-        return said
-
-    def present(self) -> set[str]:
-        return {"a"}
-
-    async def refuse(self, row, reason) -> pb.Receipt:
-        self.refused.append((row, reason))
-        return pb.Receipt(
-            learner=row.key.learner, incarnation=row.key.incarnation, fragment=row.key.fragment, seq=row.key.seq,
-            fate=pb.FATE_REFUSED, reason=reason, drop_outstanding=True,
-        )  # fmt: skip
-
-    async def keep(self, row, _stored) -> None:
-        self.at_commit.set()
-        await self.may_commit.wait()
-        self.committed.append(row.key)
+    @property
+    def refused(self) -> list:
+        return [(row, fate.reason) for row, fate in self.ledger.rows if fate is not None]
 
     def offer(self, *, seq: int = 1, incarnation: int = 1, cycle: int = 0, now_in: int = 3):
         header = pb.PushHeader(
@@ -75,18 +51,20 @@ class World:
             codec=pb.CODEC_INT4, frames=1, size_bytes=len(PAYLOAD),
             digest=codec.frames_digest([(len(PAYLOAD), crc32c(PAYLOAD))]),
         )  # fmt: skip
-        return self.uploads.offer(header, 0, FragmentRounds(version=0, cycle=now_in), 4, 0.0)
+        self.shard.syncer.fragments[0].cycle = now_in
+        return self.intake.offer(header, 0.0)
 
-    async def take(self, upload, payload: bytes = PAYLOAD) -> bool:
+    async def take(self, upload, payload: bytes = PAYLOAD) -> None:
         frame = pb.Frame(index=0, crc32c=crc32c(payload), payload=payload)
-        return await self.uploads.take(upload, [frame], 0.0)
+        await self.intake.take(upload, [frame], 0.0)
 
     async def finishing(self):
         """A whole upload on the way to its commit; returns it and the task that waits for its receipt."""
+        self.ledger.may_commit.clear()
         upload = self.offer()
         await self.take(upload)
-        waiting = asyncio.create_task(self.uploads.complete(upload))
-        await self.at_commit.wait()
+        waiting = asyncio.create_task(self.intake.receipt(upload))
+        await self.ledger.at_commit.wait()
         return upload, waiting
 
 
@@ -97,7 +75,7 @@ def test_garbage_on_another_stream_does_not_touch_an_upload_that_is_whole(tmp_pa
         with pytest.raises(Refused):
             await world.take(upload, b"garbage")
         assert world.spool.used_bytes == len(PAYLOAD)
-        world.may_commit.set()
+        world.ledger.may_commit.set()
         assert (await waiting).fate == pb.FATE_PENDING
         world.spool.delete(1, upload.key, len(PAYLOAD))
         assert (world.spool.used_bytes, world.failures) == (0, [])
@@ -109,13 +87,13 @@ def test_a_stream_that_is_cut_with_the_last_frame_leaves_a_whole_upload(tmp_path
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer()
-        other = asyncio.create_task(world.uploads.ended(upload))  # a stream that has sent its part
+        other = asyncio.create_task(upload.ended.wait())  # a stream that has sent its part
         cut = asyncio.create_task(world.take(upload))
         await asyncio.sleep(0)
         cut.cancel()  # while a worker writes the frame
-        world.may_commit.set()
+        world.ledger.may_commit.set()
         await other
-        assert (await world.uploads.complete(upload)).fate == pb.FATE_PENDING
+        assert (await world.intake.receipt(upload)).fate == pb.FATE_PENDING
         assert cut.cancelled(), "else nothing was cut"
 
     asyncio.run(run())
@@ -133,8 +111,8 @@ def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut
         cut = asyncio.create_task(world.take(upload))
         await asyncio.sleep(0)
         cut.cancel()
-        await world.uploads.ended(upload)
-        assert upload.given_up().status is Status.RESOURCE_EXHAUSTED
+        await upload.ended.wait()
+        assert upload.refused().status is Status.RESOURCE_EXHAUSTED
         assert world.offer() is not upload
         assert cut.cancelled(), "else nothing was cut"
 
@@ -144,12 +122,65 @@ def test_a_frame_that_cannot_be_written_ends_the_upload_though_its_stream_is_cut
 def test_what_nobody_foresaw_ends_the_core_and_is_not_in_the_way_for_ever(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
-        world.norms[0].enter = {}.__getitem__
+        world.shard.fragments[0].norms.enter = {}.__getitem__
         upload = world.offer()
         await world.take(upload)
-        with pytest.raises(Refused):
-            await world.uploads.complete(upload)
+        with pytest.raises(Refused, match="the core failed"):
+            await world.intake.receipt(upload)
         assert [type(failure) for failure in world.failures] == [TypeError]
+
+    asyncio.run(run())
+
+
+def test_after_a_failed_fsync_nothing_is_promised_and_nothing_is_begun_again(tmp_path):
+    class Lying(Disk):
+        def sync_directory(self, path):
+            raise OSError(errno.EIO, "lost")
+
+    async def run() -> None:
+        world = World(tmp_path)
+        world.spool.disk = Lying()
+        upload = world.offer()
+        await world.take(upload)
+        with pytest.raises(Refused, match="the core failed"):
+            await world.intake.receipt(upload)
+        assert (world.committed, world.refused, len(world.failures)) == ([], [], 1)
+        assert (upload.state, world.offer() is upload) == (State.WHOLE, True), "what the disk has is not known"
+        world.uploads.expire(1e9)
+        world.uploads.fence("a", 2)
+        assert world.spool.used_bytes == len(PAYLOAD)
+
+    asyncio.run(run())
+
+
+def test_a_contribution_that_grows_ends_when_its_learner_is_fenced_and_a_whole_one_does_not(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload, waiting = await world.finishing()
+        world.uploads.fence("a", 2)
+        world.ledger.may_commit.set()
+        assert (await waiting).fate == pb.FATE_PENDING
+        assert upload.state is State.DURABLE
+        growing = world.offer(incarnation=2)
+        world.uploads.fence("a", 3)
+        assert growing.state is State.DROPPED
+        with pytest.raises(Refused, match="given up"):
+            await world.intake.receipt(growing)
+
+    asyncio.run(run())
+
+
+def test_other_frames_than_were_declared_end_the_upload_for_all_its_streams(tmp_path):
+    async def run() -> None:
+        world = World(tmp_path)
+        upload = world.offer()
+        other = asyncio.create_task(world.intake.receipt(upload))
+        await world.take(upload, codec.encode_frame(np.full(FRAGMENT.length, 2, np.float32), FRAGMENT.frames[0], 3))
+        for stream in (other, world.intake.receipt(upload)):
+            with pytest.raises(Refused, match="not those that its header declared") as refused:
+                await stream
+            assert refused.value.status is Status.INVALID_ARGUMENT
+        assert (world.spool.used_bytes, world.ledger.rows) == (0, [])
 
     asyncio.run(run())
 
@@ -160,7 +191,7 @@ def test_nothing_is_acknowledged_before_its_row_is_committed(tmp_path):
         upload, waiting = await world.finishing()
         assert world.offer() is upload, "offered again it is an upload still, and no receipt"
         assert world.uploads.newest_receipt("a", 1, 0) is None
-        world.may_commit.set()
+        world.ledger.may_commit.set()
         await waiting
         assert world.offer().fate == pb.FATE_PENDING
 
@@ -174,21 +205,24 @@ def test_a_second_contribution_waits_while_the_first_becomes_durable(tmp_path):
         with pytest.raises(Refused, match="must wait: 1 is still pending") as refused:
             world.offer(seq=2)
         assert refused.value.status is Status.INVALID_ARGUMENT
-        world.may_commit.set()
+        world.ledger.may_commit.set()
         await waiting
 
     asyncio.run(run())
 
 
-def test_what_a_dead_incarnation_finishes_late_does_not_hide_the_newest_receipt(tmp_path):
+@pytest.mark.parametrize(("incarnation", "seq"), [(2, 1), (1, 2)])
+def test_what_is_finished_late_does_not_hide_a_newer_receipt_and_no_old_one_is_told(tmp_path, incarnation, seq):
     async def run() -> None:
         world = World(tmp_path)
         _, waiting = await world.finishing()
-        newer = pb.Receipt(learner="a", incarnation=2, fragment=0, seq=1, fate=pb.FATE_PENDING)
+        newer = pb.Receipt(learner="a", incarnation=incarnation, fragment=0, seq=seq, fate=pb.FATE_PENDING)
         world.uploads.note(b"digest of it", newer)
-        world.may_commit.set()
-        await waiting
-        assert world.uploads.newest_receipt("a", 2, 0) == newer
+        world.ledger.may_commit.set()
+        with pytest.raises(Refused, match="was kept, and a newer one since") as refused:
+            await waiting
+        assert refused.value.status is Status.UNAVAILABLE
+        assert world.uploads.newest_receipt("a", incarnation, 0) == newer
 
     asyncio.run(run())
 
@@ -201,7 +235,7 @@ def test_a_stream_whose_upload_was_given_up_is_told_so(tmp_path):
         with pytest.raises(Refused, match=r"given up: send it again.* kbit/s: .*--codec int4") as refused:
             await world.take(upload)
         assert refused.value.status is Status.UNAVAILABLE
-        assert await world.take(world.offer())
+        await world.take(world.offer())
 
     asyncio.run(run())
 
@@ -210,8 +244,11 @@ def test_a_frame_that_comes_again_is_no_sign_of_progress(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer()
-        assert await world.take(upload)
-        assert not await world.take(upload)
+        await world.take(upload)
+        uploading = world.shard.syncer.members["a"].uploading
+        assert uploading.pop(0) == 0.0
+        await world.take(upload)
+        assert uploading == {}
 
     asyncio.run(run())
 
@@ -220,11 +257,9 @@ def test_a_contribution_answers_the_round_that_it_names(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         upload = world.offer(cycle=3)
-        rows = []
-        world.keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
         await world.take(upload)
-        await world.uploads.complete(upload)
-        assert rows[0].cycle == 3
+        await world.intake.receipt(upload)
+        assert world.committed[0].cycle == 3
 
     asyncio.run(run())
 
@@ -234,11 +269,9 @@ def test_a_round_of_the_future_is_no_rounds_answer_and_may_be_offered_again(tmp_
         world = World(tmp_path)
         upload = world.offer(cycle=1 << 62)
         assert world.offer(cycle=2) is upload
-        rows = []
-        world.keep = lambda row, _stored: rows.append(row) or asyncio.sleep(0)
         await world.take(upload)
-        await world.uploads.complete(upload)
-        assert rows[0].cycle == 0
+        await world.intake.receipt(upload)
+        assert world.committed[0].cycle == 0
 
     asyncio.run(run())
 
@@ -247,10 +280,10 @@ def test_a_norm_far_from_what_is_usual_is_refused_with_a_receipt_and_gives_its_r
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
-            world.norms[0].note("b", 1e-3, 1)
+            world.shard.fragments[0].norms.note("b", 1e-3, 1)
         upload = world.offer()
         await world.take(upload)
-        receipt = await world.uploads.complete(upload)
+        receipt = await world.intake.receipt(upload)
         assert (receipt.fate, receipt.drop_outstanding) == (pb.FATE_REFUSED, True)
         assert world.offer() == receipt, "offered again it is answered again"
         ((row, reason),) = world.refused
@@ -266,11 +299,11 @@ def test_a_refused_contribution_is_followed_by_another_in_the_next_round_only(tm
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
-            world.norms[0].note("b", 1e-3, 1)
+            world.shard.fragments[0].norms.note("b", 1e-3, 1)
         for seq in range(1, 4):
             upload = world.offer(seq=seq, incarnation=seq, now_in=seq)
             await world.take(upload)
-            assert (await world.uploads.complete(upload)).fate == pb.FATE_REFUSED
+            assert (await world.intake.receipt(upload)).fate == pb.FATE_REFUSED
             for more in range(20):  # whatever it says that it answers, and whichever process speaks
                 with pytest.raises(Refused) as refused:
                     world.offer(seq=seq + 1 + more, incarnation=seq + more % 2, cycle=more % 4, now_in=seq)
@@ -284,13 +317,11 @@ def test_what_is_clipped_is_kept_with_its_scale(tmp_path):
     async def run() -> None:
         world = World(tmp_path)
         for _ in range(8):
-            world.norms[0].note("b", 64 / 4, 1)
-        kept = []
-        world.keep = lambda row, stored: kept.append((row, stored)) or asyncio.sleep(0)
+            world.shard.fragments[0].norms.note("b", 64 / 4, 1)
         upload = world.offer()
         await world.take(upload)
-        await world.uploads.complete(upload)
-        ((row, stored),) = kept
+        await world.intake.receipt(upload)
+        ((row, stored),) = [(held.row, held.stored) for held in world.shard.fragments[0].held.values()]
         assert (row.scale, stored.scale) == (pytest.approx(0.5, rel=0.05), row.scale)
 
     asyncio.run(run())
@@ -301,10 +332,12 @@ def test_values_that_are_not_finite_are_refused_with_a_receipt(tmp_path):
         world = World(tmp_path)
         content = bytearray(zstandard.decompress(PAYLOAD))
         content[-2:] = b"\xc0\x7f"  # the last scale is NaN
+        world.ledger.may_commit.clear()
         upload = world.offer()
-        assert await world.take(upload, zstandard.compress(bytes(content)))
-        assert upload.whole()
-        receipt = await world.uploads.complete(upload)
+        await world.take(upload, zstandard.compress(bytes(content)))
+        assert upload.state is State.WHOLE, "nothing more needs to come"
+        world.ledger.may_commit.set()
+        receipt = await world.intake.receipt(upload)
         assert receipt.fate == pb.FATE_REFUSED
         assert "NaN" in world.refused[0][1]
         assert world.spool.used_bytes == 0
@@ -314,12 +347,12 @@ def test_values_that_are_not_finite_are_refused_with_a_receipt(tmp_path):
 
 def test_a_learner_that_fills_its_quota_waits_and_others_do_not(tmp_path):
     async def run() -> None:
-        world = World(tmp_path, Limits(learner_spool_bytes=2 * len(PAYLOAD)))
-        world.waiting_bytes = 2 * len(PAYLOAD)
+        world = World(tmp_path, learner_spool_bytes=2 * len(PAYLOAD))
+        world.shard.contributions.pending_bytes["a"] = 2 * len(PAYLOAD)
         with pytest.raises(Refused, match="wait for their merge: try again later") as caught:
             world.offer()
         assert caught.value.status is Status.RESOURCE_EXHAUSTED
-        world.waiting_bytes = len(PAYLOAD)
+        world.shard.contributions.pending_bytes["a"] = len(PAYLOAD)
         world.offer()
 
     asyncio.run(run())

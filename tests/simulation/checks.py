@@ -257,7 +257,7 @@ class Checks:
             ("cached updates", shard.cache.size_bytes, shard.cache.limit_bytes),
             ("spool", shard.spool.used_bytes, limits.spool_bytes),
             ("faults of what is only shown", shard.timeline.faults, 0),
-            ("uploads", len(shard.uploads._growing), 2 * len(core.registrar.roster.entries) * len(shard.fragments)),
+            ("uploads", len(shard.uploads._underway), 2 * len(core.registrar.roster.entries) * len(shard.fragments)),
         )
         for what, have, most in bounds:
             if have > most:

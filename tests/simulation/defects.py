@@ -37,7 +37,7 @@ from atoll_server.rounds import fragment_rounds as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
-from atoll_server.shard import publications, reader_limits, shard, snapshotter, uploads
+from atoll_server.shard import intake, publications, reader_limits, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger, ledger_writer, rows
 from atoll_wire import outer_pb2 as pb
 
@@ -342,11 +342,11 @@ def receipts_dropped() -> Iterator[None]:
 def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
     """A contribution beyond what is usual is answered, and forgotten."""
 
-    async def at_once(self: shard.Shard, row: Any, reason: str) -> pb.Receipt:
-        fate = rows.FateRow(row.key, "refused", self.fragments[row.key.fragment].version, reason=reason, dropped=True)
-        return shard.receipt_of(fate)
+    async def at_once(self: intake.Intake, row: Any, reason: str) -> pb.Receipt:
+        version = self._shard.fragments[row.key.fragment].version
+        return intake.receipt_of(rows.FateRow(row.key, "refused", version, reason=reason, dropped=True))
 
-    with patch(shard.Shard, "refuse", at_once):
+    with patch(intake.Intake, "_refuse", at_once):
         yield
 
 
@@ -687,7 +687,7 @@ def nobody_looks_at_norms() -> Iterator[None]:
 @defect
 def what_is_declared_counts() -> Iterator[None]:
     """A contribution weighs what its learner says."""
-    with patch(shard.Shard, "weighed", lambda self, key, said: said):
+    with patch(intake.Intake, "_weighed", lambda self, key, said: said):
         yield
 
 

@@ -23,8 +23,10 @@ from atoll_server.run.core import Core
 from atoll_server.run.joining import Joining
 from atoll_server.run.reports import progress
 from atoll_server.shard.fragment import Fragment
+from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
-from atoll_server.storage.spool import Upload
+from atoll_server.shard.upload_state import State
+from atoll_server.shard.uploads import Upload
 
 log = structlog.get_logger()
 
@@ -118,20 +120,21 @@ class OuterService(rpc.OuterServicer):
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
             speaker = self._session(context, header.session)
-            shard, fragment = self._run.owner(header.fragment)
-            version, rounds = fragment.version, fragment.rounds
-            answer = shard.uploads.offer(header, version, rounds, shard.run.max_staleness, time.monotonic())
+            shard, _ = self._run.owner(header.fragment)
+            intake = Intake(shard)
+            answer = intake.offer(header, time.monotonic())
             if isinstance(answer, Upload):
-                log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(answer.have))
+                have = sorted(answer.part.have)
+                log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(have))
                 shard.timeline.began(speaker.entry.name, header.fragment, header.cycle, time.monotonic())
-                yield pb.PushReply(have=pb.Have(frames=sorted(answer.have)))
-                async with aclosing(self._frames(requests, wait, answer, speaker, header, shard)) as told:
-                    async for have in told:
-                        yield pb.PushReply(have=pb.Have(frames=have))
-                if not answer.whole():  # other streams of this contribution bring the rest
+                yield pb.PushReply(have=pb.Have(frames=have))
+                async with aclosing(self._frames(requests, wait, answer, speaker, intake, header)) as told:
+                    async for came in told:
+                        yield pb.PushReply(have=pb.Have(frames=came))
+                if answer.state is State.GROWING:  # other streams of this contribution bring the rest
                     async with wait():
-                        await shard.uploads.ended(answer)
-                answer = await shard.uploads.complete(answer)
+                        await answer.ended.wait()
+                answer = await intake.receipt(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
             self._core.turned_away(refused, header.session.learner)
@@ -145,24 +148,22 @@ class OuterService(rpc.OuterServicer):
         wait: Wait,
         upload: Upload,
         speaker: Speaker,
+        intake: Intake,
         header: pb.PushHeader,
-        shard: Shard,
     ) -> AsyncGenerator[list[int], None]:
-        """Takes what a stream brings, until the upload is whole; tells what has come."""
-        uploads, syncer = shard.uploads, shard.syncer
+        """Takes what a stream brings, until nothing more needs to come; tells what has come."""
         came, told_at = list[int](), time.monotonic()
-        while not upload.whole() and (request := await self._next(requests, wait, upload)) is not None:
+        while upload.state is State.GROWING and (request := await self._next(requests, wait, upload)) is not None:
             speaker.still()
             brought, now = frames.frames_in(request), time.monotonic()
             size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
-            self._core.metrics.moved(speaker.entry.region, "up", shard.run.codec, size_bytes)
+            self._core.metrics.moved(speaker.entry.region, "up", upload.part.codec, size_bytes)
             if header.asks_only:
                 raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
             if not 0 < len(brought) <= frames.TOGETHER:
                 text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
                 raise Refused(Status.INVALID_ARGUMENT, text)
-            if await uploads.take(upload, brought, now):
-                syncer.uploading(speaker.entry.name, header.fragment, now)
+            await intake.take(upload, brought, now)
             came.extend(frame.index for frame in brought)
             if now > told_at + HEARD_S:
                 yield came
@@ -281,11 +282,7 @@ class OuterService(rpc.OuterServicer):
 
     async def _next(self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""
-        usual_s = upload.arrivals.patience_s() * (upload.streams + 1)  # gaps are learnt over all streams together
-        patience_s = min(usual_s, MOST_PATIENCE * self._core.settings.limits.upload_idle_s)
-        upload.streams += 1
-        try:
+        with upload.heard() as usual_s:
+            patience_s = min(usual_s, MOST_PATIENCE * self._core.settings.limits.upload_idle_s)
             text = f"no frame of {upload.key} came for {patience_s:.1f} s: go on with it"
             return await wait.next(requests, patience_s, text)
-        finally:
-            upload.streams -= 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,7 +21,6 @@ from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
 
 from atoll_server.checkpoints.restore import Restored
-from atoll_server.learners.plausibility import Declared, weighed
 from atoll_server.learners.registry import Entry, Roster
 from atoll_server.merging import merge
 from atoll_server.merging.norm_guard import NormGuard
@@ -40,7 +39,7 @@ from atoll_server.storage import crash_points, ledger
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow
-from atoll_server.storage.spool import Spool, Stored
+from atoll_server.storage.spool import Spool
 from atoll_server.telemetry.metrics import Metrics
 from atoll_server.telemetry.timeline import Timeline
 
@@ -74,7 +73,7 @@ class Shard:
 
         damaged: a snapshot was found damaged and given up.
         """
-        self._wall = wall
+        self.wall = wall
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
         self.initial = restored.initial
@@ -96,10 +95,7 @@ class Shard:
         self.syncer = Syncer(run, rounds, merge.weight, paused=paused)
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
-        norms = {index: fragment.norms for index, fragment in self.fragments.items()}
-        self.uploads = Uploads(
-            self.layout, run.codec, generation, self.spool, settings.limits, self.workers, norms, self
-        )
+        self.uploads = Uploads(self.layout, run.codec, generation, self.spool, settings.limits, self.workers)
         self.readers = Readers(lambda: self.failed)
         self.contributions = Contributions(self.fragments, self.layout.parameters, roster, metrics)
         self.timeline = Timeline(metrics)
@@ -175,57 +171,10 @@ class Shard:
 
     # ------------------------------------------------------------------------------ contributions
 
-    async def keep(self, row: ContributionRow, stored: Stored) -> None:
-        """The payload is on disk: commit the row, then count on it."""
-        await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row))
-        crash_points.point("contribution.committed")
-        self.contributions.accept(row)
-        self.contributions.hold(row, stored)
-        self.dispatch(ev.Contributed(row.key, row.cycle, row.base_version, row.tokens, row.steps))
-
-    async def refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
-        """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
-        fate = FateRow(row.key, "refused", self.fragments[row.key.fragment].version, reason=reason, dropped=True)
-        await self.writer.commit(partial(ledger.add_contribution, generation=self.generation, row=row, fate=fate))
-        crash_points.point("contribution.refused")
-        self.contributions.accept(row)
-        self.contributions.end(row, fate)
-        log.warning("contribution refused", contribution=str(row.key), reason=reason)
-        self.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
-        return receipt_of(fate)
-
     def room(self, free_bytes: int) -> None:
         """What the disk has free now: a snapshot and the ledger must still find room when all uploads are here."""
         kept = self.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self.layout.parameters
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
-
-    def weighed(self, key: ev.Key, said: Declared) -> Declared:
-        """What counts of the tokens and steps that a contribution declares."""
-        entry, wall = self.roster.entries[key.learner], self._wall()
-        dead = key.incarnation != entry.incarnation and entry.account.past
-        spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
-        rates = self.roster.rates(wall)
-        tokens = spent.tokens
-        if not dead:  # they may have been held back until a moment ago
-            tokens, _ = spent.tokens_counted(spent.said_tokens, rates.most(key.learner), wall)
-        reported = Declared(tokens, spent.steps)
-        unheard_s = max(0.0, wall - (spent.grown_at or spent.joined_at))
-        rate, usual = rates.of(key.learner), rates.usual(key.learner)
-        counts = weighed(said, reported, self.contributions.given(key), unheard_s, rate, usual)
-        if counts != said:
-            self.metrics.contributions.labels("clamped").inc()
-            told = {"tokens": said.tokens, "steps": said.steps, "counted": counts}
-            log.warning("a contribution declares more than its learner can have trained", learner=key.learner, **told)
-        return counts
-
-    def present(self) -> Set[str]:
-        """Learners that may be expected to contribute."""
-        now = time.monotonic()
-        return {name for name, member in self.syncer.members.items() if member.expected(now)}
-
-    def pending_bytes(self, learner: str) -> int:
-        """Of a learner's acknowledged contributions that have no fate yet."""
-        return self.contributions.pending_bytes[learner]
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
         """A fate is durable: memory follows, and the learner can be told."""

@@ -1,37 +1,30 @@
-"""Contributions on their way in: admission, reservations, frames, and the acknowledgement.
+"""All uploads of a shard that are not yet durable, and the newest receipt of each learner and fragment.
 
-Frames of one contribution may come over several streams at a time; whichever brings the last one makes the upload
-whole, and all of them are given the same receipt.
+Frames of one contribution may come over several streams at a time; they share one `Upload`. The event loop alone
+touches what is here. Methods answer with values; `intake` acts on them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.codec import Codec, FrameError, NotFiniteError
-from atoll_wire.frames import WireFrame
+from atoll_wire.codec import Codec, FrameError
 from atoll_wire.layout import Layout
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.plausibility import Declared
-from atoll_server.merging.merge import LARGEST_NORM, norms_sq
-from atoll_server.merging.norm_guard import NormGuard
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.settings import Limits
 from atoll_server.shard.admission import check_age, check_header, declared
-from atoll_server.storage.rows import ContributionRow
-from atoll_server.storage.spool import ChecksumError, Spool, SpoolFull, Stored, Upload
+from atoll_server.shard.upload_state import Saw, State, after
+from atoll_server.storage.part_file import PartFile
+from atoll_server.storage.spool import Spool, SpoolFull
 
 LEAST_PATIENCE_S = 5.0  # with the next frame of a stream; at most as long as its reservation lasts
 
@@ -44,233 +37,233 @@ class Decided:
     receipt: pb.Receipt
 
 
-class Books(Protocol):
-    """Where a contribution that is whole is entered: the engine."""
+@dataclass(slots=True, eq=False)
+class Upload:
+    """One contribution on its way in.
 
-    async def keep(self, row: ContributionRow, stored: Stored) -> None:
-        """Makes the row durable and tells the syncer; awaited before anybody is acknowledged."""
+    cycle: the round of its fragment when it was offered. touched_at: monotonic, when something new came.
+    """
 
-    async def refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
-        """Makes the row durable with its end; returns the receipt."""
+    key: Key
+    header: pb.PushHeader
+    cycle: int
+    part: PartFile
+    arrivals: Arrivals  # of its frames
+    touched_at: float
+    state: State = State.GROWING
+    streams: int = 0  # that wait for a frame of it
+    bad_values: str = ""  # why it will be refused with a receipt
+    error: Refused | None = None  # why its streams get no receipt
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # durable, dropped, or the core fails
 
-    def fail(self, error: BaseException) -> None:
-        """Ends the process: after a failed fsync nothing that the disk says can be believed."""
+    @contextmanager
+    def heard(self) -> Iterator[float]:
+        """While a stream waits for its next frame: how long that may take, in seconds."""
+        patience_s = self.arrivals.patience_s() * (self.streams + 1)  # gaps are learnt over all streams together
+        self.streams += 1
+        try:
+            yield patience_s
+        finally:
+            self.streams -= 1
 
-    def pending_bytes(self, learner: str) -> int:
-        """Of its acknowledged contributions that have no fate yet."""
+    def move(self, saw: Saw) -> None:
+        """To the next state. Raises TransitionError."""
+        self.state = after(self.state, saw)
 
-    def weighed(self, key: Key, said: Declared) -> Declared:
-        """What counts of the tokens and steps that a contribution declares."""
+    def stop(self, error: Refused) -> None:
+        """The core fails: what the disk has of it is not known, so its state stays. Its streams hear the error."""
+        self.error = error
+        self.ended.set()
 
-    def present(self) -> Set[str]:
-        """Learners that may be expected to contribute."""
+    def refused(self) -> Refused:
+        """What each of its streams hears when there is no receipt, whichever brought what was wrong."""
+        if self.error is None:
+            return Refused(Status.UNAVAILABLE, f"the upload of {self.key} was given up: send it again")
+        return Refused(self.error.status, self.error.detail)
 
 
 class Uploads:
-    """All uploads that are not yet whole, and the newest receipt of each learner and fragment."""
+    """Of one shard and one generation."""
 
     def __init__(
-        self,
-        layout: Layout,
-        run_codec: Codec,
-        generation: int,
-        spool: Spool,
-        limits: Limits,
-        workers: Executor,
-        norms: Mapping[int, NormGuard],
-        books: Books,
+        self, layout: Layout, run_codec: Codec, generation: int, spool: Spool, limits: Limits, workers: Executor
     ) -> None:
         self._layout, self._codec, self._generation = layout, run_codec, generation
-        self._spool, self._limits, self._workers, self._norms, self._books = spool, limits, workers, norms, books
-        self._growing: dict[Key, Upload] = {}
-        self._growing_bytes: Counter[str] = Counter()  # declared by each learner's
-        self._headers: dict[Key, pb.PushHeader] = {}  # of the growing ones
-        self._ended: dict[Key, asyncio.Event] = {}  # of the growing ones
-        self._finishing: dict[Key, asyncio.Task[pb.Receipt]] = {}
+        self._spool, self._limits, self._workers = spool, limits, workers
+        self._underway: dict[Key, Upload] = {}  # growing or whole
         self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
-        self._begun_in: dict[Key, int] = {}  # of the growing ones: the fragment's round when they were offered
         self._refused_in: dict[tuple[str, int], int] = {}  # by learner and fragment: the newest that was refused
 
+    # ------------------------------------------------------------------------------ admission
+
     def offer(
-        self, header: pb.PushHeader, version: int, rounds: FragmentRounds, max_staleness: int, now: float
+        self,
+        header: pb.PushHeader,
+        version: int,
+        rounds: FragmentRounds,
+        max_staleness: int,
+        pending_bytes: int,
+        now: float,
     ) -> Upload | pb.Receipt:
         """Admits a contribution, or answers with the receipt that its key has already. Raises Refused.
 
-        version, rounds: of its fragment now.
+        version, rounds: of its fragment now. pending_bytes: of its learner's contributions that wait for their merge.
         """
         key = Key(header.session.learner, header.session.incarnation, header.fragment, header.seq)
-        growing = self._growing.get(key)
-        if growing is not None:
-            if declared(self._headers[key]) != declared(header):
-                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
-            growing.arrivals.again(now)
-            growing.touched_at = now
-            return growing
-        newest = self._newest.get((key.learner, key.fragment))
-        if newest is not None and newest.receipt.incarnation != key.incarnation:
-            newest = None  # a dead incarnation's: what it had acknowledged is merged all the same
-        if newest is not None and newest.receipt.seq >= key.seq:
-            if newest.receipt.seq > key.seq:
-                text = f"contribution {key} is older than {newest.receipt.seq}, the newest"
-                raise Refused(Status.INVALID_ARGUMENT, text)
-            if newest.digest != header.digest:
-                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
-            return newest.receipt
-        waits_for = [k.seq for k in self._finishing if k[:3] == key[:3]]
-        if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
-            waits_for.append(newest.receipt.seq)
-        if waits_for:
-            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {waits_for[0]} is still pending")
-        if self._refused_in.get((key.learner, key.fragment)) == rounds.cycle:
-            text = f"contribution {key} must wait: the one before it was refused; the next round takes another"
-            raise Refused(Status.RESOURCE_EXHAUSTED, text)
+        known = self._known(header, key, now)
+        if known is not None:
+            return known
+        self._check_turn(key, rounds.cycle)
         if header.cycle > rounds.cycle:
             header.cycle = 0  # it answers a round that a restart of this core forgot: no round's answer
         check_header(header, self._layout.fragments[key.fragment], self._codec)
         check_age(header, version, rounds.staleness(header.base_version), max_staleness)
-        upload = self._admit(header, key, now)
-        self._begun_in[key] = rounds.cycle
+        for other in self._growing():
+            if (other.key.learner, other.key.fragment) == (key.learner, key.fragment):
+                self._end(other, Saw.GIVEN_UP)
+        self._reserve(key.learner, header.size_bytes, pending_bytes)
+        path, spool = self._spool.path(self._generation, key), self._spool
+        part = PartFile(
+            key, self._layout.fragments[key.fragment], self._codec, header.size_bytes, header.digest, path,
+            spool.kept, spool.disk,
+        )  # fmt: skip
+        arrivals = Arrivals(LEAST_PATIENCE_S, self._limits.upload_idle_s)
+        upload = self._underway[key] = Upload(key, header, rounds.cycle, part, arrivals, now)
         return upload
 
-    def _admit(self, header: pb.PushHeader, key: Key, now: float) -> Upload:
-        self._give_up(k for k in self._growing if (k.learner, k.fragment) == (key.learner, key.fragment))
-        mine = self._growing_bytes[key.learner] + self._books.pending_bytes(key.learner)
-        if mine and mine + header.size_bytes > self._limits.learner_spool_bytes:
-            text = f'learner "{key.learner}" has {mine} bytes here that wait for their merge: try again later'
+    def _known(self, header: pb.PushHeader, key: Key, now: float) -> Upload | pb.Receipt | None:
+        """What a key has here already. Raises Refused when it was offered with other contents."""
+        upload = self._underway.get(key)
+        if upload is not None:
+            if declared(upload.header) != declared(header):
+                raise Refused(Status.ALREADY_EXISTS, f"contribution {key} was begun with another header: use a new seq")
+            upload.arrivals.again(now)
+            upload.touched_at = now
+            return upload
+        newest = self._decided(key)
+        if newest is None or newest.receipt.seq < key.seq:
+            return None
+        if newest.receipt.seq > key.seq:
+            text = f"contribution {key} is older than {newest.receipt.seq}, the newest"
+            raise Refused(Status.INVALID_ARGUMENT, text)
+        if newest.digest != header.digest:
+            raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
+        return newest.receipt
+
+    def _check_turn(self, key: Key, cycle: int) -> None:
+        """Raises Refused while the contribution before it has no fate, or was refused in this round."""
+        waits_for = [
+            upload.key.seq for upload in self._underway.values()
+            if upload.state is State.WHOLE and upload.key[:3] == key[:3]
+        ]  # fmt: skip
+        newest = self._decided(key)
+        if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
+            waits_for.append(newest.receipt.seq)
+        if waits_for:
+            raise Refused(Status.INVALID_ARGUMENT, f"contribution {key} must wait: {waits_for[0]} is still pending")
+        if self._refused_in.get((key.learner, key.fragment)) == cycle:
+            text = f"contribution {key} must wait: the one before it was refused; the next round takes another"
+            raise Refused(Status.RESOURCE_EXHAUSTED, text)
+
+    def _reserve(self, learner: str, size_bytes: int, pending_bytes: int) -> None:
+        """Takes room before the first frame. Raises Refused when there is none."""
+        underway = sum(upload.part.size_bytes for upload in self._underway.values() if upload.key.learner == learner)
+        mine = underway + pending_bytes
+        if mine and mine + size_bytes > self._limits.learner_spool_bytes:
+            text = f'learner "{learner}" has {mine} bytes here that wait for their merge: try again later'
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
         try:
-            self._spool.reserve(header.size_bytes)
+            self._spool.reserve(size_bytes)
         except SpoolFull as error:
             raise Refused(Status.RESOURCE_EXHAUSTED, str(error)) from error
-        fragment = self._layout.fragments[header.fragment]
-        path = self._spool.path(self._generation, key)
-        declared = (header.frames, header.size_bytes, header.digest)
-        arrivals = Arrivals(LEAST_PATIENCE_S, self._limits.upload_idle_s)
-        upload = Upload(key, fragment, self._codec, *declared, path, now, arrivals, self._spool.kept, self._spool.disk)
-        self._growing[key], self._headers[key], self._ended[key] = upload, header, asyncio.Event()
-        self._growing_bytes[key.learner] += header.size_bytes
-        return upload
 
-    def fence(self, learner: str, incarnation: int) -> None:
-        """A learner was started again: what its dead process left unfinished is dropped."""
-        self._give_up(k for k in self._growing if k.learner == learner and k.incarnation < incarnation)
+    # ------------------------------------------------------------------------------ transitions
 
-    def _give_up(self, keys: Iterable[Key]) -> None:
-        for key in list(keys):
-            self._drop(key)
-
-    async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> bool:
-        """Checks and writes the frames of a message; whether any was new. Raises Refused; garbage ends the upload.
-
-        The last one makes it whole, and so do values that are not finite: `complete` then gives it its receipt.
-        """
-        if not upload.whole() and self._growing.get(upload.key) is not upload:
-            raise upload.given_up()
-        for frame in frames:
-            if frame.index >= upload.frames:
-                text = f"frame {frame.index} of {upload.key}: there are {upload.frames}"
-                raise Refused(Status.INVALID_ARGUMENT, text)
-        taking = asyncio.get_running_loop().run_in_executor(self._workers, upload.take, frames)
-        taking.add_done_callback(partial(self._taken, upload))
-        try:
-            new = await asyncio.shield(taking)
-        except ChecksumError as error:
-            raise Refused(Status.DATA_LOSS, str(error)) from error
-        except NotFiniteError:
-            return True
-        except (OSError, FrameError) as error:
-            raise upload.given_up() from error
+    def came(self, upload: Upload, now: float, *, new: bool) -> bool:
+        """A worker is done with frames of an upload; whether that made it whole. new: whether any was missing."""
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
-        return new
-
-    def _taken(self, upload: Upload, taking: asyncio.Future[bool]) -> None:
-        """What follows from frames, also when the stream that brought them was cut meanwhile."""
-        match error := None if taking.cancelled() else taking.exception():
-            case NotFiniteError():
-                upload.refusal = f"{error}: this island's training has diverged"
-            case OSError():
-                text = f"the spool cannot be written ({error.strerror}): make room"
-                upload.dropped = Refused(Status.RESOURCE_EXHAUSTED, text)
-            case FrameError():
-                upload.dropped = Refused(Status.INVALID_ARGUMENT, f"{upload.key}: {error}")
-        if upload.dropped is not None and self._growing.get(upload.key) is upload:
-            self._drop(upload.key)
-        self._finish_if_whole(upload)
-
-    async def ended(self, upload: Upload) -> None:
-        """Waits, for a stream that has sent its part, until others have brought the rest or it was given up."""
-        ended = self._ended.get(upload.key)
-        if ended is not None:
-            await ended.wait()
-
-    async def complete(self, upload: Upload) -> pb.Receipt:
-        """The receipt of a whole upload, once it is durable; every stream of the upload may call it."""
-        self._finish_if_whole(upload)  # the last frame may be here a moment before this loop is told
-        task = self._finishing.get(upload.key)
-        if task is None:
-            receipt = self.newest_receipt(upload.key.learner, upload.key.incarnation, upload.key.fragment)
-            if receipt is None or receipt.seq != upload.key.seq:
-                raise upload.given_up()
-            return receipt
-        receipt = await asyncio.shield(task)  # a stream that is cut must not take the others' with it
-        return self.newest_receipt(receipt.learner, receipt.incarnation, receipt.fragment) or receipt
-
-    def _finish_if_whole(self, upload: Upload) -> None:
-        """At once, and once: the stream that brought the last frame may be cut before it asks for the receipt."""
-        if upload.whole() and self._growing.get(upload.key) is upload and upload.key not in self._finishing:
-            task = asyncio.create_task(self._finish(upload), name=f"finish {upload.key}")
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # for whoever still listens
-            self._finishing[upload.key] = task
-
-    async def _finish(self, upload: Upload) -> pb.Receipt:
-        key = upload.key
+        if upload.state is not State.GROWING or not upload.part.complete:
+            return False
         try:
-            receipt = await self._enter(upload)
+            upload.part.check()
         except FrameError as error:
-            upload.dropped = Refused(Status.INVALID_ARGUMENT, str(error))
-            del self._finishing[key]
-            self._drop(key)
-            raise upload.given_up() from error
-        except Exception as error:  # of the disk, or ours: nobody may listen, and it would be in the way for ever
-            self._books.fail(error)
-            raise Refused(Status.UNAVAILABLE, "the core failed: it stops; try again later") from error
-        self.note(upload.digest, receipt)  # it is durable, and nothing can have decided on it since
-        del self._finishing[key]
+            self.drop(upload, Refused(Status.INVALID_ARGUMENT, str(error)))
+            return False
+        upload.move(Saw.ALL_FRAMES)
+        return True
+
+    def came_bad(self, upload: Upload, why: str) -> bool:
+        """Values came that are not finite; whether that made it whole: it will be refused with a receipt."""
+        if upload.state is not State.GROWING:
+            return False
+        upload.bad_values = why
+        upload.move(Saw.BAD_VALUES)
+        return True
+
+    def drop(self, upload: Upload, error: Refused) -> Refused:
+        """Ends an upload that grows; one that is whole does not mind what else comes under its name. Returns error."""
+        if upload.state is State.GROWING:
+            upload.error = error
+            self._end(upload, Saw.GIVEN_UP)
+        return error
+
+    def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
+        """The row of a whole upload is committed: its streams are told, and nothing can have decided on it since."""
+        self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
             # Each has a row in the ledger for ever: at most one in a round, however soon the next is sent.
-            self._refused_in[key.learner, key.fragment] = self._begun_in[key]
-            self._drop(key)
+            self._refused_in[receipt.learner, receipt.fragment] = upload.cycle
+            self._end(upload, Saw.REFUSED)
         else:
-            self._forget(key)
-        return receipt
+            self._end(upload, Saw.KEPT)
 
-    async def _enter(self, upload: Upload) -> pb.Receipt:
-        """Judges a whole upload; makes it, or its refusal, durable. Raises FrameError for what was never declared."""
-        header, key = self._headers[upload.key], upload.key
-        row = ContributionRow(
-            key, header.cycle, header.base_version, header.tokens, header.steps, int(self._codec),
-            upload.frames, upload.size_bytes, upload.digest, (), 1.0, time.time(),
-        )  # fmt: skip
-        if upload.refusal:
-            return await self._books.refuse(row, upload.refusal)
-        declared = self._books.weighed(key, Declared(header.tokens, header.steps))
-        row = replace(row, tokens=declared.tokens, steps=declared.steps)
-        norms = norms_sq(upload.fragment, [upload.squares[index] for index in range(upload.frames)])
-        norm = math.sqrt(math.fsum(norms))
-        upload.check()
-        if not norms.max(initial=0.0) <= LARGEST_NORM**2:
-            return await self._books.refuse(row, f"its norm is {norm:.3g}: this island's training has diverged")
-        verdict = self._norms[key.fragment].enter(key.learner, norm, declared.steps, self._books.present())
-        row = replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale)
-        if verdict.refusal:
-            return await self._books.refuse(row, verdict.refusal)
-        stored = await asyncio.get_running_loop().run_in_executor(self._workers, upload.finish, norms, row.scale)
-        await self._books.keep(row, stored)
-        return pb.Receipt(
-            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
-        )
+    def _end(self, upload: Upload, saw: Saw) -> None:
+        upload.move(saw)
+        del self._underway[upload.key]
+        if upload.state is State.DROPPED:
+            self._spool.release(upload.part.size_bytes)
+            asyncio.get_running_loop().run_in_executor(self._workers, upload.part.discard)
+        upload.ended.set()
+
+    def fence(self, learner: str, incarnation: int) -> None:
+        """A learner was started again: what its dead process left unfinished is dropped."""
+        for upload in self._growing():
+            if upload.key.learner == learner and upload.key.incarnation < incarnation:
+                self._end(upload, Saw.GIVEN_UP)
+
+    def expire(self, now: float) -> None:
+        """Gives back the room of uploads that nothing comes for."""
+        patience_s = self._limits.upload_idle_s
+        for upload in self._growing():
+            if now - upload.touched_at > patience_s:
+                frame_bytes = upload.part.size_bytes // upload.part.frames
+                kbit = 8e-3 * frame_bytes / patience_s
+                text = (
+                    f"no frame of {upload.key} came for {patience_s:.0f} s, and it was given up: send it again. A "
+                    f"frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s: on a slower link begin the run with "
+                    "--codec int4"
+                )
+                self.drop(upload, Refused(Status.UNAVAILABLE, text))
+
+    def _growing(self) -> list[Upload]:
+        return [upload for upload in self._underway.values() if upload.state is State.GROWING]
+
+    # ------------------------------------------------------------------------------ receipts
+
+    def receipt(self, upload: Upload) -> pb.Receipt:
+        """That of an upload that has ended, as it is by now. Raises Refused: it was given up, or a newer one is known.
+
+        Never an older receipt: its fate may have been told since.
+        """
+        key = upload.key
+        newest = self.newest_receipt(key.learner, key.incarnation, key.fragment)
+        if newest is not None and newest.seq == key.seq:
+            return newest
+        if upload.state is State.DURABLE:
+            raise Refused(Status.UNAVAILABLE, f"contribution {key} was kept, and a newer one since: ask for that")
+        raise upload.refused()
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
         """A contribution was made durable: the newest of its learner and fragment, unless a newer one is known."""
@@ -283,44 +276,20 @@ class Uploads:
         newest = self._newest.get((learner, fragment))
         return newest.receipt if newest is not None and newest.receipt.incarnation == incarnation else None
 
+    def _decided(self, key: Key) -> Decided | None:
+        """The newest of an incarnation; a dead one's is merged all the same, and says nothing of this one."""
+        newest = self._newest.get((key.learner, key.fragment))
+        return newest if newest is not None and newest.receipt.incarnation == key.incarnation else None
+
     def decide(self, receipt: pb.Receipt) -> None:
         """Notes the fate of a contribution, for its learner to ask again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
         if newest is not None and _order(newest.receipt) == _order(receipt):
             self.note(newest.digest, receipt)
 
-    def expire(self, now: float) -> None:
-        """Gives back the room of uploads that nobody goes on with."""
-        patience_s = self._limits.upload_idle_s
-        late = [upload for upload in self._growing.values() if now - upload.touched_at > patience_s]
-        for upload in late:
-            frame_bytes = upload.size_bytes // upload.frames
-            kbit = 8e-3 * frame_bytes / patience_s
-            text = (
-                f"no frame of {upload.key} came for {patience_s:.0f} s, and it was given up: send it again. A frame of "
-                f"{frame_bytes} bytes needs {kbit:.0f} kbit/s: on a slower link begin the run "
-                "with --codec int4"
-            )
-            upload.dropped = upload.dropped or Refused(Status.UNAVAILABLE, text)
-        self._give_up([upload.key for upload in late])
-
-    def _drop(self, key: Key) -> None:
-        if key in self._finishing:
-            return  # it is whole: what else came under its name does not matter
-        upload = self._growing.get(key)
-        if upload is not None:
-            self._forget(key)
-            self._spool.release(upload.size_bytes)
-            asyncio.get_running_loop().run_in_executor(self._workers, upload.discard)
-
-    def _forget(self, key: Key) -> None:
-        self._growing_bytes[key.learner] -= self._growing.pop(key).size_bytes
-        del self._headers[key], self._begun_in[key]
-        self._ended.pop(key).set()
-
     def unwritten_bytes(self) -> int:
         """Reserved by uploads that are still to arrive."""
-        return sum(upload.size_bytes - upload.received_bytes for upload in self._growing.values())
+        return sum(upload.part.size_bytes - upload.part.received_bytes for upload in self._underway.values())
 
 
 def _order(receipt: pb.Receipt) -> tuple[int, int]:

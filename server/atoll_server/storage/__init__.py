@@ -1,6 +1,6 @@
-"""What makes work durable: the ledger (SQLite), its single writer, and the spool of payloads.
+"""What makes work durable: the ledger (SQLite), its single writer, the spool of payloads, and part files.
 
 `disk` is the only module here that touches the file system; `crash_points` names where tests kill the process.
 
-May import: access, rounds.
+May import: rounds.
 """

@@ -1,38 +1,30 @@
-"""Payload files of contributions: written frame by frame as they arrive, durable before they are acknowledged.
+"""Payload files of acknowledged contributions, and the room for them. `part_file` writes them while they grow.
 
-A file is named by its key. While it grows it ends in `.part`; when it is whole it is fsynced, renamed to `.frames`,
-and its directory fsynced. It holds records, in order of arrival: index, length, CRC-32C, payload. Frames are
-idempotent by index, so an upload that was cut goes on with the frames that are missing.
+A file is named by its key.
 """
 
 from __future__ import annotations
 
-import itertools
 import struct
 import threading
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from atoll_wire import codec
-from atoll_wire import outer_pb2 as pb
-from atoll_wire.arrivals import Arrivals
-from atoll_wire.checksums import Payload, crc32c
+from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec, Content, FrameError
 from atoll_wire.errors import UserError
-from atoll_wire.frames import WireFrame
-from atoll_wire.layout import Fragment
 from atoll_wire.spans import FrameSpan
 from numpy.typing import NDArray
 
-from atoll_server.access.refusals import Refused, Status
 from atoll_server.rounds.events import Key
 from atoll_server.storage import crash_points
-from atoll_server.storage.disk import DISK, Disk, Reading, Writing
+from atoll_server.storage.disk import DISK, Disk, Reading
 
-RECORD = struct.Struct("<IIIxxxx")
+RECORD = struct.Struct("<IIIxxxx")  # before each payload: frame, length, CRC-32C
 
 
 class SpoolError(UserError):
@@ -107,123 +99,6 @@ class Stored:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-_numbers = itertools.count(1)
-
-
-@dataclass(slots=True)
-class Upload:
-    """A contribution on its way in. Frames may come over several streams at a time."""
-
-    key: Key
-    fragment: Fragment
-    codec: Codec
-    frames: int
-    size_bytes: int
-    digest: bytes
-    final: Path  # what it is called when it is whole
-    touched_at: float
-    arrivals: Arrivals  # of its frames
-    kept: Kept
-    disk: Disk = DISK
-    have: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # frame -> offset, length, crc32c
-    squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> of each segment
-    contents: dict[int, Content] = field(default_factory=dict)  # frame -> if there was room to keep it
-    received_bytes: int = 0
-    written_bytes: int = 0
-    refusal: str = ""  # why it will not be taken, whatever else comes
-    streams: int = 0  # that bring it now
-    dropped: Refused | None = None  # why, for its other streams
-    _file: Writing | None = None
-    _discarded: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    part: Path = field(init=False)  # while it grows: a name of its own, since the same key may be begun again soon
-
-    def __post_init__(self) -> None:
-        self.part = self.final.with_name(f"{self.final.name}.{next(_numbers)}.part")
-
-    def take(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
-        """Checks frames and writes those that are not here; whether any was new. Runs in a worker thread.
-
-        Raises FrameError for what can never be accepted, ChecksumError for what should be sent again.
-        """
-        new = [self._take(frame.index, frame.crc32c, frame.payload) for frame in frames]
-        return any(new)
-
-    def _take(self, index: int, crc: int, payload: Payload) -> bool:
-        if crc32c(payload) != crc:
-            raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
-        try:
-            content, squares = codec.check_frame(payload, self.fragment.frames[index], self.codec)
-        except FrameError as error:
-            raise type(error)(f"frame {index}: {error}") from error
-        with self._lock:
-            if index in self.have or self._discarded:
-                return False
-            if self.received_bytes + len(payload) > self.size_bytes:
-                raise FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
-            if self._file is None:
-                self._file = self.disk.create(self.part)
-            try:
-                self._file.write(RECORD.pack(index, len(payload), crc))
-                self._file.write(payload)
-            except OSError:
-                self._discarded = True  # where the next record would begin is not known
-                raise
-            crash_points.point("spool.frame written")
-            place = (self.written_bytes + RECORD.size, len(payload), crc)
-            self.written_bytes += RECORD.size + len(payload)
-            self.squares[index] = squares
-            self.kept.keep(content, self.contents, index)
-            self.received_bytes += len(payload)
-            self.have[index] = place  # the last: `whole` looks at it without the lock
-            return True
-
-    def given_up(self) -> Refused:
-        """What each stream of it hears, whichever brought what was wrong."""
-        text = f"the upload of {self.key} was given up: send it again"
-        known = self.dropped
-        return Refused(Status.UNAVAILABLE, text) if known is None else Refused(known.status, known.detail)
-
-    def whole(self) -> bool:
-        """Whether nothing more needs to come."""
-        return bool(self.refusal) or len(self.have) == self.frames
-
-    def check(self) -> None:
-        """FrameError when what came is not what was declared."""
-        table = [self.have[index][1:] for index in range(self.frames)]
-        if self.received_bytes != self.size_bytes or codec.frames_digest(table) != self.digest:
-            raise FrameError(f"the frames of {self.key} are not those that its header declared")
-
-    def finish(self, norms_sq: NDArray[np.float64], scale: float) -> Stored:
-        """Makes the whole file durable under its final name; runs in a worker thread. norms_sq, scale: as judged."""
-        with self._lock:
-            assert self._file is not None, "a contribution has at least one frame"
-            self._file.sync()
-            crash_points.point("spool.synced")
-            self._file.close()
-            self.disk.rename(self.part, self.final)
-            crash_points.point("spool.renamed")
-            self.disk.sync_directory(self.final.parent)
-            crash_points.point("spool.directory synced")
-            contents, self.contents = self.contents, {}
-            return Stored(
-                self.key.learner, self.codec, norms_sq, scale, self.final, self.have, self.disk, self.kept, contents
-            )
-
-    def discard(self) -> None:
-        """Forgets what arrived; runs in a worker thread."""
-        with self._lock:
-            self._discarded = True
-            self.kept.let_go(self.contents)
-            if self._file is not None:
-                self._file.close()
-            self.disk.remove(self.part)
-
-
-class ChecksumError(ValueError):
-    """Bytes changed on their way: the sender should send them again."""
 
 
 class Spool:

@@ -1,0 +1,180 @@
+"""The path of a contribution from its header to its receipt, top to bottom: offered, written, judged, kept, told.
+
+`uploads` has the state of each upload, `part_file` its bytes. Nothing here holds state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import FrameError, NotFiniteError
+from atoll_wire.frames import WireFrame
+
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.plausibility import Declared, weighed
+from atoll_server.merging.merge import LARGEST_NORM, norms_sq
+from atoll_server.rounds import events as ev
+from atoll_server.shard.contributions import receipt_of
+from atoll_server.shard.shard import Shard
+from atoll_server.shard.upload_state import State
+from atoll_server.shard.uploads import Upload
+from atoll_server.storage import crash_points, ledger
+from atoll_server.storage.part_file import ChecksumError
+from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_server.storage.spool import Stored
+
+log = structlog.get_logger()
+
+DIVERGED = "this island's training has diverged"
+
+
+class Intake:
+    """Of one shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def offer(self, header: pb.PushHeader, now: float) -> Upload | pb.Receipt:
+        """Admits a contribution, or answers with the receipt that its key has already. Raises Refused."""
+        shard = self._shard
+        fragment = shard.fragments[header.fragment]
+        pending_bytes = shard.contributions.pending_bytes[header.session.learner]
+        return shard.uploads.offer(
+            header, fragment.version, fragment.rounds, shard.run.max_staleness, pending_bytes, now
+        )
+
+    async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
+        """Checks and writes the frames of a message. Raises Refused.
+
+        The last frame makes the upload whole, and so do values that are not finite; other garbage ends it.
+        """
+        if upload.state is State.DROPPED:
+            raise upload.refused()
+        for frame in frames:
+            if frame.index >= upload.part.frames:
+                text = f"frame {frame.index} of {upload.key}: there are {upload.part.frames}"
+                raise Refused(Status.INVALID_ARGUMENT, text)
+        writing = asyncio.create_task(self._write(upload, frames, now))
+        refused = await asyncio.shield(writing)  # a stream that is cut may have brought the last frame
+        if refused is not None:
+            raise refused
+
+    async def _write(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> Refused | None:
+        """Returns what the stream that brought the frames is told."""
+        shard, uploads = self._shard, self._shard.uploads
+        try:
+            new = await asyncio.get_running_loop().run_in_executor(shard.workers, upload.part.write, frames)
+        except ChecksumError as error:
+            return Refused(Status.DATA_LOSS, str(error))
+        except NotFiniteError as error:
+            new, whole = True, uploads.came_bad(upload, f"{error}: {DIVERGED}")
+        except FrameError as error:
+            return uploads.drop(upload, Refused(Status.INVALID_ARGUMENT, f"{upload.key}: {error}"))
+        except OSError as error:
+            text = f"the spool cannot be written ({error.strerror}): make room"
+            return uploads.drop(upload, Refused(Status.RESOURCE_EXHAUSTED, text))
+        else:
+            whole = uploads.came(upload, now, new=new)
+        if new:
+            shard.syncer.uploading(upload.key.learner, upload.key.fragment, now)
+        if whole:
+            shard.spawn(self._finish(upload))
+        return None
+
+    # ------------------------------------------------------------------------------ judged, then kept or refused
+
+    async def _finish(self, upload: Upload) -> None:
+        """Judges a whole upload, makes it or its refusal durable, and lets its streams answer."""
+        shard = self._shard
+        try:
+            row, refusal = self._judge(upload)
+            receipt = await (self._refuse(row, refusal) if refusal else self._keep(row, upload))
+        except Exception as error:  # of the disk, or of this program: what is durable is not known
+            shard.fail(error)
+            upload.stop(Refused(Status.UNAVAILABLE, "the core failed: it stops; try again later"))
+            return
+        shard.uploads.finish(upload, receipt)
+
+    def _judge(self, upload: Upload) -> tuple[ContributionRow, str]:
+        """What the ledger will say of it, and why it is refused; empty: it is not."""
+        header, key, part = upload.header, upload.key, upload.part
+        row = ContributionRow(
+            key, header.cycle, header.base_version, header.tokens, header.steps, int(part.codec),
+            part.frames, part.size_bytes, part.digest, (), 1.0, time.time(),
+        )  # fmt: skip
+        if upload.bad_values:
+            return row, upload.bad_values
+        counts = self._weighed(key, Declared(header.tokens, header.steps))
+        row = replace(row, tokens=counts.tokens, steps=counts.steps)
+        norms = norms_sq(part.fragment, [part.squares[index] for index in range(part.frames)])
+        norm = math.sqrt(math.fsum(norms))
+        if not norms.max(initial=0.0) <= LARGEST_NORM**2:
+            return row, f"its norm is {norm:.3g}: {DIVERGED}"
+        verdict = self._shard.fragments[key.fragment].norms.enter(key.learner, norm, counts.steps, self._present())
+        return replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale), verdict.refusal
+
+    def _weighed(self, key: ev.Key, said: Declared) -> Declared:
+        """What counts of the tokens and steps that a contribution declares."""
+        roster, wall = self._shard.roster, self._shard.wall()
+        entry = roster.entries[key.learner]
+        dead = key.incarnation != entry.incarnation and entry.account.past
+        spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
+        rates = roster.rates(wall)
+        tokens = spent.tokens
+        if not dead:  # they may have been held back until a moment ago
+            tokens, _ = spent.tokens_counted(spent.said_tokens, rates.most(key.learner), wall)
+        reported = Declared(tokens, spent.steps)
+        unheard_s = max(0.0, wall - (spent.grown_at or spent.joined_at))
+        rate, usual = rates.of(key.learner), rates.usual(key.learner)
+        counts = weighed(said, reported, self._shard.contributions.given(key), unheard_s, rate, usual)
+        if counts != said:
+            self._shard.metrics.contributions.labels("clamped").inc()
+            told = {"tokens": said.tokens, "steps": said.steps, "counted": counts}
+            log.warning("a contribution declares more than its learner can have trained", learner=key.learner, **told)
+        return counts
+
+    def _present(self) -> Set[str]:
+        """Learners that may be expected to contribute."""
+        now = time.monotonic()
+        return {name for name, member in self._shard.syncer.members.items() if member.expected(now)}
+
+    async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
+        """Payload, then row: both are durable before the syncer counts on the contribution."""
+        shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
+        loop = asyncio.get_running_loop()
+        stored: Stored = await loop.run_in_executor(shard.workers, upload.part.finish, norms, row.scale)
+        await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row))
+        crash_points.point("contribution.committed")
+        shard.contributions.accept(row)
+        shard.contributions.hold(row, stored)
+        shard.dispatch(ev.Contributed(key, row.cycle, row.base_version, row.tokens, row.steps))
+        return pb.Receipt(
+            learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
+        )
+
+    async def _refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
+        """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
+        shard = self._shard
+        fate = FateRow(row.key, "refused", shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
+        await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row, fate=fate))
+        crash_points.point("contribution.refused")
+        shard.contributions.accept(row)
+        shard.contributions.end(row, fate)
+        log.warning("contribution refused", contribution=str(row.key), reason=reason)
+        shard.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
+        return receipt_of(fate)
+
+    # ------------------------------------------------------------------------------ acknowledged
+
+    async def receipt(self, upload: Upload) -> pb.Receipt:
+        """Waits until an upload is durable or refused; each of its streams may ask. Raises Refused."""
+        await upload.ended.wait()
+        return self._shard.uploads.receipt(upload)

@@ -1,0 +1,59 @@
+"""PURE: the states of an upload, and the one table of its transitions.
+
+    growing --> whole --> durable
+       |          |
+       +----------+-----> dropped
+
+- growing: frames come, over any number of streams. It may be dropped at any moment; nothing was promised.
+- whole: nothing more needs to come, and nothing that comes changes it. It is judged and made durable, also when its
+  learner is fenced off meanwhile, or its streams are cut.
+- durable: its row is committed and its learner may be told. The rest of its life is that of a contribution.
+- dropped: its room is given back and its file deleted. Its streams hear why: a receipt if the refusal is in the
+  ledger, else an error.
+
+After a failed fsync or commit an upload stays whole: what the disk holds is not known, and the process ends.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    """Of one upload."""
+
+    GROWING = "growing"
+    WHOLE = "whole"
+    DURABLE = "durable"
+    DROPPED = "dropped"
+
+
+class Saw(Enum):
+    """What happened to an upload."""
+
+    ALL_FRAMES = "all its frames came, as declared"
+    BAD_VALUES = "values came that are not finite"
+    GIVEN_UP = "it was given up"  # for garbage, silence, a full disk, a newer contribution, a newer incarnation
+    KEPT = "its row was committed"
+    REFUSED = "its refusal was committed"
+
+
+NEXT = {
+    (State.GROWING, Saw.ALL_FRAMES): State.WHOLE,
+    (State.GROWING, Saw.BAD_VALUES): State.WHOLE,
+    (State.GROWING, Saw.GIVEN_UP): State.DROPPED,
+    (State.WHOLE, Saw.KEPT): State.DURABLE,
+    (State.WHOLE, Saw.REFUSED): State.DROPPED,
+}
+
+
+class TransitionError(RuntimeError):
+    """The table has no such transition: a fault of this program."""
+
+
+def after(state: State, saw: Saw) -> State:
+    """The next state. Raises TransitionError."""
+    following = NEXT.get((state, saw))
+    if following is None:
+        raise TransitionError(f'an upload that is {state.value} has no next state after "{saw.value}"')
+    return following

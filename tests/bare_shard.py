@@ -1,0 +1,59 @@
+"""A shard whose ledger is a list, and which opens no rounds: for tests of what comes in."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from atoll_server.checkpoints.restore import Restored
+from atoll_server.learners.accounts import Account
+from atoll_server.learners.registry import Entry, Roster
+from atoll_server.merging import merge
+from atoll_server.rounds.liveness import Member
+from atoll_server.settings import CoreSettings, Limits, RunSettings
+from atoll_server.shard.publications import HappeningLog
+from atoll_server.shard.shard import Shard
+from atoll_server.storage.disk import DISK
+from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_server.telemetry.metrics import Metrics
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import Layout
+
+NEVER: Any = None  # in place of what such a shard does not use
+
+
+class Rows:
+    """In place of the ledger's writer. A commit waits for `may_commit`."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[ContributionRow, FateRow | None]] = []
+        self.at_commit, self.may_commit = asyncio.Event(), asyncio.Event()
+        self.may_commit.set()
+
+    async def commit(self, operation: partial[None]) -> None:
+        """Notes the contribution that the operation would write."""
+        self.at_commit.set()
+        await self.may_commit.wait()
+        self.rows.append((operation.keywords["row"], operation.keywords.get("fate")))
+
+
+def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, failures: list, **run: Any) -> Shard:
+    """With learners a and b. failures: what would end the process. What is dispatched is dropped."""
+    roster = Roster(limits.learners)
+    for name in ("a", "b"):
+        roster.entries[name] = Entry(name, "here", 1, [1], Account(0.0, 0.0))
+    states = {each.index: merge.start(np.zeros(each.length, np.float32)) for each in layout.fragments}
+    writer: Any = rows
+    shard = Shard(
+        CoreSettings(listen=(), directory=directory, limits=limits), RunSettings(**run), 1,
+        Restored(layout, NEVER, states, {}, []), roster, HappeningLog(8, pb.Current), writer, Metrics(),
+        failures.append, DISK, lambda: 0.0, paused=False, damaged=False,
+    )  # fmt: skip
+    shard.dispatch = lambda _: None
+    shard.syncer.members = {name: Member(1, 0.0, 0.0) for name in roster.entries}
+    shard.spool.directory.mkdir()
+    shard.spool.prepare(1, shard.fragments)
+    return shard

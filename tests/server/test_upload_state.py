@@ -1,0 +1,28 @@
+"""The table of an upload's transitions: what is in it, and what is said of all that is not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from atoll_server.shard.upload_state import NEXT, Saw, State, TransitionError, after
+
+
+@pytest.mark.parametrize(("state", "saw"), [at for at in product(State, Saw) if at not in NEXT])
+def test_a_transition_that_is_not_in_the_table_names_both_ends(state, saw):
+    with pytest.raises(TransitionError) as error:
+        after(state, saw)
+    assert state.value in str(error.value)
+    assert saw.value in str(error.value)
+
+
+def test_what_is_whole_is_never_given_up_and_what_has_ended_stays_so():
+    assert (State.WHOLE, Saw.GIVEN_UP) not in NEXT
+    assert {state for state, _ in NEXT} == {State.GROWING, State.WHOLE}
+
+
+def test_every_state_is_reached_from_growing():
+    reached = {State.GROWING}
+    while more := {following for (state, _), following in NEXT.items() if state in reached} - reached:
+        reached |= more
+    assert reached == set(State)
