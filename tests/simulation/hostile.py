@@ -15,7 +15,9 @@ from enum import StrEnum
 
 import numpy as np
 from atoll.handover import Due, Taken
+from atoll_server import ledger
 from atoll_server.core import Core
+from atoll_server.goodput import Account
 from atoll_server.influence import FASTER
 from atoll_server.merge import weight
 from atoll_wire import outer_pb2 as pb
@@ -102,9 +104,9 @@ def is_usual_known(core: Core) -> bool:
 
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
-    """Whether the core has seen all of these train: it says how much faster another one may seem."""
-    entries = [core.roster.entries.get(name) for name in names]
-    return all(entry is not None and entry.account.step_time_s for entry in entries)
+    """Whether the core has seen all of these train, and would still know it after a crash."""
+    accounts = {row.name: Account.from_data(row.account) for row in ledger.learners(core.writer._db)}
+    return all(name in accounts and accounts[name].rate() is not None for name in names)
 
 
 def are_joined(core: Core, names: Sequence[str]) -> bool:
