@@ -98,9 +98,13 @@ class Hostile(Island):
 
 
 def is_usual_known(core: Core) -> bool:
-    """Whether every fragment has had as many contributions as are needed to judge another."""
+    """Whether so many contributions to every fragment are durable that another can be judged, after a crash too."""
     engine = core.engine
-    return engine is not None and all(usual.count >= engine.guard.window for usual in engine.guard._usual)
+    if engine is None:
+        return False
+    db, window = core.writer._db, engine.guard.window
+    fragments = range(len(engine.layout.fragments))
+    return all(len(ledger.latest_norms(db, engine.generation, each, window)) >= window for each in fragments)
 
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
