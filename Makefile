@@ -114,4 +114,4 @@ wheel: $(READY) ## build dist/*.whl
 
 clean: ## remove everything that was made here
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@find proto server learner benchmarks tests -name __pycache__ -prune -exec rm -r {} +
+	@find proto server learner forecast dashboard benchmarks tests -name __pycache__ -prune -exec rm -r {} +

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CODE = [
     path
-    for folder in ("proto", "server", "learner", "dashboard", "benchmarks")
+    for folder in ("proto", "server", "learner", "forecast", "dashboard", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "_pb2" not in path.name
 ]

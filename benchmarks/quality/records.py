@@ -21,7 +21,7 @@ from benchmarks.quality.train import train
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "records" / "quality"
-CODE = ("benchmarks/quality", "learner", "proto", "server")  # what decides a result
+CODE = ("benchmarks/quality", "forecast", "learner", "proto", "server")  # what decides a result
 CORPUS = "d0f9a46ea1d4e01baac005c25f40b819bb2380e31d7d50587308a1934f499789"  # CPython 3.11.7's own library
 
 

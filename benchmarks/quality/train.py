@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from atoll.reference import data
 from atoll.reference.train import inner_step, learning_rate, optimizer_for, validation_loss
-from atoll_server.forecast.fleet import Fleet
-from atoll_server.forecast.islands import Island
+from atoll_forecast.fleet.fleet import Fleet
+from atoll_forecast.fleet.islands import Island
 
 from benchmarks.quality.policies import put_on
 from benchmarks.quality.recipe import Recipe

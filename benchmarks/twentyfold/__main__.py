@@ -26,8 +26,8 @@ from atoll.demo.processes import ATOLL, Child, children
 from atoll.reference import data
 from atoll.reference.model import SIZES, build
 from atoll.reference.train import loss_of_file, validation_loss
-from atoll_server.forecast.job import Job, Region
-from atoll_server.forecast.planner import plan
+from atoll_forecast.planning.job import Job, Region
+from atoll_forecast.planning.planner import plan
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from atoll_server.forecast.bandwidth import FORWARD
+from atoll_forecast.planning.bandwidth import FORWARD
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from atoll_server.forecast import paper
-from atoll_server.forecast.claims import Claim
-from atoll_server.forecast.showing import NAMES
+from atoll_forecast.paper import figures
+from atoll_forecast.paper.claims import Claim
+from atoll_forecast.paper.tables import NAMES
 
 OURS, THEIRS = "#2a9d8f", "#264653"
 
@@ -22,10 +22,10 @@ def goodput(ours: dict[str, list[float]], path: Path) -> None:
     axes = figure.subplots()
     for number, (name, row) in enumerate(ours.items()):
         colour = f"C{number}"
-        axes.plot(paper.CHIPS, row, color=colour, label=NAMES.get(name, f"Decoupled, M = {name}"))
-        axes.plot(paper.CHIPS, paper.GOODPUT[name], "o", color=colour)
+        axes.plot(figures.CHIPS, row, color=colour, label=NAMES.get(name, f"Decoupled, M = {name}"))
+        axes.plot(figures.CHIPS, figures.GOODPUT[name], "o", color=colour)
     axes.set_xscale("log")
-    axes.set_xticks(paper.CHIPS, [f"{chips / 1000:,.0f}k" for chips in paper.CHIPS], minor=False)
+    axes.set_xticks(figures.CHIPS, [f"{chips / 1000:,.0f}k" for chips in figures.CHIPS], minor=False)
     axes.minorticks_off()
     axes.set_ylim(0, 100)
     axes.set_xlabel("chips, one failure a year each")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atoll_server.forecast.islands import Published, Taken
 from atoll_server.rounds import events as ev
+
+from atoll_forecast.fleet.islands import Published, Taken
 
 
 @dataclass(slots=True)

@@ -13,12 +13,13 @@ import math
 from collections.abc import Callable, Sequence
 from random import Random
 
-from atoll_server.forecast.islands import Account, Island, Learner, Published, Ready, Work
 from atoll_server.merging.merge import weight
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import RunSettings
+
+from atoll_forecast.fleet.islands import Account, Island, Learner, Published, Ready, Work
 
 DRAIN_STEPS = 4.0  # that a learner which leaves waits for the fates of what is in flight
 AT_ONCE = 8  # fragments adopted at a step boundary at most, and rounds answered: atoll.fragments.exchange has the same

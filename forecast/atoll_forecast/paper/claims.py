@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll_server.forecast import bandwidth, goodput, hardware, paper
 from atoll_server.settings import Quorum, RunSettings
+
+from atoll_forecast.paper import figures, goodput, hardware
+from atoll_forecast.planning import bandwidth
 
 LEARNERS = (2, 4, 8, 16)
 ONE_SLOW = (1.0,) * 7 + (0.82,)
@@ -27,7 +29,7 @@ class Claim:
 
 def goodput_claims(failures: goodput.Failures, hours: float) -> dict[str, list[float]]:
     """Table 1, all 30 cells, in %."""
-    return goodput.table(paper.CHIPS, LEARNERS, failures, hours)
+    return goodput.table(figures.CHIPS, LEARNERS, failures, hours)
 
 
 def bandwidth_claims() -> list[Claim]:
@@ -39,7 +41,7 @@ def bandwidth_claims() -> list[Claim]:
     by_theirs: Callable[[float, float], float] = lambda bits, spread: bandwidth.decoupled_bits_s(  # noqa: E731
         model, steps, bits, spread
     )
-    figures = [
+    ours_bits_s = [
         (two, "bf16, 90 % of the time computing"),
         (eight, "bf16, 95 % of the time computing"),
         (by_theirs(bandwidth.BF16_BITS, PAPER_OVERLAP), "16 bits, a fragment in two steps"),
@@ -48,7 +50,7 @@ def bandwidth_claims() -> list[Claim]:
     ]
     theirs = [
         Claim(name, ours / 1e9, value, "Gbit/s", how)
-        for (name, value), (ours, how) in zip(paper.BANDWIDTH.items(), figures, strict=True)
+        for (name, value), (ours, how) in zip(figures.BANDWIDTH.items(), ours_bits_s, strict=True)
     ]
     coded = f"{bandwidth.CODED_BITS:g} bits, as measured"
     return [
@@ -61,10 +63,10 @@ def bandwidth_claims() -> list[Claim]:
 def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
     """Time relative to none when extra compute comes for half of the tokens."""
     rows = []
-    for extra, theirs in paper.SCAVENGING.items():
+    for extra, theirs in figures.SCAVENGING.items():
         ours = hardware.scavenged(8, extra, RunSettings(), steps=steps)
         rows.append(Claim(f"+{extra:.0%} learners", ours, theirs, "of the time", "the fleet with the real syncer"))
-    for extra, theirs in paper.SCAVENGING_DATA_PARALLEL.items():
+    for extra, theirs in figures.SCAVENGING_DATA_PARALLEL.items():
         ours = hardware.scavenged_data_parallel(extra, exchange=1.0)
         how = "an exchange of the whole model takes one step"
         rows.append(Claim(f"+{extra:.0%} chips, data-parallel", ours, theirs, "of the time", how))
@@ -80,5 +82,5 @@ def hardware_claims(steps: int = 2000) -> list[Claim]:
     hows = ["everybody is waited for", "the fleet with the real syncer", "the fleet with the real syncer"]
     return [
         Claim(name, mine, theirs, "%", how)
-        for (name, theirs), mine, how in zip(paper.HARDWARE.items(), ours, hows, strict=True)
+        for (name, theirs), mine, how in zip(figures.HARDWARE.items(), ours, hows, strict=True)
     ]

@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from atoll_wire.layout import DEFAULT_FRAGMENTS
-
-from atoll_server.forecast import bandwidth
-from atoll_server.forecast.fleet import AT_ONCE
-from atoll_server.forecast.job import MONTH_S, Job, Method, Region, total
-from atoll_server.forecast.others import DILOCO_INNER_STEPS, data_parallel, diloco
-from atoll_server.forecast.trial import Trial, tried
 from atoll_server.rounds.liveness import LIVE_REPORTS, LIVE_STEPS
 from atoll_server.run.memory_budget import needed_bytes
 from atoll_server.settings import RunSettings
+from atoll_wire.layout import DEFAULT_FRAGMENTS
+
+from atoll_forecast.fleet.fleet import AT_ONCE
+from atoll_forecast.planning import bandwidth
+from atoll_forecast.planning.alternatives import DILOCO_INNER_STEPS, data_parallel, diloco
+from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
+from atoll_forecast.planning.trial import Trial, tried
 
 LINK_SHARE = 0.7  # of a link's rate that a plan may use: it carries other things too, and is not always at its best
 LEAST_INNER_STEPS = 24  # the paper's; fewer are no better but in short runs (records/quality)

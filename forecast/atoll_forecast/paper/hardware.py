@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from atoll_server.forecast.fleet import Fleet
-from atoll_server.forecast.islands import Island
-from atoll_server.forecast.schedule import Schedule
 from atoll_server.settings import RunSettings
+
+from atoll_forecast.fleet.fleet import Fleet
+from atoll_forecast.fleet.islands import Island
+from atoll_forecast.fleet.schedule import Schedule
 
 FRAGMENT_BYTES = 1.0  # links are not the matter here
 

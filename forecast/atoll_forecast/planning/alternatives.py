@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from atoll_server.forecast import bandwidth
-from atoll_server.forecast.job import MONTH_S, Job, Method, total
+from atoll_forecast.planning import bandwidth
+from atoll_forecast.planning.job import MONTH_S, Job, Method, total
 
 DILOCO_INNER_STEPS = 500  # arXiv 2311.08105
 

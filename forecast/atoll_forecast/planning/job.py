@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atoll_server.forecast import bandwidth
+from atoll_forecast.planning import bandwidth
 
 MONTH_S = 30 * 86_400.0
 MERGE_S, MERGE_EACH_S = 3.2e-9, 0.7e-9  # of a core: for each parameter, and for each contribution to it

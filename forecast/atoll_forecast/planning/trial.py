@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll_server.forecast.fleet import Fleet
-from atoll_server.forecast.islands import Island
-from atoll_server.forecast.job import Job
-from atoll_server.forecast.schedule import Schedule
 from atoll_server.settings import RunSettings
+
+from atoll_forecast.fleet.fleet import Fleet
+from atoll_forecast.fleet.islands import Island
+from atoll_forecast.fleet.schedule import Schedule
+from atoll_forecast.planning.job import Job
 
 LEARNERS = 12  # at most: more of a region behave like few
 SYNCS = 8  # of every fragment

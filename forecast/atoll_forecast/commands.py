@@ -48,14 +48,15 @@ def goodput_command(
 ) -> None:  # fmt: skip
     """Goodput under failures: Table 1 of the paper, or one fleet of yours."""
     from atoll_server.cli.tables import console
-    from atoll_server.forecast import goodput, paper
-    from atoll_server.forecast.claims import goodput_claims
-    from atoll_server.forecast.showing import goodput_table
+
+    from atoll_forecast.paper import figures, goodput
+    from atoll_forecast.paper.claims import goodput_claims
+    from atoll_forecast.paper.tables import goodput_table
 
     failures = goodput.Failures(
         failures_per_year, slice_chips, downscale_s, upscale_s, repair_s, repair_shape, restart_s
     )
-    events = (chips or 20 * max(paper.CHIPS)) * failures_per_year * hours / 4383
+    events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
     if events > MOST_EVENTS:
         raise UserError(f"some {events:.2g} failures are too many to go through: give fewer --hours")
     if chips is None and learners is not None:
@@ -72,30 +73,30 @@ def goodput_command(
         return
     with console().status("30 fleets ..."):
         ours = goodput_claims(failures, hours)
-    difference = goodput.rmse(ours, paper.GOODPUT)
+    difference = goodput.rmse(ours, figures.GOODPUT)
     console().print(goodput_table(ours, failures_per_year, difference))
-    _write(json_path, {"goodput": ours, "paper": paper.GOODPUT, "rmse": difference})
+    _write(json_path, {"goodput": ours, "paper": figures.GOODPUT, "rmse": difference})
     if plot is not None:
         _draw(plot, lambda plots: plots.goodput(ours, plot))
 
 
 def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
     """What links must carry: the paper's figures by its own accounting, and Atoll's coded bits."""
-    from atoll_server.forecast.claims import bandwidth_claims
+    from atoll_forecast.paper.claims import bandwidth_claims
 
     _claims("Links, 5B parameters, steps of a second", bandwidth_claims(), json_path, plot)
 
 
 def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
     """Extra compute for half of the training: time relative to none."""
-    from atoll_server.forecast.claims import scavenging_claims
+    from atoll_forecast.paper.claims import scavenging_claims
 
     _claims("Extra compute for half of the tokens: time relative to none", scavenging_claims(), json_path, plot)
 
 
 def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
     """Mixed hardware: one of eight learners 18 % slower, steps 10 % uneven."""
-    from atoll_server.forecast.claims import hardware_claims
+    from atoll_forecast.paper.claims import hardware_claims
 
     _claims("Goodput with mixed hardware", hardware_claims(), json_path, plot)
 
@@ -123,9 +124,11 @@ def plan_command(
         raise UserError("nan is no figure to plan with: give a number")
 
     from atoll_server.cli.tables import console
-    from atoll_server.forecast.job import Job
-    from atoll_server.forecast.planner import plan
-    from atoll_server.forecast.showing import compose_override, helm_values, plan_json, plan_tables
+
+    from atoll_forecast.planning.deployment import compose_override, helm_values
+    from atoll_forecast.planning.job import Job
+    from atoll_forecast.planning.planner import plan
+    from atoll_forecast.planning.tables import plan_json, plan_tables
 
     between_failures_s = between_failures_h * 3600 or math.inf
     regions = tuple(map(_region, region))
@@ -149,7 +152,7 @@ def plan_command(
 
 
 def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is loaded late
-    from atoll_server.forecast.job import Region
+    from atoll_forecast.planning.job import Region
 
     name, *rest = text.split(":")
     try:
@@ -170,7 +173,8 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is loaded late
 
 def _claims(title: str, claims: Any, json_path: Path | None, plot: Path | None) -> None:  # noqa: ANN401
     from atoll_server.cli.tables import console
-    from atoll_server.forecast.showing import claims_json, claims_table
+
+    from atoll_forecast.paper.tables import claims_json, claims_table
 
     console().print(claims_table(title, claims))
     _write(json_path, {title: claims_json(claims)})
@@ -180,7 +184,7 @@ def _claims(title: str, claims: Any, json_path: Path | None, plot: Path | None) 
 
 def _draw(path: Path, draw: Callable[[Any], None]) -> None:
     need("simulate --plot", "plots", "matplotlib")
-    from atoll_server.forecast import plots
+    from atoll_forecast.paper import plots
 
     try:
         draw(plots)
