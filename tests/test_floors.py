@@ -21,6 +21,7 @@ DISTRIBUTIONS = {
     "atoll": "learner",
     "atoll_forecast": "forecast",
     "atoll_dashboard": "dashboard",
+    "benchmarks": ".",
 }
 FORBIDDEN = {
     "atoll_wire": {"atoll_server", "atoll", "atoll_forecast", "torch"},
@@ -112,7 +113,9 @@ def test_modules_of_a_package_do_not_import_each_other_in_a_circle(distribution)
         no_circle({name: {each for each in targets if each in inside} for name, targets in inside.items()})
 
 
-PACKAGES = [(each, package) for each in ("atoll_server", "atoll", "atoll_forecast") for package in packages(each)]
+PACKAGES = [
+    (each, package) for each in ("atoll_server", "atoll", "atoll_forecast", "benchmarks") for package in packages(each)
+]
 
 
 @pytest.mark.parametrize(("distribution", "package"), PACKAGES)

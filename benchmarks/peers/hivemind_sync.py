@@ -12,9 +12,9 @@ from pathlib import Path
 
 from atoll.demo.processes import Child, children
 
+from benchmarks.data_plane.sync import wait
 from benchmarks.peers.accounts import Account, PeerSync
 from benchmarks.peers.environment import install as make
-from benchmarks.sync import wait
 
 PATIENCE_S = 60.0
 

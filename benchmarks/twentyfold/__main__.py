@@ -31,7 +31,7 @@ from atoll_forecast.planning.planner import plan
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
-from benchmarks.sites import Sites, sites
+from benchmarks.links.sites import Sites, sites
 from benchmarks.twentyfold.pace import PAPER_STEP_S, SEED, SIZE, tokens_of_step
 
 NAMES = ("eu", "us", "ap", "sa")

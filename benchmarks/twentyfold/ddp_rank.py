@@ -17,7 +17,7 @@ from atoll_forecast.planning.bandwidth import FORWARD
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from benchmarks.ddp_rank import LossOf
+from benchmarks.data_parallel.rank import LossOf
 from benchmarks.twentyfold.pace import Job, Pace
 
 

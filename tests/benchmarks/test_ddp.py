@@ -14,11 +14,11 @@ from itertools import islice
 import psutil
 import pytest
 
-from benchmarks import ddp_accounts as accounts
-from benchmarks.ddp_accounts import History, Joined, Kill, Life, Prepared, Step, Up, balance, failures
+from benchmarks.data_parallel import accounts
+from benchmarks.data_parallel.accounts import History, Joined, Kill, Life, Prepared, Step, Up, balance, failures
 from tests.end_to_end.world import eventually
 
-DDP = [sys.executable, "-m", "benchmarks.ddp"]
+DDP = [sys.executable, "-m", "benchmarks.data_parallel"]
 STEP_TOKENS = 8 * 128
 
 

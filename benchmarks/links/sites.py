@@ -11,8 +11,8 @@ from pathlib import Path
 
 from atoll.demo.processes import Child, Children
 
-from benchmarks.sync import wait
-from benchmarks.wan import IP
+from benchmarks.data_plane.sync import wait
+from benchmarks.links.wan import IP
 
 
 class Sites:
@@ -36,7 +36,7 @@ class Sites:
         for number, (site, name) in enumerate(self.names.items()):
             device = self.device(number)
             options = ["--mbit", f"{self._mbit}", "--delay-ms", f"{self._delay_ms}", "--seed", str(number)]
-            command = [sys.executable, "-m", "benchmarks.link", self.home, name, *options, "--device", device]
+            command = [sys.executable, "-m", "benchmarks.links.emulator", self.home, name, *options, "--device", device]
             link = self._group.start(f"link {site}", [*command, "--counts", str(self.counts[site])])
             self.links[site] = link
             wait([link], [Path(f"/run/netns/{self.home}.{device}.up")])

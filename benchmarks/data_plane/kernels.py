@@ -20,7 +20,7 @@ from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
 from atoll_wire.spans import BLOCK
 from numpy.typing import NDArray
 
-from benchmarks.rows import Row
+from benchmarks.data_plane.rows import Row
 
 PARAMETERS = 1 << 25  # 128 MiB as float32
 PASSES = 9

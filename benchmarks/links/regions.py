@@ -1,4 +1,6 @@
-"""Three regions behind long links, as a user would run them: python -m benchmarks.regions [--json PATH] [--seeds 3].
+"""Three regions behind long links, as a user would run them.
+
+python -m benchmarks.links.regions [--json PATH] [--seeds 3]
 
 As root, in network namespaces of its own: a core at home; in each region a front and two learners of the reference
 model, behind a link of 100 Mbit/s and 40 ms each way. It shows that each front took one copy of each published update,
@@ -26,7 +28,7 @@ from atoll.reference.train import loss_of_file
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
-from benchmarks.sites import Sites, sites
+from benchmarks.links.sites import Sites, sites
 
 REGIONS, EACH = ("eu", "us", "ap"), 2
 MBIT, DELAY_MS = 100.0, 40.0

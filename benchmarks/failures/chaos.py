@@ -1,7 +1,9 @@
-"""The same failures under Atoll and under a synchronous job: python -m benchmarks.chaos --seconds 600 --json PATH.
+"""The same failures under Atoll and under a synchronous job.
 
-First `atoll chaos` kills random learners at a mean time between failures; then the synchronous job of benchmarks/ddp
-trains the same model for as long, and the same ranks are killed at the same moments.
+python -m benchmarks.failures.chaos --seconds 600 --json PATH
+
+First `atoll chaos` kills random learners at a mean time between failures. Then the synchronous job of
+benchmarks/data_parallel trains the same model for as long, and the same ranks are killed at the same moments.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         mine, theirs = Path(place) / "atoll.json", Path(place) / "ddp.json"
         common = ["--seconds", str(options.seconds), "--seed", str(options.seed)]
-        _run("atoll.command", "chaos", "--learners", str(options.learners), "--mtbf-s", str(options.mtbf),
-             "--total-tokens", str(options.tokens), "--json", str(mine), *common)  # fmt: skip
+        chaos = ["--learners", str(options.learners), "--mtbf-s", str(options.mtbf), "--json", str(mine)]
+        _run("atoll.command", "chaos", *chaos, "--total-tokens", str(options.tokens), *common)
         atoll = json.loads(mine.read_text())
         kills = ",".join(f"{at_s}:{NAMES.index(target)}" for at_s, _, target, _ in atoll["blows"])
-        _run("benchmarks.ddp", "--ranks", str(options.learners), "--kills", kills, "--tokens", str(options.tokens),
-             "--json", str(theirs), *common)  # fmt: skip
+        ddp_job = ["--ranks", str(options.learners), "--kills", kills, "--json", str(theirs)]
+        _run("benchmarks.data_parallel", *ddp_job, "--tokens", str(options.tokens), *common)
         ddp = json.loads(theirs.read_text())
     Console().print(table(atoll, ddp))
     if options.json_path is not None:

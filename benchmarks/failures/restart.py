@@ -1,7 +1,7 @@
 """A core of a 25M-parameter model is killed again and again under synthetic learners: how soon does it serve again?
 
 Synthetic learners speak the protocol and train nothing: contributions of random values, sent for every round as it
-opens. python -m benchmarks.restart --kills 20 --history 100000 --json PATH
+opens. python -m benchmarks.failures.restart --kills 20 --history 100000 --json PATH
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A sync begins when every learner has trained and all fragments are due, and ends when each learner has adopted each of
 them with everybody's contribution in it. fsync, checksums, zstd and merging by direction are on; a snapshot that comes
 due is made when it is due, in whichever sync that is.
-python -m benchmarks.sync --learners 2 --size 124m --syncs 5 [--front] --json PATH
+python -m benchmarks.data_plane.sync --learners 2 --size 124m --syncs 5 [--front] --json PATH
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 from atoll.demo.processes import Child, children
 
-from benchmarks.loopback import loopback_bytes
+from benchmarks.data_plane.loopback import loopback_bytes
 
 FRAGMENTS = 24
 OPTIONS = ["--fragments", str(FRAGMENTS), "--quorum", "100%", "--snapshot-every-s", "3600"]
@@ -67,7 +67,15 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
     """
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
-        command = [sys.executable, "-m", "benchmarks.sync_core", directory, "core", "--dir", str(place / "run")]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.data_plane.sync_core",
+            directory,
+            "core",
+            "--dir",
+            str(place / "run"),
+        ]
         core = group.start("core", [*command, "--listen", "127.0.0.1:0", *OPTIONS], piped=True)
         address = group.serving(core)
         fronts = list[Child]()
@@ -76,7 +84,9 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
             fronts.append(front)
         arguments = [address, size, str(syncs), directory]
         islands = [
-            group.start(f"learner {n}", [sys.executable, "-m", "benchmarks.sync_learner", str(n), *arguments])
+            group.start(
+                f"learner {n}", [sys.executable, "-m", "benchmarks.data_plane.sync_learner", str(n), *arguments]
+            )
             for n in range(learners)
         ]
         found, told = [], list[dict[str, float]]()

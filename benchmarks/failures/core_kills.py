@@ -1,7 +1,7 @@
 """The core is killed again and again under four learners: what do they notice, and what does it cost in loss?
 
 Each seed is a pair: one run whose core is killed, and one, undisturbed, in which a process that does nothing is started
-at the same moments instead. python -m benchmarks.core_kills --seeds 3 --kills 20 --standby --json PATH
+at the same moments instead. python -m benchmarks.failures.core_kills --seeds 3 --kills 20 --standby --json PATH
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
         learners = []
         for name in NAMES:
             times = str(directory / f"{name}.npy")
-            command = [sys.executable, "-m", "benchmarks.island", times, name, address, str(seed)]
+            command = [sys.executable, "-m", "benchmarks.failures.island", times, name, address, str(seed)]
             learners.append(group.start(name, command))
         with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
             stub = rpc.OperatorStub(channel)

@@ -1,4 +1,6 @@
-"""A reference learner whose every inner step is timed: python -m benchmarks.island TIMES.npy NAME ADDRESS SEED.
+"""A reference learner whose every inner step is timed.
+
+python -m benchmarks.failures.island TIMES.npy NAME ADDRESS SEED
 
 Writes float64 (steps, 4): when `Learner.step()` was entered and left, in monotonic seconds; the processor time that it
 took; and, as a control, for how long plain computing of the same processor time went on right after it.

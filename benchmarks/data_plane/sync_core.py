@@ -1,4 +1,6 @@
-"""A core that opens the rounds of all fragments at once, when it is told to: python -m benchmarks.sync_core FOLDER ...
+"""A core that opens the rounds of all fragments at once, when it is told to.
+
+python -m benchmarks.data_plane.sync_core FOLDER ...
 
 Sync K begins with the file `go.K` in FOLDER, and no round closes while there is a file `hold`. The arguments after it
 are those of `atoll core`. All else is the core's.

@@ -1,4 +1,4 @@
-"""One rank of the synchronous job in `benchmarks.ddp`: the reference model under DistributedDataParallel, on gloo.
+"""One rank of the synchronous job of the synchronous job: the reference model under DistributedDataParallel, on gloo.
 
 Its standard input is a pipe from the parent that carries nothing: its end means that the parent is gone.
 """
@@ -21,7 +21,7 @@ from atoll.reference.model import SIZES, Transformer, build
 from atoll.reference.train import TrainSettings, learning_rate, optimizer_for
 from torch import Tensor, nn
 
-from benchmarks.ddp_accounts import Event, Joined, Prepared, Saved, Step, Up, encode
+from benchmarks.data_parallel.accounts import Event, Joined, Prepared, Saved, Step, Up, encode
 
 MEETING_S = 120.0  # at most; the parent ends everything long before
 CHECKPOINT = "checkpoint.pt"

@@ -1,4 +1,6 @@
-"""Uploads over an emulated wide-area link, beside raw TCP over the same one: python -m benchmarks.wan [--json PATH].
+"""Uploads over an emulated wide-area link, beside raw TCP over the same one.
+
+python -m benchmarks.links.wan [--json PATH]
 
 200 Mbit/s, 40 ms each way, 0.05 % loss; as root, in network namespaces of its own. A learner joins, warms up and makes
 one sync over the quick link, through the emulator and over one connection: what the processors of the moment carry.
@@ -25,7 +27,7 @@ from pathlib import Path
 
 from atoll.demo.processes import Child, Children, children
 
-from benchmarks.sync import OPTIONS, wait
+from benchmarks.data_plane.sync import OPTIONS, wait
 
 MBIT, DELAY_MS, LOSS = 200.0, 40.0, 0.0005
 QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the quick link; all but the one that warms up; of those that count
@@ -113,7 +115,7 @@ def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
         for name in names:
             subprocess.run([IP, "netns", "add", name], check=True)
         options = ["--mbit", f"{MBIT}", "--delay-ms", f"{DELAY_MS}", "--loss", f"{LOSS}", "--quick"]
-        link = group.start("link", [sys.executable, "-m", "benchmarks.link", *names, *options])
+        link = group.start("link", [sys.executable, "-m", "benchmarks.links.emulator", *names, *options])
         wait([link], [up])
         for side, address in enumerate((HOME, FAR)):
             inside(side, [IP, "addr", "add", f"{address}/30", "dev", "wan0"])
@@ -128,11 +130,19 @@ def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
 
 
 def _uploads(group: Children, place: Path, inside: Inside, link: Child) -> list[float]:
-    core_command = [sys.executable, "-m", "benchmarks.sync_core", str(place), "core", "--dir", str(place / "run")]
+    core_command = [
+        sys.executable,
+        "-m",
+        "benchmarks.data_plane.sync_core",
+        str(place),
+        "core",
+        "--dir",
+        str(place / "run"),
+    ]
     listen = ["--listen", f"{HOME}:0", "--insecure-plaintext", *OPTIONS]
     core = group.start("core", inside.command(0, [*core_command, *listen]), piped=True)
     address = group.serving(core)
-    words = [sys.executable, "-m", "benchmarks.sync_learner", "0", address, "124m", str(SYNCS), str(place)]
+    words = [sys.executable, "-m", "benchmarks.data_plane.sync_learner", "0", address, "124m", str(SYNCS), str(place)]
     learner, rates = group.start("learner", inside.command(1, words)), []
     for number in range(SYNCS + 1):
         wait([learner], [place / f"0.ready.{number}"])

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from benchmarks.rows import Row
+from benchmarks.data_plane.rows import Row
 
 HOLDS, MISSED = "#2a9d8f", "#e76f51"
 KINDS = {  # of functions, by the file that they are in

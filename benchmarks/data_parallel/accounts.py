@@ -1,4 +1,4 @@
-"""PURE: what a synchronous job spent its rank-seconds on, from what its ranks recorded; see `balance`.
+"""What a synchronous job spent its rank-seconds on, from what its ranks recorded; see `balance`.
 
 Terms. A start: one life of all ranks together; a failure ends it, and the next one goes on from the last checkpoint.
 A step is kept when its result is in the final model. Times are monotonic seconds of one machine.

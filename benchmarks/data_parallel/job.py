@@ -19,7 +19,7 @@ from types import FrameType
 from atoll_wire.errors import UserError
 from rich.console import Console
 
-from benchmarks.ddp_accounts import History, Kill, Life, balance, decode
+from benchmarks.data_parallel.accounts import History, Kill, Life, balance, decode
 
 POLL_S = 0.02
 SAY_EVERY_S = 10.0
@@ -33,7 +33,7 @@ class JobError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """See `python -m benchmarks.ddp --help`. seconds or tokens None: not what ends the job."""
+    """See `python -m benchmarks.data_parallel --help`. seconds or tokens None: not what ends the job."""
 
     ranks: int
     seconds: float | None
@@ -126,7 +126,7 @@ class Job:
         for number in range(settings.ranks):
             records, log = (self._directory / f"{start:04}-{number}.{kind}" for kind in ("records", "log"))
             command = [
-                sys.executable, "-m", "benchmarks.ddp_rank", "--dir", str(self._directory),
+                sys.executable, "-m", "benchmarks.data_parallel.rank", "--dir", str(self._directory),
                 "--stop-asked", str(self._asked), "--records", str(records),
                 "--meeting", str(self._directory / f"{start:04}.meeting"), "--rank", str(number),
                 "--ranks", str(settings.ranks), "--preset", settings.preset, "--seed", str(settings.seed),

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.ddp --ranks 4 --seconds 300 --mtbf 60 --json PATH`: what failures cost a synchronous job.
+"""What failures cost a synchronous job.
+
+python -m benchmarks.data_parallel --ranks 4 --seconds 300 --mtbf 60 --json PATH
 
 The reference model and text of Atoll under DistributedDataParallel (gloo, CPU, one process and one thread a rank). A
 failure is the SIGKILL of one rank. The other ranks cannot go on without it, so the whole job is ended, started again,
@@ -27,8 +29,8 @@ from atoll_wire.errors import UserError
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ddp_accounts import Balance, Kill, balance, failures
-from benchmarks.ddp_job import Job, JobSettings
+from benchmarks.data_parallel.accounts import Balance, Kill, balance, failures
+from benchmarks.data_parallel.job import Job, JobSettings
 
 
 def main() -> None:
@@ -129,7 +131,7 @@ def _final_model(settings: JobSettings, directory: Path) -> tuple[int, float]:
     from atoll.reference.model import SIZES, build  # noqa: PLC0415
     from atoll.reference.train import validation_loss  # noqa: PLC0415
 
-    from benchmarks.ddp_rank import CHECKPOINT, load  # noqa: PLC0415
+    from benchmarks.data_parallel.rank import CHECKPOINT, load  # noqa: PLC0415
 
     model = build(settings.preset, settings.seed)
     steps = load(directory / CHECKPOINT, model, None)

@@ -1,4 +1,4 @@
-"""A learner's training with syncs on, against none: python -m benchmarks.throughput.
+"""A learner's training with syncs on, against none: python -m benchmarks.data_plane.throughput.
 
 The learner has one processor for training and for all that Atoll does beside it; the core has the other. Phases of
 one sync of every fragment take turns with phases in which the same loop trains in a `pause`, so that both see the same
@@ -48,7 +48,7 @@ def measure() -> Throughput:
         address = group.serving(core)
         for task in Path(f"/proc/{core.process.pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), {1})
-        words = [sys.executable, "-m", "benchmarks.throughput", address]
+        words = [sys.executable, "-m", "benchmarks.data_plane.throughput", address]
         told = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
         group.stop(core)
     return Throughput(**json.loads(told.stdout.splitlines()[-1]))

@@ -1,4 +1,4 @@
-"""What a front costs: python -m benchmarks.fronts [--size 124m] [--json PATH].
+"""What a front costs: python -m benchmarks.data_plane.fronts [--size 124m] [--json PATH].
 
 Processor seconds of an outer sync of two learners through a front, beside the same without one, in pairs that
 alternate, with the front's peak memory; and its memory with 100 learners that follow and report through it.
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from atoll.demo.processes import children
 
-from benchmarks.crowd import resident_bytes
-from benchmarks.sync import measure, wait
+from benchmarks.data_plane.crowd import resident_bytes
+from benchmarks.data_plane.sync import measure, wait
 
 LEARNERS, CROWD, PAIRS, SYNCS = 2, 100, 2, 3
 WINDOW_S = 10.0
@@ -60,7 +60,7 @@ def crowd_bytes() -> int:
         place = Path(directory)
         core, address = group.start_core(place / "run", "127.0.0.1:0", ["--inner-steps", "10000"])
         front, near = group.start_front("front", "127.0.0.1:0", address)
-        crowd = group.start("crowd", [sys.executable, "-m", "benchmarks.crowd", str(CROWD), near, directory])
+        crowd = group.start("crowd", [sys.executable, "-m", "benchmarks.data_plane.crowd", str(CROWD), near, directory])
         wait([crowd], [place / "first"])
         crowd.process.send_signal(signal.SIGUSR1)
         wait([crowd], [place / "all"])

@@ -1,9 +1,9 @@
-"""Where the time of outer syncs goes: python -m benchmarks.flame --plot PATH [--learners 2].
+"""Where the time of outer syncs goes: python -m benchmarks.data_plane.flame --plot PATH [--learners 2].
 
 py-spy samples the threads of the core and of the learners that run Python, what they call in C and in compiled kernels
-included, while `benchmarks.sync` repeats its sync. Threads that wait for work, and stacks of the start, are left out;
-waiting for the disk is not. Threads of gRPC's that run no Python it cannot see: their seconds are told beside, by the
-operating system's count. Needs the right to trace one's own processes (ptrace).
+included, while `benchmarks.data_plane.sync` repeats its sync. Threads that wait for work, and stacks of the start, are
+left out; waiting for the disk is not. It cannot see threads of gRPC that run no Python: their seconds, by the operating
+system's count, are printed. Needs the right to trace one's own processes (ptrace).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import plots
+from benchmarks.data_plane import plots
 
 RATE, SYNCS = 100, 12  # samples a second; syncs
-PARTS = {"benchmarks.sync_core": "core", "benchmarks.sync_learner": "learners"}
+PARTS = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
 NOT_A_SYNC = (
     "_find_and_load", "warm_up", "measure", "__enter__", "configure", "Transformer", "normal_", "randn", "initial",
 )  # fmt: skip
@@ -38,7 +38,7 @@ def record(learners: int) -> tuple[str, Counter[str]]:
     """Collapsed stacks, a line each, and the processor seconds of threads by their kind."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "stacks"
-        sync = [sys.executable, "-m", "benchmarks.sync", "--learners", str(learners), "--syncs", str(SYNCS)]
+        sync = [sys.executable, "-m", "benchmarks.data_plane.sync", "--learners", str(learners), "--syncs", str(SYNCS)]
         options = ["--subprocesses", "--function", "--rate", str(RATE), "--format", "raw", "--output", str(out)]
         py_spy = str(Path(sys.executable).with_name("py-spy"))
         with subprocess.Popen([py_spy, "record", *options, "--", *sync], stdout=subprocess.DEVNULL) as recording:

@@ -1,4 +1,4 @@
-"""A core with many learners that live and have nothing to send: python -m benchmarks.crowd [COUNT].
+"""A core with many learners that live and have nothing to send: python -m benchmarks.data_plane.crowd [COUNT].
 
 Each runs what a learner's agent runs (`atoll.agent.session`), with its own connections, on one loop of one process:
 they joined, follow, take a step every 10 s and report; a round comes due after 10,000 steps. What they cost the core
@@ -29,7 +29,7 @@ from atoll_wire import codec
 from atoll_wire.layout import Layout
 from atoll_wire.logs import configure
 
-from benchmarks.sync import cpu_s, wait
+from benchmarks.data_plane.sync import cpu_s, wait
 
 COUNT = 1000
 STEP_S, WINDOW_S, WINDOWS, LEFT_OUT = 10.0, 10.0, 5, 2  # the first windows have what follows from joining
@@ -57,7 +57,9 @@ def measure(count: int = COUNT) -> Crowd:
         options = ["--dir", f"{directory}/run", "--inner-steps", "10000", "--listen", "127.0.0.1:0"]
         core = group.start("core", [sys.executable, "-m", "atoll.command", "core", *options], piped=True)
         address = group.serving(core)
-        crowd = group.start("crowd", [sys.executable, "-m", "benchmarks.crowd", str(count), address, directory])
+        crowd = group.start(
+            "crowd", [sys.executable, "-m", "benchmarks.data_plane.crowd", str(count), address, directory]
+        )
         wait([crowd], [place / "first"])
         before = resident_bytes(core)
         crowd.process.send_signal(signal.SIGUSR1)

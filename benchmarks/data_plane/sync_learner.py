@@ -1,4 +1,6 @@
-"""One learner of `benchmarks.sync`: python -m benchmarks.sync_learner NAME ADDRESS SIZE SYNCS FOLDER.
+"""One learner of `benchmarks.data_plane.sync`.
+
+python -m benchmarks.data_plane.sync_learner NAME ADDRESS SIZE SYNCS FOLDER
 
 It trains nothing: between two syncs noise of the size of some inner steps is added to the parameters. It sets
 `NAME.ready.K` before sync K, and writes `NAME.K` when it has adopted every fragment: a line of JSON with the moment,
@@ -74,7 +76,9 @@ def main() -> None:
             (place / f"{name}.ready.{number}").touch()
             uploaded = 0.0
             adopted = learner.adoptions
-            while learner.adoptions - adopted < len(old.versions):  # one of each fragment: `benchmarks.sync` checks
+            while learner.adoptions - adopted < len(
+                old.versions
+            ):  # one of each fragment: `benchmarks.data_plane.sync` checks
                 learner.step(tokens=1)
                 time.sleep(BREATH_S)
                 if not uploaded and learner.acknowledged == len(old.versions) * (number + 1):

@@ -1,6 +1,6 @@
 """A wide-area link between two network namespaces, in user space: rate, delay and loss, with the kernel's TCP over it.
 
-python -m benchmarks.link A B --mbit 200 --delay-ms 40 --loss 0.0005 [--quick] [--device wan0]
+python -m benchmarks.links.emulator A B --mbit 200 --delay-ms 40 --loss 0.0005 [--quick] [--device wan0]
 
 As root. Makes a device in each namespace, touches /run/netns/A.DEVICE.up, and carries packets until it is ended.
 --quick: without delay and loss until SIGUSR1. SIGUSR2 cuts it, and mends it again. --counts: bytes each way, written
