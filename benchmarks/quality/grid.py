@@ -10,6 +10,7 @@ from atoll_server.settings import RunSettings
 from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
+REST = "budgets"  # the series of all that is in no table of variants
 MIXED = (0.5, 0.8, 1.2, 1.5)
 DATA_PARALLEL = Recipe("data-parallel", learning_rate=1e-2)
 BASE = Recipe("decoupled", learning_rate=6e-3)
@@ -156,3 +157,10 @@ BUDGETS = (
     Budget("490k", 1000, (4e-3, 6e-3, 1e-2), ((4e-3, *A), (6e-3, *A), (9e-3, *A))),
     Budget("490k", 3000, (2.5e-3, 4e-3, 6e-3), ((2e-3, *A), (3e-3, *A), (4e-3, *A))),
 )  # fmt: skip
+
+
+def series(recipe: Recipe) -> str:
+    """Names the file of its record: the first table that has it, with any seed."""
+    first = replace(recipe, seed=0)
+    holding = (group.name for group in GROUPS if any(variant.recipe == first for variant in group.variants))
+    return next(holding, REST)

@@ -70,7 +70,7 @@ def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
     staleness = [each for account in made.accounts.values() for each in account.staleness]
     return {
         "loss": validation_loss(work.model(), corpus, WINDOWS), "curve": curve, "train_loss": _last(work.losses),
-        "settings": settings.model_dump(mode="json"), "merges": len(made.merges), "lapses": made.lapses,
+        "settings": recipe.deciding_settings(), "merges": len(made.merges), "lapses": made.lapses,
         "merged": len(staleness),
         "causes": {cause: sum(m.cause == cause for m in made.merges) for cause in {m.cause for m in made.merges}},
         "shares": len(staleness) / max(1, len(made.merges)),
