@@ -107,9 +107,13 @@ def of_wan(report: Report) -> None:
 
 
 PARTS: dict[str, Callable[[Report], None]] = {
-    "kernels": of_kernels, "step": of_step, "syncs": of_syncs, "throughput": of_throughput, "crowd": of_crowd,
+    "kernels": of_kernels,
+    "step": of_step,
+    "syncs": of_syncs,
+    "throughput": of_throughput,
+    "crowd": of_crowd,
     "wan": of_wan,
-}  # fmt: skip
+}
 
 
 def main() -> None:

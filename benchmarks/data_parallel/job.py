@@ -135,9 +135,13 @@ class Job:
             life = Life(time.monotonic())
             with log.open("wb") as output:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment,
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
                     start_new_session=True,
-                )  # fmt: skip
+                )
             self._ranks.append(Rank(number, process, records, log, life))
             self.history.lives[-1].append(life)
 

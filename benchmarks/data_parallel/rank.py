@@ -76,9 +76,12 @@ def main() -> None:
 
     # A file instead of a port: gloo takes its own ports from the OS, and a start cannot meet the one before it.
     dist.init_process_group(
-        "gloo", init_method=f"file://{options.meeting.resolve()}", rank=options.rank, world_size=options.ranks,
+        "gloo",
+        init_method=f"file://{options.meeting.resolve()}",
+        rank=options.rank,
+        world_size=options.ranks,
         timeout=timedelta(seconds=MEETING_S),
-    )  # fmt: skip
+    )
     first = load(options.dir / CHECKPOINT, model, optimizer)
     whole = nn.parallel.DistributedDataParallel(LossOf(model), gradient_as_bucket_view=True)
     record(Joined(time.monotonic(), first))

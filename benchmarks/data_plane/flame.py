@@ -24,13 +24,23 @@ from benchmarks.data_plane import plots
 RATE, SYNCS = 100, 12  # samples a second; syncs
 PARTS = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
 NOT_A_SYNC = (
-    "_find_and_load", "warm_up", "measure", "__enter__", "configure", "Transformer", "normal_", "randn", "initial",
-)  # fmt: skip
+    "_find_and_load",
+    "warm_up",
+    "measure",
+    "__enter__",
+    "configure",
+    "Transformer",
+    "normal_",
+    "randn",
+    "initial",
+)
 WAITING = ("_worker (concurrent", "EpollSelector.select", "wait (threading", "main (benchmarks")  # on top of a stack
 BELOW = {  # what is under these is the same in every stack
-    "Handle._run": "event loop", "BaseEventLoop": "event loop", "_WorkItem.run": "threads",
+    "Handle._run": "event loop",
+    "BaseEventLoop": "event loop",
+    "_WorkItem.run": "threads",
     "Learner.step": "training loop",
-}  # fmt: skip
+}
 POLL_S = 0.5
 
 

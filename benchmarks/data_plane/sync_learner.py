@@ -86,10 +86,13 @@ def main() -> None:
                     (place / f"{name}.uploaded.{number}").touch()
             ended, new = time.monotonic(), learner.stats()
             found = {
-                "ended": ended, "uploaded": uploaded, "payload_bytes": coded_bytes[0] - old_bytes,
-                "merged": new.merged - old.merged, "parameters": sum(p.numel() for p in parameters),
+                "ended": ended,
+                "uploaded": uploaded,
+                "payload_bytes": coded_bytes[0] - old_bytes,
+                "merged": new.merged - old.merged,
+                "parameters": sum(p.numel() for p in parameters),
                 "added_bytes": peak_bytes() - before,
-            }  # fmt: skip
+            }
             part = place / f"{name}.part"
             part.write_text(json.dumps(found))
             part.rename(place / f"{name}.{number}")

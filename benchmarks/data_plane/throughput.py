@@ -109,5 +109,7 @@ if __name__ == "__main__":
         print(json.dumps(asdict(learn(sys.argv[1]))))
     else:
         found = measure()
-        print(f"{statistics.median(found.ratios):.4f} ({min(found.ratios):.4f} to {max(found.ratios):.4f}) of "
-              f"{1 / found.step_s:.2f} steps/s, {found.merged:.1f} fragments merged a pair")  # fmt: skip
+        print(
+            f"{statistics.median(found.ratios):.4f} ({min(found.ratios):.4f} to {max(found.ratios):.4f}) of "
+            f"{1 / found.step_s:.2f} steps/s, {found.merged:.1f} fragments merged a pair"
+        )

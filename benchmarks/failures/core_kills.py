@@ -159,16 +159,21 @@ def figures(
     gaps = np.concatenate([each[1:, 0] - each[:-1, 1] - each[:-1, 3] for each in times])
     counts = status.contributions
     return {
-        "struck": done, "steps": len(steps), "longest_step_s": float(steps.max()),
+        "struck": done,
+        "steps": len(steps),
+        "longest_step_s": float(steps.max()),
         "step_s_p999": float(np.quantile(steps, 0.999)),
         "longest_step_cpu_s": float(max(each[:, 2].max() for each in times)),
         "longest_plain_s": float(max(each[:, 3].max() for each in times)),
         "longest_gap_s": float(gaps.max()),
-        "gap_s_p50": float(np.median(gaps)), "gap_s_p999": float(np.quantile(gaps, 0.999)),
-        "goodput": status.goodput.ratio, "merges": status.merges,
+        "gap_s_p50": float(np.median(gaps)),
+        "gap_s_p999": float(np.quantile(gaps, 0.999)),
+        "goodput": status.goodput.ratio,
+        "merges": status.merges,
         "contributions": {"accepted": counts.accepted, "merged": counts.merged, "refused": counts.refused},
-        "serving_s": serving, "validation_loss": loss_of_file(directory / "last.safetensors", "tiny", None),
-    }  # fmt: skip
+        "serving_s": serving,
+        "validation_loss": loss_of_file(directory / "last.safetensors", "tiny", None),
+    }
 
 
 def ratio(pair: dict[str, Any]) -> float:

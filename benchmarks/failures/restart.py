@@ -39,8 +39,12 @@ from rich.console import Console
 
 LARGEST_START_S = 3.0  # what is promised
 STEP_S, TOKENS = 0.15, 4096  # of a synthetic inner step
-MESSAGES = [("grpc.max_send_message_length", 16 << 20), ("grpc.max_receive_message_length", 16 << 20),
-            ("grpc.max_reconnect_backoff_ms", 100), ("grpc.use_local_subchannel_pool", 1)]  # fmt: skip
+MESSAGES = [
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_reconnect_backoff_ms", 100),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 
 def tensors(parameters: int) -> tuple[TensorSpec, ...]:
@@ -72,23 +76,32 @@ class Synthetic(threading.Thread):
                 try:
                     self._stay(stub)
                 except grpc.RpcError as error:
-                    if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED,
-                                            grpc.StatusCode.CANCELLED}:  # fmt: skip
+                    if error.code() not in {
+                        grpc.StatusCode.UNAVAILABLE,
+                        grpc.StatusCode.UNAUTHENTICATED,
+                        grpc.StatusCode.CANCELLED,
+                    }:
                         raise
                     self.ending.wait(0.1)
 
     def _stay(self, stub: rpc.OuterStub) -> None:
         reply = stub.Join(
             pb.JoinRequest(
-                protocol=PROTOCOL, learner=self.name, nonce=self._nonce, incarnation=self._incarnation,
+                protocol=PROTOCOL,
+                learner=self.name,
+                nonce=self._nonce,
+                incarnation=self._incarnation,
                 tensors=[tensor_message(t) for t in self._specs],
             )
-        )  # fmt: skip
+        )
         self._incarnation = reply.incarnation
         session = pb.Session(
-            run=reply.run, learner=self.name, incarnation=reply.incarnation, generation=reply.generation,
+            run=reply.run,
+            learner=self.name,
+            incarnation=reply.incarnation,
+            generation=reply.generation,
             token=reply.token,
-        )  # fmt: skip
+        )
         layout, versions = plan(self._specs, reply.settings.fragments), list(reply.versions)
         over = threading.Event()
         reporting = threading.Thread(target=self._report, args=(stub, session, over), daemon=True)
@@ -125,10 +138,18 @@ class Synthetic(threading.Thread):
         table = [(len(p), crc32c(p)) for p in payloads]
         self._seq[opened.fragment] = self._seq.get(opened.fragment, 0) + 1
         header = pb.PushHeader(
-            session=session, fragment=opened.fragment, seq=self._seq[opened.fragment], cycle=opened.cycle,
-            base_version=versions[opened.fragment], tokens=TOKENS, steps=24, codec=pb.CODEC_INT4, frames=len(payloads),
-            size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
-        )  # fmt: skip
+            session=session,
+            fragment=opened.fragment,
+            seq=self._seq[opened.fragment],
+            cycle=opened.cycle,
+            base_version=versions[opened.fragment],
+            tokens=TOKENS,
+            steps=24,
+            codec=pb.CODEC_INT4,
+            frames=len(payloads),
+            size_bytes=sum(map(len, payloads)),
+            digest=codec.frames_digest(table),
+        )
         frames = (pb.Frame(index=n, crc32c=table[n][1], payload=p) for n, p in enumerate(payloads))
         messages = [pb.PushRequest(header=header), *(pb.PushRequest(frames=[frame]) for frame in frames)]
         try:
@@ -197,8 +218,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 found.append({"serving_s": serving_s, "merges": status.merges})
                 console.print(
                     f"start {number + 1}: {serving_s:.2f} s; {status.merges - before} merges since the last, "
-                    f"{status.merges} in all", highlight=False,
-                )  # fmt: skip
+                    f"{status.merges} in all",
+                    highlight=False,
+                )
                 if not problems.empty():
                     raise RuntimeError(f"a synthetic learner failed: {problems.get()}")
         for learner in learners:

@@ -48,9 +48,12 @@ class Timed(FedAvg):  # type: ignore[misc]
 
     def __init__(self, clients: int, initial: Parameters) -> None:
         super().__init__(
-            fraction_evaluate=0.0, min_fit_clients=clients, min_evaluate_clients=0, min_available_clients=clients,
+            fraction_evaluate=0.0,
+            min_fit_clients=clients,
+            min_evaluate_clients=0,
+            min_available_clients=clients,
             initial_parameters=initial,
-        )  # fmt: skip
+        )
         self.began, self.training = list[Account](), list[tuple[float, float]]()
         self.ended: Account | None = None
 
@@ -81,9 +84,11 @@ def serve(address: str, clients: int, parameters: int, rounds: int, result: Path
     strategy = Timed(clients, ndarrays_to_parameters(arrays))
     del arrays
     start_server(
-        server_address=address, config=ServerConfig(num_rounds=rounds), strategy=strategy,
+        server_address=address,
+        config=ServerConfig(num_rounds=rounds),
+        strategy=strategy,
         grpc_max_message_length=LONGEST_MESSAGE,
-    )  # fmt: skip
+    )
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     assert strategy.ended is not None, "there was a round"
     moments = [one.data() for one in (*strategy.began, strategy.ended)]

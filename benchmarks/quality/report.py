@@ -74,11 +74,15 @@ def budget_table(found: Sequence[Gap]) -> str:
         plain, fleet, settings = gap.data_parallel, gap.fleet, gap.fleet.settings
         one, other = ([pair[side] for pair in gap.losses] for side in (0, 1))
         cells = [
-            gap.budget.size, f"{fleet.tokens / 1e6:.1f}M", f"{fleet.steps / settings.inner_steps:.0f}",
+            gap.budget.size,
+            f"{fleet.tokens / 1e6:.1f}M",
+            f"{fleet.steps / settings.inner_steps:.0f}",
             f"{spread(one, '.4f')} ({plain.learning_rate:g})",
             f"{spread(other, '.4f')} ({fleet.learning_rate:g}; {settings.outer_lr:g}, {settings.outer_momentum:g})",
-            f"{spread(gap.behind, '+.2f')} %", str(len(gap.losses)), f"{gap.tried[0]}, {gap.tried[1]}",
-        ]  # fmt: skip
+            f"{spread(gap.behind, '+.2f')} %",
+            str(len(gap.losses)),
+            f"{gap.tried[0]}, {gap.tried[1]}",
+        ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*rows, ""])
 
@@ -114,11 +118,15 @@ def table(group: Group, found: Sequence[Line]) -> str:
 def _row(line: Line) -> str:
     behind = f"{spread(line.behind, '+.2f')} %" if line.behind else NOTHING
     cells = [
-        line.variant.name, spread(line.losses, ".4f"), str(len(line.losses)), behind,
-        _mean(line, "shares", ".2f"), _mean(line, "staleness", ".2f"),
+        line.variant.name,
+        spread(line.losses, ".4f"),
+        str(len(line.losses)),
+        behind,
+        _mean(line, "shares", ".2f"),
+        _mean(line, "staleness", ".2f"),
         f"{_mean(line, 'bits_up', '.2f')}, {_mean(line, 'bits_down', '.2f')}",
         ", ".join(sorted({record["commit"] for record in line.records})),
-    ]  # fmt: skip
+    ]
     return f"| {' | '.join(cells)} |"
 
 

@@ -102,10 +102,12 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
     regions = tuple(Region(name, 1, mbit * 1e6, 2 * delay_ms(step_s) / 1e3) for name in NAMES)
     planned = plan(Job(parameters, step_s, regions))
     predicted = {
-        "inner_steps": planned.settings.inner_steps, "overlap_steps": planned.settings.overlap_steps,
-        "utilisation": planned.atoll.utilisation, "up_bits_s": planned.carried[0].up_bits_s,
+        "inner_steps": planned.settings.inner_steps,
+        "overlap_steps": planned.settings.overlap_steps,
+        "utilisation": planned.atoll.utilisation,
+        "up_bits_s": planned.carried[0].up_bits_s,
         "down_bits_s": planned.carried[0].down_bits_s,
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
         with sites(group, path, NAMES, mbit, delay_ms(step_s)) as place:
@@ -119,10 +121,20 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
             learners = []
             for number, (name, namespace) in enumerate(place.names.items()):
                 words = [
-                    sys.executable, "-m", "benchmarks.twentyfold.island", "--number", str(number), "--steps",
-                    str(steps), "--step-s", str(step_s), "--server", f"{place.home_address(number)}:{PORT}",
-                    "--record", str(path / f"{name}.steps"),
-                ]  # fmt: skip
+                    sys.executable,
+                    "-m",
+                    "benchmarks.twentyfold.island",
+                    "--number",
+                    str(number),
+                    "--steps",
+                    str(steps),
+                    "--step-s",
+                    str(step_s),
+                    "--server",
+                    f"{place.home_address(number)}:{PORT}",
+                    "--record",
+                    str(path / f"{name}.steps"),
+                ]
                 learners.append(group.start(name, place.inside(namespace, words)))
             export = _Exports(operator, path) if exports else None
             rates = _watched(place, path, learners, steps, export)
@@ -134,19 +146,34 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
 
 
 def _run(
-    method: str, gbit: float, mbit: float, step_s: float, times: list[list[tuple[float, float]]],
-    rates: list[tuple[float, float]], options: str, predicted: dict[str, float], loss_at: list[tuple[float, float]],
-) -> Run:  # fmt: skip
+    method: str,
+    gbit: float,
+    mbit: float,
+    step_s: float,
+    times: list[list[tuple[float, float]]],
+    rates: list[tuple[float, float]],
+    options: str,
+    predicted: dict[str, float],
+    loss_at: list[tuple[float, float]],
+) -> Run:
     counted = [rank[LEFT_OUT:] for rank in times]
     seconds = [rank[-1][1] - rank[0][0] for rank in counted]
     steps = min(map(len, counted))
     median = statistics.median(end - begin for rank in counted for begin, end in rank)
     return Run(
-        method, gbit, mbit, len(times[0]), median,
+        method,
+        gbit,
+        mbit,
+        len(times[0]),
+        median,
         sum(len(rank) * tokens_of_step() / s for rank, s in zip(counted, seconds, strict=True)),
-        steps * step_s / max(seconds), max(up for up, _ in rates),
-        max(down for _, down in rates), options, predicted, loss_at,
-    )  # fmt: skip
+        steps * step_s / max(seconds),
+        max(up for up, _ in rates),
+        max(down for _, down in rates),
+        options,
+        predicted,
+        loss_at,
+    )
 
 
 def _seconds(times: list[list[tuple[float, float]]]) -> float:
@@ -242,9 +269,12 @@ def main() -> None:
 
     def keep(run: Run) -> None:
         runs.append(run)
-        print(f"{run.method}, {run.gbit:g} Gbit/s ({run.mbit:.2f} Mbit/s here): {run.tokens_s:.0f} tokens/s, "
-              f"utilisation {run.utilisation:.3f}, {run.up_bits_s / 1e6:.2f} Mbit/s up, {run.down_bits_s / 1e6:.2f} "
-              f"down {run.options}", flush=True)  # fmt: skip
+        print(
+            f"{run.method}, {run.gbit:g} Gbit/s ({run.mbit:.2f} Mbit/s here): {run.tokens_s:.0f} tokens/s, "
+            f"utilisation {run.utilisation:.3f}, {run.up_bits_s / 1e6:.2f} Mbit/s up, {run.down_bits_s / 1e6:.2f} "
+            f"down {run.options}",
+            flush=True,
+        )
         made = {"runs": [asdict(each) for each in runs], "trials": [asdict(each) for each in trials]}
         options.json_path.write_text(json.dumps(made, indent=1) + "\n")
 

@@ -63,9 +63,12 @@ def main() -> None:
     options = parser.parse_args()
     pace = Pace(Job(options.number, options.step_s, options.steps, options.record))
     dist.init_process_group(
-        "gloo", init_method=f"tcp://{options.meet}", rank=options.number, world_size=options.ranks,
+        "gloo",
+        init_method=f"tcp://{options.meet}",
+        rank=options.number,
+        world_size=options.ranks,
         timeout=timedelta(hours=1),
-    )  # fmt: skip
+    )
     whole = nn.parallel.DistributedDataParallel(
         LossOf(pace.model), bucket_cap_mb=options.bucket_mb, gradient_as_bucket_view=True
     )

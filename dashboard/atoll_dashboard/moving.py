@@ -62,10 +62,16 @@ class Moving:
 
     def remember(self, status: pb.StatusReply, run: Run) -> None:
         """One more point of each history. run: the same look as it is told."""
-        self.history.add(status.at, {
-            "goodput": run.goodput.ratio, TOKENS: run.tokens_per_s, "loss": math.nan if run.loss is None else run.loss,
-            UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s,
-        })  # fmt: skip
+        self.history.add(
+            status.at,
+            {
+                "goodput": run.goodput.ratio,
+                TOKENS: run.tokens_per_s,
+                "loss": math.nan if run.loss is None else run.loss,
+                UP: run.wire.up_bytes_per_s,
+                DOWN: run.wire.down_bytes_per_s,
+            },
+        )
         losses = {("loss", each.learner): each.loss for each in status.learners}
         rates = {(TOKENS, each.learner): self.tokens.rate(each.learner) for each in status.learners}
         self.learners_history.add(status.at, losses | rates)

@@ -33,19 +33,28 @@ def register(app: typer.Typer) -> None:
 
 
 def goodput_command(
-    chips: Annotated[int | None, typer.Option(min=1, max=100_000_000, help="One fleet of so many chips [Table 1: 150,000 to 2,400,000].")] = None,
-    learners: Annotated[int | None, typer.Option(min=1, max=4096, help="With --chips: M, equal parts of them [8].")] = None,
+    chips: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000_000, help="One fleet of so many chips [Table 1: 150,000 to 2,400,000]."),
+    ] = None,
+    learners: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="With --chips: M, equal parts of them [8].")
+    ] = None,
     failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Of a chip.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
-    downscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause of a learner that goes on with fewer slices.")] = 18.0,
+    downscale_s: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Pause of a learner that goes on with fewer slices.")
+    ] = 18.0,
     upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause when a slice is back.")] = 2.0,
     repair_s: Annotated[float, typer.Option(min=1, max=1e8, help="Mean time until a slice is back.")] = 3600.0,
-    repair_shape: Annotated[float, typer.Option(min=0.2, max=10, help="Of a Weibull distribution; 1: exponential.")] = 1.0,
+    repair_shape: Annotated[
+        float, typer.Option(min=0.2, max=10, help="Of a Weibull distribution; 1: exponential.")
+    ] = 1.0,
     restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Of a job that is not elastic.")] = 76.0,
     hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated.")] = 30.0,
     json_path: Json = None,
     plot: Plot = None,
-) -> None:  # fmt: skip
+) -> None:
     """Goodput under failures: Table 1 of the paper, or one fleet of yours."""
     from atoll_server.cli.tables import console
 
@@ -104,15 +113,25 @@ def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
 def plan_command(
     parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Of the model that are trained: 12e9.")],
     step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Seconds of one learner's inner step.")],
-    region: Annotated[list[str], typer.Option(help="See above. May be given several times.", metavar="REGION")] = DEFAULT_REGIONS,
-    between_failures_h: Annotated[float, typer.Option(min=0, max=1e6, help="Hours between failures of one learner, mean; 0: none.")] = 0.0,
-    repair_min: Annotated[float, typer.Option(min=0, max=1e6, help="Minutes from a failure to the learner's next step.")] = 10.0,
-    core_mbit: Annotated[float, typer.Option(min=0, max=1e9, help="The core's own link, each way; 0: it carries whatever comes.")] = 0.0,
+    region: Annotated[
+        list[str], typer.Option(help="See above. May be given several times.", metavar="REGION")
+    ] = DEFAULT_REGIONS,
+    between_failures_h: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Hours between failures of one learner, mean; 0: none.")
+    ] = 0.0,
+    repair_min: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Minutes from a failure to the learner's next step.")
+    ] = 10.0,
+    core_mbit: Annotated[
+        float, typer.Option(min=0, max=1e9, help="The core's own link, each way; 0: it carries whatever comes.")
+    ] = 0.0,
     fragments: Annotated[int, typer.Option(min=0, max=256, help="P; 0: 24.")] = 0,
     values: Annotated[Path | None, typer.Option(help="Write values for the chart there.", metavar="PATH")] = None,
-    compose: Annotated[Path | None, typer.Option(help="Write an override for docker/compose.yaml there.", metavar="PATH")] = None,
+    compose: Annotated[
+        Path | None, typer.Option(help="Write an override for docker/compose.yaml there.", metavar="PATH")
+    ] = None,
     json_path: Json = None,
-) -> None:  # fmt: skip
+) -> None:
     """Settings for a run of yours, and what to expect: links, money, goodput, memory, a region lost.
 
     A region is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]: its learners, its link to the core, each way, and what a gigabyte

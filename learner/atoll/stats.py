@@ -144,12 +144,22 @@ class Counters:
         """As the core is told."""
         paused = self.pausing(time.perf_counter())
         return pb.Progress(
-            steps=self.steps, tokens=self.tokens, loss=self.loss, step_time_s=self.step_time_s,
-            stepping_s=self.stepping_s, blocked_s=self.blocked_s, joining_s=self.joining_s, paused_s=self.paused_s,
-            abandoned_tokens=round(self.abandoned_tokens), paused=paused, bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down, bytes_whole=self.bytes_whole,
-            prepared_s=self.prepared_s, first_step_s=self.first_step_s,
-        )  # fmt: skip
+            steps=self.steps,
+            tokens=self.tokens,
+            loss=self.loss,
+            step_time_s=self.step_time_s,
+            stepping_s=self.stepping_s,
+            blocked_s=self.blocked_s,
+            joining_s=self.joining_s,
+            paused_s=self.paused_s,
+            abandoned_tokens=round(self.abandoned_tokens),
+            paused=paused,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            bytes_whole=self.bytes_whole,
+            prepared_s=self.prepared_s,
+            first_step_s=self.first_step_s,
+        )
 
 
 def whole(tokens: SupportsIndex) -> int:

@@ -15,9 +15,11 @@ def data_parallel(job: Job) -> Method:
     slowest = min(job.regions, key=lambda region: region.bits_s)
     trip_s = max(region.round_trip_s for region in job.regions)
     model = bandwidth.Model(job.parameters, job.step_s)
-    step_s = job.step_s if len(job.regions) == 1 else bandwidth.data_parallel_step_s(
-        model, slowest.bits_s, len(job.regions), round_trip_s=trip_s
-    )  # fmt: skip
+    step_s = (
+        job.step_s
+        if len(job.regions) == 1
+        else bandwidth.data_parallel_step_s(model, slowest.bits_s, len(job.regions), round_trip_s=trip_s)
+    )
     payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * bandwidth.BF16_BITS
     return _together("data-parallel", job, job.step_s / step_s, 2 * payload / step_s)
 

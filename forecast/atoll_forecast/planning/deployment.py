@@ -17,47 +17,55 @@ def helm_values(job: Job, plan: Plan) -> str:
     cache = _cache_mib(job, plan)
     front, learner = gib((cache << 20) + FRONT_BYTES), gib(1.15 * plan.learner_bytes + LEARNER_BYTES)
     gigabytes, price = plan.atoll.month_gb, plan.atoll.month_price
-    return "\n".join([
-        f"# {job.parameters:.3g} parameters, {job.learners} learners, steps of {job.step_s:g} s: by `atoll plan`",
-        "core:",
-        "  settings:",
-        f"    innerSteps: {plan.settings.inner_steps}",
-        f"    fragments: {plan.settings.fragments}",
-        f"    overlap: {plan.settings.overlap_steps:g}",
-        f"    codec: {plan.settings.codec.name.lower()}",
-        "    # totalTokens: of the whole run; outer steps cool down towards its end",
-        f"  storage: {{size: {disk}Gi}}",
-        "  resources:",
-        f'    requests: {{cpu: "{processors(job, plan)}", memory: {memory}Gi}}',
-        f"    limits: {{memory: {memory}Gi}}",
-        "front:",
-        f"  cacheMib: {cache}",
-        "  resources:",
-        f'    requests: {{cpu: "1", memory: {front}Gi}}',
-        f"    limits: {{memory: {front}Gi}}",
-        "learner:  # beside what your loop takes of the host",
-        "  resources:",
-        f'    requests: {{cpu: "4", memory: {learner}Gi}}',
-        f"    limits: {{memory: {learner}Gi}}",
-        *([] if price is None else ["dashboard:", f"  pricePerGb: {price / gigabytes:.3g}"]),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# {job.parameters:.3g} parameters, {job.learners} learners, steps of {job.step_s:g} s: by `atoll plan`",
+            "core:",
+            "  settings:",
+            f"    innerSteps: {plan.settings.inner_steps}",
+            f"    fragments: {plan.settings.fragments}",
+            f"    overlap: {plan.settings.overlap_steps:g}",
+            f"    codec: {plan.settings.codec.name.lower()}",
+            "    # totalTokens: of the whole run; outer steps cool down towards its end",
+            f"  storage: {{size: {disk}Gi}}",
+            "  resources:",
+            f'    requests: {{cpu: "{processors(job, plan)}", memory: {memory}Gi}}',
+            f"    limits: {{memory: {memory}Gi}}",
+            "front:",
+            f"  cacheMib: {cache}",
+            "  resources:",
+            f'    requests: {{cpu: "1", memory: {front}Gi}}',
+            f"    limits: {{memory: {front}Gi}}",
+            "learner:  # beside what your loop takes of the host",
+            "  resources:",
+            f'    requests: {{cpu: "4", memory: {learner}Gi}}',
+            f"    limits: {{memory: {learner}Gi}}",
+            *([] if price is None else ["dashboard:", f"  pricePerGb: {price / gigabytes:.3g}"]),
+            "",
+        ]
+    )
 
 
 def compose_override(job: Job, plan: Plan) -> str:
     """Beside docker/compose.yaml: `docker compose -f docker/compose.yaml -f FILE up`; learners without a GPU."""
     settings, cache = plan.settings, _cache_mib(job, plan)
     core = {
-        "INNER_STEPS": settings.inner_steps, "FRAGMENTS": settings.fragments, "OVERLAP": f"{settings.overlap_steps:g}",
+        "INNER_STEPS": settings.inner_steps,
+        "FRAGMENTS": settings.fragments,
+        "OVERLAP": f"{settings.overlap_steps:g}",
         "CODEC": settings.codec.name.lower(),
-    }  # fmt: skip
+    }
     said = ", ".join(f'ATOLL_CORE_{name}: "{value}"' for name, value in core.items())
     learner = plan.learner_bytes + TRAINED_BYTES * job.parameters + (1 << 30)
     lines = ["services:", "  core:", f"    environment: {{{said}}}", f"    mem_limit: {_mib(1.15 * plan.core_bytes)}m"]
     for region in REGIONS:
-        lines += [f"  front-{region}:", f'    environment: {{ATOLL_FRONT_CACHE_MIB: "{cache}"}}',
-                  f"    mem_limit: {_mib((cache << 20) + FRONT_BYTES)}m",
-                  f"  learner-{region}:", f"    mem_limit: {_mib(1.15 * learner)}m"]  # fmt: skip
+        lines += [
+            f"  front-{region}:",
+            f'    environment: {{ATOLL_FRONT_CACHE_MIB: "{cache}"}}',
+            f"    mem_limit: {_mib((cache << 20) + FRONT_BYTES)}m",
+            f"  learner-{region}:",
+            f"    mem_limit: {_mib(1.15 * learner)}m",
+        ]
     return "\n".join([*lines, ""])
 
 

@@ -105,16 +105,24 @@ def plan(job: Job, fragments: int = 0) -> Plan:
     trial = tried(job, settings, _longest_trip(job, count))
     atoll = _atoll(job, carried, inner_steps, overlap, utilisation)
     return Plan(
-        settings, why, carried, core, atoll,
-        (data_parallel(job), diloco(job)), trial.staleness, trial.contributions,
+        settings,
+        why,
+        carried,
+        core,
+        atoll,
+        (data_parallel(job), diloco(job)),
+        trial.staleness,
+        trial.contributions,
         needed_bytes(job.parameters),
         (DISK_BYTES + WAITING_BYTES * job.learners * settings.max_staleness) * job.parameters,
         LEARNER_BYTES * job.parameters,
         tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
         tuple(_warnings(job, (*carried, core), trial, settings, atoll)),
-        all(each.share <= 1 for each in (*carried, core)) and trial.rounds >= LEAST_MERGED
-        and needed_bytes(job.parameters) <= LARGEST_CORE and atoll.goodput >= LEAST_GOODPUT,
-    )  # fmt: skip
+        all(each.share <= 1 for each in (*carried, core))
+        and trial.rounds >= LEAST_MERGED
+        and needed_bytes(job.parameters) <= LARGEST_CORE
+        and atoll.goodput >= LEAST_GOODPUT,
+    )
 
 
 def _warnings(

@@ -31,25 +31,45 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
     """The same for machines; rates in bits a second, sizes in bytes."""
     return {
         "settings": {
-            "inner_steps": plan.settings.inner_steps, "fragments": plan.settings.fragments,
-            "overlap_steps": plan.settings.overlap_steps, "codec": plan.settings.codec.name.lower(), "shards": 1,
+            "inner_steps": plan.settings.inner_steps,
+            "fragments": plan.settings.fragments,
+            "overlap_steps": plan.settings.overlap_steps,
+            "codec": plan.settings.codec.name.lower(),
+            "shards": 1,
         },
-        "core_bytes": plan.core_bytes, "disk_bytes": plan.disk_bytes, "learner_bytes": plan.learner_bytes,
+        "core_bytes": plan.core_bytes,
+        "disk_bytes": plan.disk_bytes,
+        "learner_bytes": plan.learner_bytes,
         "links": [
-            {"region": c.region.name, "up_bits_s": c.up_bits_s, "down_bits_s": c.down_bits_s, "share": c.share,
-             "month_gb": c.month_gb, "month_price": c.region.costs(c.month_gb)}
+            {
+                "region": c.region.name,
+                "up_bits_s": c.up_bits_s,
+                "down_bits_s": c.down_bits_s,
+                "share": c.share,
+                "month_gb": c.month_gb,
+                "month_price": c.region.costs(c.month_gb),
+            }
             for c in plan.carried
         ],
         "core_link": {"in_bits_s": plan.core.up_bits_s, "out_bits_s": plan.core.down_bits_s, "share": plan.core.share},
         "methods": [
-            {"name": m.name, "utilisation": m.utilisation, "goodput": m.goodput, "month_gb": m.month_gb,
-             "month_price": m.month_price, "thousand_steps_gb": m.month_gb * m.thousand_steps}
+            {
+                "name": m.name,
+                "utilisation": m.utilisation,
+                "goodput": m.goodput,
+                "month_gb": m.month_gb,
+                "month_price": m.month_price,
+                "thousand_steps_gb": m.month_gb * m.thousand_steps,
+            }
             for m in (plan.atoll, *plan.others)
         ],
-        "staleness": plan.staleness, "contributions": plan.contributions, "processors": processors(job, plan),
-        "warnings": list(plan.warnings), "works": plan.works,
+        "staleness": plan.staleness,
+        "contributions": plan.contributions,
+        "processors": processors(job, plan),
+        "warnings": list(plan.warnings),
+        "works": plan.works,
         "losses": [{"region": lost.region, "pace": lost.pace, "silent_s": lost.silent_s} for lost in plan.losses],
-    }  # fmt: skip
+    }
 
 
 def _settings(job: Job, plan: Plan) -> Table:
@@ -64,7 +84,7 @@ def _settings(job: Job, plan: Plan) -> Table:
         ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "beside model and optimizer"),
         ("staleness", f"{plan.staleness:.2f} outer steps", "mean, by the fleet in virtual time"),
         ("merges", f"{plan.contributions:.0%} of those that live in each", "the others' work comes a round later"),
-    ]  # fmt: skip
+    ]
     for row in rows:
         table.add_row(*row)
     return table
@@ -78,10 +98,15 @@ def _links(plan: Plan) -> Table:
         known = not math.isinf(carried.region.bits_s)
         price = plan.atoll.month_price if carried is plan.core else carried.region.costs(carried.month_gb)
         table.add_row(
-            escape(carried.region.name), str(carried.region.learners), _rate(carried.up_bits_s),
-            _rate(carried.down_bits_s), f"{carried.share:.0%}" if known else UNKNOWN, _volume(carried.month_gb),
-            _price(price), end_section=carried is plan.carried[-1],
-        )  # fmt: skip
+            escape(carried.region.name),
+            str(carried.region.learners),
+            _rate(carried.up_bits_s),
+            _rate(carried.down_bits_s),
+            f"{carried.share:.0%}" if known else UNKNOWN,
+            _volume(carried.month_gb),
+            _price(price),
+            end_section=carried is plan.carried[-1],
+        )
     return table
 
 
@@ -91,10 +116,14 @@ def _methods(methods: Sequence[Method]) -> Table:
         table.add_column(column, justify="right" if column else "left")
     for method in methods:
         table.add_row(
-            method.name, f"{method.utilisation:.1%}", f"{method.goodput:.1%}", _volume(method.month_gb),
-            _price(method.month_price), _volume(method.month_gb * method.thousand_steps),
+            method.name,
+            f"{method.utilisation:.1%}",
+            f"{method.goodput:.1%}",
+            _volume(method.month_gb),
+            _price(method.month_price),
+            _volume(method.month_gb * method.thousand_steps),
             _price(method.month_price, method.thousand_steps),
-        )  # fmt: skip
+        )
     return table
 
 

@@ -34,13 +34,15 @@ def tried(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
         count = max(1, round(region.learners / shrink))
         islands += [
             Island(
-                f"{region.name}-{number:03}", step_s, jitter=0.05,
+                f"{region.name}-{number:03}",
+                step_s,
+                jitter=0.05,
                 up_bits_s=quick * min(region.bits_s / region.learners, job.core_bits_s / job.learners),
                 down_bits_s=quick * min(region.bits_s, job.core_bits_s / len(job.regions)),
                 delay_s=region.round_trip_s / 2 / quick,
             )
             for number in range(count)
-        ]  # fmt: skip
+        ]
     fragments = settings.fragments
     sizes = [job.bits / 8 * job.parameters / fragments] * fragments
     work = Schedule(sizes, {island.name: 1 for island in islands})

@@ -66,8 +66,16 @@ class Progress:
 def _learners(status: pb.StatusReply) -> Table:
     table = Table("learner", "state", "steps", "loss", "s/step", "goodput", "tokens", "heard", box=None)
     for each in status.learners:
-        table.add_row(each.learner, each.state, str(each.steps), f"{each.loss:.3f}", f"{each.step_time_s:.3f}",
-                      f"{each.goodput.ratio:.3f}", f"{each.tokens:,}", f"{each.heard_s:.1f} s ago")  # fmt: skip
+        table.add_row(
+            each.learner,
+            each.state,
+            str(each.steps),
+            f"{each.loss:.3f}",
+            f"{each.step_time_s:.3f}",
+            f"{each.goodput.ratio:.3f}",
+            f"{each.tokens:,}",
+            f"{each.heard_s:.1f} s ago",
+        )
     return table
 
 

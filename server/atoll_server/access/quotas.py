@@ -63,9 +63,12 @@ class Quotas:
     def _read(self) -> dict[str, int]:
         """Places of methods that read on after a first message."""
         return {
-            "Push": self.pushes, "Report": self.reports, "Initialise": self.initialises, "Probe": self.probes,
+            "Push": self.pushes,
+            "Report": self.reports,
+            "Initialise": self.initialises,
+            "Probe": self.probes,
             "ServerReflectionInfo": self.reflections,
-        }  # fmt: skip
+        }
 
     def _unread(self) -> dict[str, int]:
         return {"Fetch": self.fetches, "Follow": self.follows}

@@ -176,8 +176,19 @@ class Account:
             self.past = [dead]
             return
         total = self.past[0]
-        for name in ("steps", "tokens", "stepping_s", "blocked_s", "joining_s", "paused_s",
-                     "abandoned_tokens", "accepted_tokens", "frozen_s", "said_steps", "said_tokens"):  # fmt: skip
+        for name in (
+            "steps",
+            "tokens",
+            "stepping_s",
+            "blocked_s",
+            "joining_s",
+            "paused_s",
+            "abandoned_tokens",
+            "accepted_tokens",
+            "frozen_s",
+            "said_steps",
+            "said_tokens",
+        ):
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def rate(self) -> Rate | None:

@@ -224,11 +224,17 @@ def _step_frame(
     """The content of a frame's update, in the memory that is given for it. rates: lr, decay, push."""
     contents, update, place = given.contents(span), memory[: codec.content_bytes(span, kind)], span.place
     sound = frame_step(
-        *_coded(contents, span, given.codec), codec.lengths(span), _by_segment(factors, span),
-        _by_segment(scales[None], span)[0], rates,
-        state.theta[place], state.momentum[place], state.theta_pub[place], published[place],
+        *_coded(contents, span, given.codec),
+        codec.lengths(span),
+        _by_segment(factors, span),
+        _by_segment(scales[None], span)[0],
+        rates,
+        state.theta[place],
+        state.momentum[place],
+        state.theta_pub[place],
+        published[place],
         *_coded([update], span, kind),
-    )  # fmt: skip
+    )
     assert sound, "norms are bounded, so that sums are finite"
     return update
 

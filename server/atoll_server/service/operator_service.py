@@ -170,7 +170,13 @@ def _checkpoint(row: SnapshotRow) -> pb.Checkpoint:
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
     """A row of the ledger as operators are told it."""
     return pb.LoggedReceipt(
-        number=number, receipt=receipt_of(fate), tokens=row.tokens, steps=row.steps, base_version=row.base_version,
-        size_bytes=row.size_bytes, norm=math.sqrt(math.fsum(row.norms_sq)), clipped=row.scale,
+        number=number,
+        receipt=receipt_of(fate),
+        tokens=row.tokens,
+        steps=row.steps,
+        base_version=row.base_version,
+        size_bytes=row.size_bytes,
+        norm=math.sqrt(math.fsum(row.norms_sq)),
+        clipped=row.scale,
         accepted_at=row.accepted_at,
-    )  # fmt: skip
+    )

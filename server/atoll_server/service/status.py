@@ -132,9 +132,13 @@ def _add_fragments(core: Core, reply: pb.StatusReply, now: float) -> None:
     reply.merges = sum(engine.versions())
     for fragment, rounds in zip(engine.layout.fragments, engine.syncer.fragments, strict=True):
         reply.fragments.add(
-            fragment=fragment.index, parameters=fragment.length, version=rounds.version, cycle=rounds.cycle,
-            state=engine.syncer.why(fragment.index, now), published_s=_since(engine.published_at[fragment.index], now),
-        )  # fmt: skip
+            fragment=fragment.index,
+            parameters=fragment.length,
+            version=rounds.version,
+            cycle=rounds.cycle,
+            state=engine.syncer.why(fragment.index, now),
+            published_s=_since(engine.published_at[fragment.index], now),
+        )
     reply.contributions.CopyFrom(
         pb.Contributions(**engine.contributions.counts, pending=len(engine.contributions.pending))
     )
@@ -236,17 +240,27 @@ def _round(core: Core, engine: Engine, seen: Round, request: pb.ListRoundsReques
         answers = [(request.learner, seen.answers.get(request.learner, Answer()))]
     outcome = pb.ROUND_OUTCOME_MERGED if seen.published_at is not None else pb.ROUND_OUTCOME_MERGING
     told = pb.Round(
-        fragment=seen.fragment, cycle=seen.cycle, version=seen.version,
+        fragment=seen.fragment,
+        cycle=seen.cycle,
+        version=seen.version,
         outcome=pb.ROUND_OUTCOME_OPEN if open_now else pb.ROUND_OUTCOME_LAPSED if seen.lapsed else outcome,
         reason=engine.syncer.why(seen.fragment, now) if open_now else seen.reason,
-        opened_at=wall(seen.opened_at), closed_at=wall(seen.closed_at), merged_at=wall(seen.merged_at),
+        opened_at=wall(seen.opened_at),
+        closed_at=wall(seen.closed_at),
+        merged_at=wall(seen.merged_at),
         quorum_at=wall(engine.syncer.fragments[seen.fragment].quorum_at if open_now else seen.quorum_at),
-        published_at=wall(seen.published_at), more_answers=max(0, len(seen.answers) - len(answers)),
-    )  # fmt: skip
+        published_at=wall(seen.published_at),
+        more_answers=max(0, len(seen.answers) - len(answers)),
+    )
     for name, answer in answers:
         told.answers.add(
-            learner=name, began_at=wall(answer.began_at), durable_at=wall(answer.durable_at),
-            adopted_at=wall(answer.adopted_at), declined=answer.declined, late=answer.late, weight=answer.weight,
+            learner=name,
+            began_at=wall(answer.began_at),
+            durable_at=wall(answer.durable_at),
+            adopted_at=wall(answer.adopted_at),
+            declined=answer.declined,
+            late=answer.late,
+            weight=answer.weight,
             staleness=answer.staleness,
-        )  # fmt: skip
+        )
     return told
