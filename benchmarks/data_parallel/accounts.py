@@ -94,7 +94,8 @@ class Life:
             case Prepared():
                 self.prepared_s = event.at_s
             case Joined():
-                self.joined_s, self.first_step = event.at_s, event.step
+                self.joined_s = event.at_s
+                self.first_step = event.step
             case Step():
                 self.steps.append(event)
             case Saved():

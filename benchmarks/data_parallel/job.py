@@ -76,7 +76,10 @@ class Job:
     """Starts all ranks, and starts them again after each failure, until the seconds or the tokens are over."""
 
     def __init__(self, settings: JobSettings, directory: Path, kills: Iterator[Kill], console: Console) -> None:
-        self._settings, self._directory, self._kills, self._console = settings, directory, kills, console
+        self._settings = settings
+        self._directory = directory
+        self._kills = kills
+        self._console = console
         self._asked = directory / "stop-asked"
         self._ranks: list[Rank] = []
         self._next_kill = next(kills, None)

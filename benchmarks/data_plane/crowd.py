@@ -90,7 +90,9 @@ class Member:
     """One learner without a training loop."""
 
     def __init__(self, number: int, address: str, model: FirstModel) -> None:
-        self.counters, self.here, self._loop = Counters(), asyncio.Event(), asyncio.get_running_loop()
+        self.counters = Counters()
+        self.here = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         identity = Identity(f"learner-{number}", "", (address,), 60.0)
         self.presence = Presence(identity, model, Handover(), self.counters, self._ready, self._stop)
         self.living = self._loop.create_task(self.presence.live())
@@ -113,7 +115,9 @@ class Member:
 
 async def crowd(count: int, address: str, place: Path) -> None:
     """The first one brings the parameters; the others come when it is told to."""
-    told, ended, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+    told = asyncio.Event()
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, told.set)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     net = torch.nn.Linear(4, 4)

@@ -21,7 +21,10 @@ from atoll.demo.processes import children
 from benchmarks.data_plane.crowd import resident_bytes
 from benchmarks.data_plane.sync import measure, wait
 
-LEARNERS, CROWD, PAIRS, SYNCS = 2, 100, 2, 3
+LEARNERS = 2
+CROWD = 100
+PAIRS = 2
+SYNCS = 3
 WINDOW_S = 10.0
 MOST_MORE, MOST_BYTES = 0.25, 200e6
 

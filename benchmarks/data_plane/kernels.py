@@ -104,7 +104,9 @@ def _decode_beside_torch(fragment: Fragment, contents: list[codec.Content], out:
 
 
 def _step(fragment: Fragment, contents: list[codec.Content], vector: codec.F32, copy: Callable[[], object]) -> Row:
-    theta, momentum, theta_pub = vector.copy(), vector * np.float32(0.1), vector.copy()
+    theta = vector.copy()
+    momentum = vector * np.float32(0.1)
+    theta_pub = vector.copy()
     update, one = np.empty_like(contents[0]), np.ones(1, np.float32)
     rates, factor = np.array([0.9, 0.5, 0.5], np.float32), np.ones((1, 1), np.float32)
 

@@ -93,7 +93,9 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
         for number in range(syncs + 1):
             wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
             everybody = (core, *fronts, *islands)
-            before, core_before, bytes_before = sum(map(cpu_s, everybody)), cpu_s(core), loopback_bytes()
+            before = sum(map(cpu_s, everybody))
+            core_before = cpu_s(core)
+            bytes_before = loopback_bytes()
             front_before = sum(map(cpu_s, fronts))
             began = time.monotonic()
             (place / f"go.{number}").touch()

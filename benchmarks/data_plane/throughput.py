@@ -26,7 +26,10 @@ from atoll.reference.model import SIZES, Transformer
 from atoll.reference.train import optimizer_for
 from atoll_wire.logs import configure
 
-SIZE, BATCH, INNER_STEPS, FRAGMENTS = "25m", 1, 24, 24
+SIZE = "25m"
+BATCH = 1
+INNER_STEPS = 24
+FRAGMENTS = 24
 PAIRS = 4
 
 
@@ -71,7 +74,9 @@ def learn(address: str) -> Throughput:
         loss.backward()
         optimizer.step()
 
-    ratios, alone, merged = [], [], []
+    ratios = []
+    alone = []
+    merged = []
     with Learner(model, optimizer, server=address, name="a", drain_s=0.0) as learner:
         for number in range(PAIRS + 1):
             before, times = learner.stats().merged, dict[bool, float]()

@@ -84,7 +84,9 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
         with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
             stub = rpc.OperatorStub(channel)
             until(lambda: min((each.steps for each in ask(stub).learners), default=0) >= STEPS_BEFORE, learners)
-            began, serving, done = time.monotonic(), [], 0
+            began = time.monotonic()
+            serving = []
+            done = 0
             while any(child.process.poll() is None for child in learners):
                 if done < len(at) and time.monotonic() - began >= at[done]:
                     done += 1

@@ -60,7 +60,9 @@ class Synthetic(threading.Thread):
 
     def __init__(self, address: str, name: str, specs: tuple[TensorSpec, ...]) -> None:
         super().__init__(name=name, daemon=True)
-        self._address, self._specs, self._nonce = address, specs, secrets.randbits(63) | 1
+        self._address = address
+        self._specs = specs
+        self._nonce = secrets.randbits(63) | 1
         self.ending = threading.Event()
         self.acknowledged = 0
         self._seq: dict[int, int] = {}

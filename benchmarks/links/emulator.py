@@ -24,7 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CLONE_NEWNET = 0x40000000
-TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+TUNSETIFF = 0x400454CA
+IFF_TUN = 0x0001
+IFF_NO_PI = 0x1000
 BUFFER_S = 0.1  # of a router: what would wait longer is dropped
 QUICK_BYTES_PER_S = 100e6
 COUNT_S = 0.2

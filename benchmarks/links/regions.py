@@ -32,7 +32,9 @@ from benchmarks.links.sites import Sites, sites
 
 REGIONS, EACH = ("eu", "us", "ap"), 2
 MBIT, DELAY_MS = 100.0, 40.0
-BATCH, CONTEXT, FRAGMENTS = 8, 128, 8
+BATCH = 8
+CONTEXT = 128
+FRAGMENTS = 8
 PORT, METRICS = 7070, 9100
 CUT_AT, CUT_S = 0.3, 60.0  # of the tokens; how long
 COUNT_AT = 0.9  # of the tokens: while everybody trains, since nobody fetches what is published after the last step
@@ -104,7 +106,8 @@ def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
                 return all(each.process.poll() is not None for each in learners.values())
 
             status = _until(f"unix:{path}/core", done, list(learners.values()))
-            outcome.merged, outcome.refused = status.contributions.merged, status.contributions.refused
+            outcome.merged = status.contributions.merged
+            outcome.refused = status.contributions.refused
             outcome.loss = _loss(f"unix:{path}/core", path)
             for region in place.names:
                 outcome.link_bytes[region] = json.loads(place.counts[region].read_text())[::-1]  # it leaves home first
@@ -134,8 +137,10 @@ class _Cut:
     """Cuts the last region off for a while, and sees what its learners do."""
 
     def __init__(self, place: Sites, outcome: Outcome, tokens: int) -> None:
-        self._link, self._region = place.links[REGIONS[-1]], REGIONS[-1]
-        self._outcome, self._tokens = outcome, tokens
+        self._link = place.links[REGIONS[-1]]
+        self._region = REGIONS[-1]
+        self._outcome = outcome
+        self._tokens = tokens
         self._began = self._ended = 0.0
         self._first = self._cut = (0, 0)  # steps of those who are cut off, and of the others
         self._merged = 0
@@ -150,10 +155,12 @@ class _Cut:
                 self._first = steps
             if status.tokens_trained >= CUT_AT * self._tokens:
                 self._link.process.send_signal(signal.SIGUSR2)
-                self._began, self._cut = now, steps
+                self._began = now
+                self._cut = steps
         elif not self._ended and now - self._began >= CUT_S:
             self._link.process.send_signal(signal.SIGUSR2)
-            self._ended, self._merged = now, merged
+            self._ended = now
+            self._merged = merged
         elif self._ended and self._outcome.pace is None and self._heard(mine, my_steps, now):
             before = (self._cut[0] - self._first[0]) / (self._cut[1] - self._first[1])
             self._outcome.pace = (steps[0] - self._cut[0]) / (steps[1] - self._cut[1]) / before

@@ -19,7 +19,9 @@ class Sites:
     """home, and the namespace of each site. links, counts: of each site's link; sites reach each other through home."""
 
     def __init__(self, group: Children, directory: Path, names: Sequence[str], mbit: float, delay_ms: float) -> None:
-        self._group, self._mbit, self._delay_ms = group, mbit, delay_ms
+        self._group = group
+        self._mbit = mbit
+        self._delay_ms = delay_ms
         mark = f"atoll-{os.getpid()}"
         self.home = f"{mark}-home"
         self.names = {name: f"{mark}-{name}" for name in names}

@@ -29,7 +29,9 @@ from atoll.demo.processes import Child, Children, children
 
 from benchmarks.data_plane.sync import OPTIONS, wait
 
-MBIT, DELAY_MS, LOSS = 200.0, 40.0, 0.0005
+MBIT = 200.0
+DELAY_MS = 40.0
+LOSS = 0.0005
 QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the quick link; all but the one that warms up; of those that count
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"

@@ -30,7 +30,8 @@ class Noisy(NumPyClient):  # type: ignore[misc]
     """Adds the same noise each time, and tells how long that took."""
 
     def __init__(self, seed: int) -> None:
-        self._random, self._noise = np.random.default_rng(seed), list[Any]()
+        self._random = np.random.default_rng(seed)
+        self._noise = list[Any]()
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
         """A round's training."""
@@ -54,7 +55,8 @@ class Timed(FedAvg):  # type: ignore[misc]
             min_available_clients=clients,
             initial_parameters=initial,
         )
-        self.began, self.training = list[Account](), list[tuple[float, float]]()
+        self.began = list[Account]()
+        self.training = list[tuple[float, float]]()
         self.ended: Account | None = None
 
     def configure_fit(

@@ -46,7 +46,9 @@ def measure(python: Path, peers: int, size: str, syncs: int) -> PeerSync:
             group.start(f"peer {number}", [*words, str(number), str(peers), size, str(syncs), directory])
             for number in range(peers)
         ]
-        walls, cpus, sizes = list[float](), list[float](), list[int]()
+        walls = list[float]()
+        cpus = list[float]()
+        sizes = list[int]()
         with ended(started):
             for sync in range(syncs + 1):
                 wait(started, [place / f"{number}.ready.{sync}" for number in range(peers)])

@@ -71,7 +71,9 @@ def budget_table(found: Sequence[Gap]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for gap in found:
-        plain, fleet, settings = gap.data_parallel, gap.fleet, gap.fleet.settings
+        plain = gap.data_parallel
+        fleet = gap.fleet
+        settings = gap.fleet.settings
         one, other = ([pair[side] for pair in gap.losses] for side in (0, 1))
         cells = [
             gap.budget.size,

@@ -63,7 +63,9 @@ class Training:
     """The `Work` of a fleet (see atoll_forecast.fleet.fleet). done: the part of the run's tokens that is trained."""
 
     def __init__(self, recipe: Recipe, settings: RunSettings, corpus: data.Corpus) -> None:
-        self.recipe, self.settings, self.corpus = recipe, settings, corpus
+        self.recipe = recipe
+        self.settings = settings
+        self.corpus = corpus
         first = new_model(recipe)
         specs = Parameters(first, optimizer_for(first, 1.0)).tensors
         if recipe.merging == "average":

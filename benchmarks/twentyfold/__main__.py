@@ -215,7 +215,8 @@ class _Exports:
     """The published model every few seconds: when, and where it is."""
 
     def __init__(self, operator: str, path: Path) -> None:
-        self._operator, self._path = operator, path
+        self._operator = operator
+        self._path = path
         self.found: list[tuple[float, Path]] = []
 
     def look(self) -> None:

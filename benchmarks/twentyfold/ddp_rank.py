@@ -36,7 +36,9 @@ class Backward:
     """Two thirds of a step pass in it, evenly over the gradients: a bucket leaves when an accelerator would have it."""
 
     def __init__(self, hook: Callable[..., torch.futures.Future[torch.Tensor]], step_s: float, parameters: int) -> None:
-        self._hook, self._each_s, self._at = hook, (1 - FORWARD) * step_s / parameters, 0.0
+        self._hook = hook
+        self._each_s = (1 - FORWARD) * step_s / parameters
+        self._at = 0.0
 
     def begin(self) -> None:
         """Backward begins now."""

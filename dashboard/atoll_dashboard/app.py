@@ -32,7 +32,8 @@ def application(feed: Feed, hosts: tuple[str, ...]) -> FastAPI:
     app.add_exception_handler(grpc.aio.AioRpcError, _core_said(feed))
     app.add_exception_handler(AccessError, _core_said(feed))
     app.add_exception_handler(RequestValidationError, _not_asked_well)
-    app.state.feed, app.state.tickets = feed, acts.Tickets()
+    app.state.feed = feed
+    app.state.tickets = acts.Tickets()
     app.include_router(looks.router, prefix="/api")
     app.include_router(acts.router, prefix="/api")
     app.mount("/page", StaticFiles(directory=PAGE))

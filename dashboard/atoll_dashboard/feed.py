@@ -28,7 +28,9 @@ EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # between two looks: while somebody watch
 SHARE = 0.1  # of the time at most that a core is kept busy with looks
 WATCHED_S = 10.0  # after somebody asked
 ROUNDS, MOST_EVENTS = 64, 5000
-DOTS, FEW_DOTS, MANY_REGIONS = 48, 8, 16
+DOTS = 48
+FEW_DOTS = 8
+MANY_REGIONS = 16
 AT_ONCE = 4  # questions to the core, beside looks
 T = TypeVar("T")
 AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -51,16 +53,21 @@ class Feed:
     """price_per_gb: of the WAN, in US dollars, for the cost that is shown."""
 
     def __init__(self, core: Core, price_per_gb: float) -> None:
-        self.core, self.price_per_gb = core, price_per_gb
-        self.seen, self.problem = Seen(), "the core was not asked yet"
+        self.core = core
+        self.price_per_gb = price_per_gb
+        self.seen = Seen()
+        self.problem = "the core was not asked yet"
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self.watchers = 0
-        self._began, self._asked_at = time.monotonic(), -math.inf
-        self._position, self._number = (0, 0), 0
+        self._began = time.monotonic()
+        self._asked_at = -math.inf
+        self._position = (0, 0)
+        self._number = 0
         self._answers: dict[tuple[Any, ...], tuple[float, asyncio.Task[Any]]] = {}
         self._few = asyncio.Semaphore(AT_ONCE)
         self.moving = Moving()
-        self._wanted, self._looked = asyncio.Event(), asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._looked = asyncio.Event()
         self._told: tuple[Seen, float, str] | None = None
 
     # ------------------------------------------------------------------------------ looking
@@ -117,7 +124,8 @@ class Feed:
         else:
             if self.problem:
                 log.info("the core answers", server=self.core.address, run=status.run, epoch=status.epoch)
-            self.problem, self.seen = "", Seen(status, rounds, time.monotonic())
+            self.problem = ""
+            self.seen = Seen(status, rounds, time.monotonic())
             run = self.run()
             self.moving.remember(status, run)
 

@@ -122,7 +122,8 @@ class Counters:
 
     def left(self, unsettled: int) -> None:
         """The learner has left; so many contributions were never acknowledged."""
-        self.connected, self.pending = False, unsettled
+        self.connected = False
+        self.pending = unsettled
 
     def rested(self, began: float) -> float:
         """A deliberate pause that began then is over, or a piece of it. Returns its seconds."""
@@ -185,7 +186,8 @@ class LearnerMetrics(Collector):
     """Reads the counters whenever Prometheus asks: what this process saw itself; the core has series of its own."""
 
     def __init__(self, counters: Counters, name: str) -> None:
-        self._counters, self._name = counters, name
+        self._counters = counters
+        self._name = name
 
     def collect(self) -> Iterator[Metric]:
         """One sample of each."""

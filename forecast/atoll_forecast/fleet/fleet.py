@@ -44,9 +44,13 @@ class Fleet:
         overlap: float = math.inf,
         seed: int = 0,
     ) -> None:
-        self.now, self.tokens, self._ending = 0.0, 0, False
+        self.now = 0.0
+        self.tokens = 0
+        self._ending = False
         self.syncer = Syncer(settings, fragments, weight)
-        self.work, self._merge_s, self._overlap = work, merge_s, overlap
+        self.work = work
+        self._merge_s = merge_s
+        self._overlap = overlap
         self.learners = {
             island.name: Learner(island, Random(f"{seed}/{island.name}"))  # noqa: S311 - not a secret
             for island in sorted(islands, key=lambda island: island.name)
@@ -83,7 +87,9 @@ class Fleet:
             self._tell(learner, ev.Gone(learner.island.name))
             return
         learner.incarnation += 1
-        learner.alive, learner.waits, learner.steps = True, False, 0
+        learner.alive = True
+        learner.waits = False
+        learner.steps = 0
         learner.ready.clear()
         learner.due.clear()
         learner.flying.clear()
@@ -189,7 +195,8 @@ class Fleet:
         fragment = ready.published.fragment
         before = learner.ready.pop(fragment, None)
         if before is not None:
-            ready.merged, ready.drop = ready.merged or before.merged, ready.drop or before.drop
+            ready.merged = ready.merged or before.merged
+            ready.drop = ready.drop or before.drop
         learner.ready[fragment] = ready
         if learner.leaving:
             self._adopt_one(learner)

@@ -57,7 +57,11 @@ def _learner(chips: float, failures: Failures, elastic: bool, until: float, rand
     slices = max(1, round(chips / failures.slice_chips))
     each_s = YEAR_S / (failures.per_chip_year * chips / slices)  # between failures of one slice
     scale = failures.repair_s / math.gamma(1 + 1 / failures.repair_shape)
-    now, there, paused_until, useful, running = 0.0, slices, 0.0, 0.0, 0.0
+    now = 0.0
+    there = slices
+    paused_until = 0.0
+    useful = 0.0
+    running = 0.0
     returns: list[float] = []
     while now < until:
         fails = now + random.expovariate(there / each_s) if there else math.inf

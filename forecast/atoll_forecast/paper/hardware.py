@@ -34,7 +34,9 @@ def mixed(speeds: Sequence[float], settings: RunSettings, *, jitter: float, step
 def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int, seed: int = 0) -> float:
     """Goodput when everybody's work is waited for: no step begins before all have ended the one `overlap` + 1 ago."""
     random = Random(seed)  # noqa: S311 - not a secret
-    ended, gates, trained_s = [0.0] * len(speeds), [0.0] * (overlap + 1), 0.0
+    ended = [0.0] * len(speeds)
+    gates = [0.0] * (overlap + 1)
+    trained_s = 0.0
     for step in range(steps):
         for index, speed in enumerate(speeds):
             step_s = max(0.1, random.gauss(1.0, jitter)) / speed

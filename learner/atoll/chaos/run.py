@@ -96,8 +96,11 @@ class Chaos:
     def __init__(
         self, settings: ChaosSettings, deployment: Deployment, group: Children, observer: Observer, progress: Progress
     ) -> None:
-        self._settings, self._deployment, self._group = settings, deployment, group
-        self._observer, self._progress = observer, progress
+        self._settings = settings
+        self._deployment = deployment
+        self._group = group
+        self._observer = observer
+        self._progress = progress
         self._alive: dict[str, Child] = {}
         self._again: dict[str, tuple[float, Hit]] = {}  # name -> when its next process starts, and why
         self._paused: dict[str, float] = {}  # name -> until

@@ -19,7 +19,8 @@ class Progress:
     """A live table on a terminal; a line every ten seconds elsewhere."""
 
     def __init__(self, console: Console, total_tokens: int) -> None:
-        self._console, self._total = console, total_tokens
+        self._console = console
+        self._total = total_tokens
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._began = time.monotonic()
         self._said_at = 0.0

@@ -246,7 +246,8 @@ class Leaving:
     """
 
     def __init__(self) -> None:
-        self.asked, self.learner = False, cast("Learner | None", None)
+        self.asked = False
+        self.learner = cast("Learner | None", None)
 
     def __enter__(self) -> Leaving:
         """Hears them from now on."""

@@ -34,7 +34,8 @@ class SnapshotWriter:
     """Writes one file, fragment by fragment in order; all methods run in a worker thread."""
 
     def __init__(self, path: Path, layout: Layout, disk: Disk = DISK) -> None:
-        self.path, self._disk = path, disk
+        self.path = path
+        self._disk = disk
         self._part = path.with_suffix(".part")
         self._layout = layout
         self._file: Writing | None = None

@@ -66,7 +66,9 @@ class Guard:
     """
 
     def __init__(self, fragments: int, window: int, norm_limit: float, clip_norm: float) -> None:
-        self.window, self._norm_limit, self._clip_norm = window, norm_limit, clip_norm
+        self.window = window
+        self._norm_limit = norm_limit
+        self._clip_norm = clip_norm
         self._usual = [_Usual() for _ in range(fragments)]
 
     def enter(self, fragment: int, learner: str, norm: float, steps: int, present: Set[str]) -> Verdict:

@@ -36,7 +36,8 @@ class Syncer:
     """The state of all rounds; `on` takes an event with its time and returns what must be done, in order."""
 
     def __init__(self, settings: RunSettings, fragments: int, weigh: Weigh) -> None:
-        self.settings, self.weigh = settings, weigh
+        self.settings = settings
+        self.weigh = weigh
         self.fragments = [FragmentRounds(version=0, cycle=0) for _ in range(fragments)]
         self.members: dict[str, Member] = {}
         self.due_at: float | None = None  # by the pace, the next opening; in the past: rounds are to be caught up
@@ -62,7 +63,11 @@ class Syncer:
         """
         self.members.update(members)
         for rounds, version, cycle, at, aged in zip(self.fragments, versions, cycles, synced_at, ages, strict=True):
-            rounds.version, rounds.cycle, rounds.asked, rounds.opened_at, rounds.ages = version, cycle, cycle, at, aged
+            rounds.version = version
+            rounds.cycle = cycle
+            rounds.asked = cycle
+            rounds.opened_at = at
+            rounds.ages = aged
         self.due_at = max(synced_at)
         for key, waiting in pending:
             self.fragments[key.fragment].pending[key] = waiting
@@ -87,7 +92,8 @@ class Syncer:
                 rounds = self.fragments[event.fragment]
                 assert rounds.phase is Phase.MERGING, "only a merge that was asked for can end"
                 assert event.version == rounds.version + 1, "a merge moves a fragment by exactly one version"
-                rounds.version, rounds.phase = event.version, Phase.IDLE
+                rounds.version = event.version
+                rounds.phase = Phase.IDLE
             case ev.Adopted():
                 rounds = self.fragments[event.fragment]
                 if rounds.closed_at and event.version == rounds.version and event.learner in rounds.adopters:
@@ -112,7 +118,8 @@ class Syncer:
 
     def _paused(self, paused: bool, now: float) -> None:
         if paused != self.paused:
-            self.paused, self.due_at = paused, None  # nothing was trained that is to be caught up
+            self.paused = paused
+            self.due_at = None  # nothing was trained that is to be caught up
             for member in self.members.values() if not paused else ():
                 member.resume(now)
 
@@ -121,7 +128,10 @@ class Syncer:
         if known is None or known.incarnation != event.incarnation:
             self.members[event.learner] = Member(event.incarnation, now, now)
         else:
-            known.gone, known.unwanted, known.joined_at, known.heard_at = False, "", now, now
+            known.gone = False
+            known.unwanted = ""
+            known.joined_at = now
+            known.heard_at = now
 
     def _contributed(self, event: ev.Contributed, now: float) -> list[ev.Effect]:
         rounds, member = self.fragments[event.key.fragment], self.members[event.key.learner]
@@ -135,7 +145,8 @@ class Syncer:
         member = self.members.get(event.learner)
         if member is None:
             return []  # evicted before the run had parameters: it was never told of
-        member.gone, member.unwanted = True, event.unwanted
+        member.gone = True
+        member.unwanted = event.unwanted
         return self._refuse_all(event.learner, event.unwanted)
 
     def _refuse_all(self, learner: str, unwanted: str) -> list[ev.Effect]:
@@ -213,19 +224,24 @@ class Syncer:
         counted = present.live if closing.cause is Cause.LATE else present.counted  # who pauses was asked before it
         shares, refusals = rounds.settle(counted, self.weigh, self.settings)
         rounds.declined.clear()
-        quorum_at, rounds.quorum_at, rounds.closed_at = rounds.quorum_at, None, present.now
+        quorum_at = rounds.quorum_at
+        rounds.quorum_at = None
+        rounds.closed_at = present.now
         if not shares:
             rounds.phase = Phase.IDLE
             lapse = ev.Lapse(fragment, rounds.cycle, closing.cause, closing.reason)
             return [ev.Refuse(fragment, refusals), lapse] if refusals else [lapse]
-        rounds.phase, rounds.adopters = Phase.MERGING, {share.key.learner for share in shares}
+        rounds.phase = Phase.MERGING
+        rounds.adopters = {share.key.learner for share in shares}
         asked = (fragment, rounds.version + 1, rounds.cycle, shares, refusals)
         return [ev.Merge(*asked, rounds.ages[rounds.version + 1], quorum_at, closing.cause, closing.reason)]
 
     # ------------------------------------------------------------------------------ opening
 
     def _open_what_is_due(self, present: Present) -> list[ev.Effect]:
-        interval, next_at, now = self.interval_s(present), self._next_open_at(present), present.now
+        interval = self.interval_s(present)
+        next_at = self._next_open_at(present)
+        now = present.now
         if interval is None or next_at is None or now < next_at or self._in_flight() >= self.most_in_flight():
             return []
         idle = [index for index, rounds in enumerate(self.fragments) if rounds.phase is Phase.IDLE]
@@ -246,7 +262,10 @@ class Syncer:
 
     def _open(self, fragment: int, now: float) -> ev.OpenRound:
         rounds = self.fragments[fragment]
-        rounds.cycle, rounds.phase, rounds.opened_at, rounds.quorum_at = rounds.cycle + 1, Phase.OPEN, now, None
+        rounds.cycle = rounds.cycle + 1
+        rounds.phase = Phase.OPEN
+        rounds.opened_at = now
+        rounds.quorum_at = None
         rounds.asked = rounds.cycle
         return ev.OpenRound(fragment, rounds.cycle)
 

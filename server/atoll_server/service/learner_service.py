@@ -61,7 +61,9 @@ class OuterService(rpc.OuterServicer):
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
         """Takes the first parameters from the learner that holds the lease."""
-        staging, accepting, wait = None, None, self._waits.begin()
+        staging = None
+        accepting = None
+        wait = self._waits.begin()
         try:
             header = (await wait.first(requests, "an Initialise stream")).header
             speaker = self._session(context, header.session)

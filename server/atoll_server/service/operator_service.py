@@ -42,7 +42,8 @@ class OperatorService(rpc.OperatorServicer):
     """What `atoll status`, `receipts`, `evict` and `checkpoint` call."""
 
     def __init__(self, core: Core, tokens: Tokens | None = None) -> None:
-        self._core, self._tokens = core, tokens
+        self._core = core
+        self._tokens = tokens
 
     async def _may(self, context: Context, act: str = "", **what: str) -> str:
         """Who calls; ends the call of who is no operator. act: written down with who did it."""

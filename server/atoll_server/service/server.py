@@ -72,8 +72,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
     rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
     addresses = [await _patiently(partial(public.bind, address), settings) for address in settings.listen]
-    pulse, where, registry = scrape.Pulse(), settings.metrics_listen, core.metrics.registry
-    serve_metrics = partial(scrape.serve, registry, where or "", pulse.not_alive, pulse.not_ready)
+    pulse = scrape.Pulse()
+    where = settings.metrics_listen
+    serve_metrics = partial(scrape.serve, core.metrics.registry, where or "", pulse.not_alive, pulse.not_ready)
     scraped = await _patiently(serve_metrics, settings) if where else None
     beating = asyncio.create_task(pulse.keep())
     try:
