@@ -10,8 +10,8 @@ from atoll import LearnerError
 from atoll.boundary.optimizer_copies import Copies
 from torch import nn
 
-from tests.learner.test_watch import Masters
-from tests.learner.test_watch_quiet import ScheduleFree
+from tests.learner.test_movement_watch import Masters
+from tests.learner.test_movement_watch_quiet import ScheduleFree
 from tests.learner.watched import Watched, mlp
 
 
