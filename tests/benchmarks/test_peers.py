@@ -30,8 +30,10 @@ def test_a_child_that_ended_is_counted_with_its_parent():
 
 def test_differences_are_of_neighbours():
     assert between([Account(1.0, 2.0, 3), Account(2.0, 4.0, 6), Account(4.0, 5.0, 6)]) == (
-        [1.0, 2.0], [2.0, 1.0], [3, 0],
-    )  # fmt: skip
+        [1.0, 2.0],
+        [2.0, 1.0],
+        [3, 0],
+    )
 
 
 def test_two_measurements_are_one_with_the_syncs_of_both():
