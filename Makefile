@@ -84,11 +84,11 @@ simulate-defects: $(READY) ## every deliberate defect must be found by the simul
 	@$(BIN)/python -m tests.simulation.defects --from $(or $(FROM),0) $(ARGS)
 
 chaos: $(READY) ## learners killed at random for ten minutes, beside a synchronous job under the same failures
-	@$(BIN)/python -m benchmarks.chaos $(ARGS)
+	@$(BIN)/python -m benchmarks.failures.chaos $(ARGS)
 
 bench-kills: $(READY) ## the core killed 20 times under learners, beside undisturbed runs; and how soon it serves again
-	@$(BIN)/python -m benchmarks.restart
-	@$(BIN)/python -m benchmarks.core_kills $(ARGS)
+	@$(BIN)/python -m benchmarks.failures.restart
+	@$(BIN)/python -m benchmarks.failures.core_kills $(ARGS)
 
 fuzz: $(READY) ## unsound bytes for everything that decodes from a network: INPUTS=1000000 ARGS="--json PATH"
 	@$(BIN)/python -m tests.fuzz.run --inputs $(or $(INPUTS),1000000) $(ARGS)
@@ -106,12 +106,12 @@ bench-wan: $(READY) ## Atoll beside data-parallel over narrow links, an hour: as
 	@$(BIN)/python -m benchmarks.twentyfold $(ARGS)
 
 bench-regions: $(READY) ## three regions with fronts behind long links, beside the same over loopback: as root
-	@$(BIN)/python -m benchmarks.fronts
-	@$(BIN)/python -m benchmarks.regions $(ARGS)
+	@$(BIN)/python -m benchmarks.data_plane.fronts
+	@$(BIN)/python -m benchmarks.links.regions $(ARGS)
 
 wheel: $(READY) ## build dist/*.whl
 	@$(BIN)/python -m build --wheel --no-isolation
 
 clean: ## remove everything that was made here
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@find proto server learner benchmarks tests -name __pycache__ -prune -exec rm -r {} +
+	@find proto server learner forecast dashboard benchmarks tests -name __pycache__ -prune -exec rm -r {} +

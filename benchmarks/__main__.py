@@ -17,10 +17,11 @@ from atoll.learner import Learner
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import crowd, kernels, plots, sync, throughput, wan
+from benchmarks.data_plane import crowd, kernels, plots, sync, throughput
+from benchmarks.data_plane.rows import Report, Row, pace_s
+from benchmarks.links import wan
 from benchmarks.peers import beside as peers
 from benchmarks.peers import torchft_sync
-from benchmarks.rows import Report, Row, pace_s
 
 SYNCS = {2: 7, 4: 5}
 WITH_ALL_PEERS = 2
@@ -106,9 +107,13 @@ def of_wan(report: Report) -> None:
 
 
 PARTS: dict[str, Callable[[Report], None]] = {
-    "kernels": of_kernels, "step": of_step, "syncs": of_syncs, "throughput": of_throughput, "crowd": of_crowd,
+    "kernels": of_kernels,
+    "step": of_step,
+    "syncs": of_syncs,
+    "throughput": of_throughput,
+    "crowd": of_crowd,
     "wan": of_wan,
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -15,11 +15,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DISTRIBUTIONS = {"atoll_wire": "proto", "atoll_server": "server", "atoll": "learner", "atoll_dashboard": "dashboard"}
+DISTRIBUTIONS = {
+    "atoll_wire": "proto",
+    "atoll_server": "server",
+    "atoll": "learner",
+    "atoll_forecast": "forecast",
+    "atoll_dashboard": "dashboard",
+    "benchmarks": ".",
+}
 FORBIDDEN = {
-    "atoll_wire": {"atoll_server", "atoll", "torch"},
-    "atoll_server": {"atoll", "torch"},
-    "atoll": {"atoll_server"},
+    "atoll_wire": {"atoll_server", "atoll", "atoll_forecast", "torch"},
+    "atoll_server": {"atoll", "atoll_forecast", "torch"},
+    "atoll": {"atoll_server", "atoll_forecast"},
+    "atoll_forecast": {"atoll", "torch", "grpc"},
 }
 MOST_MODULES = 17  # of a package, its __init__ included
 PURE_PACKAGES = {"atoll_server.rounds", "atoll_server.learners"}
@@ -105,7 +113,9 @@ def test_modules_of_a_package_do_not_import_each_other_in_a_circle(distribution)
         no_circle({name: {each for each in targets if each in inside} for name, targets in inside.items()})
 
 
-PACKAGES = [(each, package) for each in ("atoll_server", "atoll") for package in packages(each)]
+PACKAGES = [
+    (each, package) for each in ("atoll_server", "atoll", "atoll_forecast", "benchmarks") for package in packages(each)
+]
 
 
 @pytest.mark.parametrize(("distribution", "package"), PACKAGES)

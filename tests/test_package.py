@@ -23,9 +23,12 @@ def wheel(tmp_path_factory) -> Path:
     return made
 
 
-def test_the_wheel_holds_the_four_packages_and_no_tests(wheel):
+def test_the_wheel_holds_the_five_packages_and_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    typed = [f"{package}/py.typed" for package in ("atoll_wire", "atoll_server", "atoll", "atoll_dashboard")]
+    typed = [
+        f"{package}/py.typed"
+        for package in ("atoll_wire", "atoll_server", "atoll", "atoll_forecast", "atoll_dashboard")
+    ]
     page = ("atoll_dashboard/page/index.html", "atoll_dashboard/page/views/overview.js")
     for wanted in ("atoll_wire/outer.proto", "atoll_server/rounds/syncer.py", "atoll/learner.py", *typed, *page):
         assert wanted in names

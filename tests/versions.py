@@ -25,7 +25,7 @@ EXTRAS = ["numerics", "learner", "server", "dashboard"]
 TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "packaging"]
 FRAMEWORKS = ["transformers", "accelerate", "lightning"]
 FAST = "not slow and not root and not k8s and not compose and not observe and not frameworks"
-NEED_TORCH = ["tests/server/test_budget.py", "tests/server/test_tensorfile.py"]
+NEED_TORCH = ["tests/server/test_memory_budget.py", "tests/server/test_tensor_file.py"]
 WITHOUT_TORCH = ["tests/server", "tests/wire", *(f"--ignore={each}" for each in NEED_TORCH)]
 WITH_TORCH = ["tests/server", "tests/wire", "tests/learner", "tests/end_to_end"]
 SHORT = ["test_forking.py", "test_training.py", "test_front.py", "test_uploads.py"]  # how gRPC is used

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.data_plane.rows import Report, Row
+from benchmarks.data_plane.sync import Measured
 from benchmarks.peers import flower_sync, hivemind_sync
 from benchmarks.peers.accounts import PeerSync
-from benchmarks.rows import Report, Row
-from benchmarks.sync import Measured
 
 SYNCS = 2
 PEERS: dict[str, Callable[[Measured, str], PeerSync]] = {

@@ -30,7 +30,8 @@ class Noisy(NumPyClient):  # type: ignore[misc]
     """Adds the same noise each time, and tells how long that took."""
 
     def __init__(self, seed: int) -> None:
-        self._random, self._noise = np.random.default_rng(seed), list[Any]()
+        self._random = np.random.default_rng(seed)
+        self._noise = list[Any]()
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
         """A round's training."""
@@ -48,10 +49,14 @@ class Timed(FedAvg):  # type: ignore[misc]
 
     def __init__(self, clients: int, initial: Parameters) -> None:
         super().__init__(
-            fraction_evaluate=0.0, min_fit_clients=clients, min_evaluate_clients=0, min_available_clients=clients,
+            fraction_evaluate=0.0,
+            min_fit_clients=clients,
+            min_evaluate_clients=0,
+            min_available_clients=clients,
             initial_parameters=initial,
-        )  # fmt: skip
-        self.began, self.training = list[Account](), list[tuple[float, float]]()
+        )
+        self.began = list[Account]()
+        self.training = list[tuple[float, float]]()
         self.ended: Account | None = None
 
     def configure_fit(
@@ -81,9 +86,11 @@ def serve(address: str, clients: int, parameters: int, rounds: int, result: Path
     strategy = Timed(clients, ndarrays_to_parameters(arrays))
     del arrays
     start_server(
-        server_address=address, config=ServerConfig(num_rounds=rounds), strategy=strategy,
+        server_address=address,
+        config=ServerConfig(num_rounds=rounds),
+        strategy=strategy,
         grpc_max_message_length=LONGEST_MESSAGE,
-    )  # fmt: skip
+    )
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     assert strategy.ended is not None, "there was a round"
     moments = [one.data() for one in (*strategy.began, strategy.ended)]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from atoll.demo.processes import Child, children
 
+from benchmarks.data_plane.sync import wait
 from benchmarks.peers.accounts import Account, PeerSync
 from benchmarks.peers.environment import install as make
-from benchmarks.sync import wait
 
 PATIENCE_S = 60.0
 
@@ -46,7 +46,9 @@ def measure(python: Path, peers: int, size: str, syncs: int) -> PeerSync:
             group.start(f"peer {number}", [*words, str(number), str(peers), size, str(syncs), directory])
             for number in range(peers)
         ]
-        walls, cpus, sizes = list[float](), list[float](), list[int]()
+        walls = list[float]()
+        cpus = list[float]()
+        sizes = list[int]()
         with ended(started):
             for sync in range(syncs + 1):
                 wait(started, [place / f"{number}.ready.{sync}" for number in range(peers)])

@@ -63,9 +63,14 @@ def main() -> None:
     noise = noise_of(number + 1, [p.shape for p in parameters])
     before = [p.detach().clone() for p in parameters]
     averager = DecentralizedAverager(
-        [torch.zeros_like(p, requires_grad=False) for p in parameters], dht, start=True, prefix="outer",
-        target_group_size=peers, min_group_size=peers, compression=Uniform8BitQuantization(),
-    )  # fmt: skip
+        [torch.zeros_like(p, requires_grad=False) for p in parameters],
+        dht,
+        start=True,
+        prefix="outer",
+        target_group_size=peers,
+        min_group_size=peers,
+        compression=Uniform8BitQuantization(),
+    )
     outer = torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
     for sync in range(int(syncs) + 1):
         with torch.no_grad():

@@ -48,12 +48,20 @@ def main() -> None:
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=PATIENCE), min_replica_size=int(replicas), use_async_quorum=False,
+        pg=ProcessGroupGloo(timeout=PATIENCE),
+        min_replica_size=int(replicas),
+        use_async_quorum=False,
         load_state_dict=lambda state: model.load_state_dict(state["model"]),
-        state_dict=lambda: {"model": model.state_dict()}, replica_id=f"replica{number}", store_addr="localhost",
-        store_port=store.port, rank=0, world_size=1, lighthouse_addr=address, timeout=PATIENCE,
+        state_dict=lambda: {"model": model.state_dict()},
+        replica_id=f"replica{number}",
+        store_addr="localhost",
+        store_port=store.port,
+        rank=0,
+        world_size=1,
+        lighthouse_addr=address,
+        timeout=PATIENCE,
         quorum_timeout=PATIENCE,
-    )  # fmt: skip
+    )
     times = []
     with DiLoCo(manager, [model], inner, outer, sync_every=1):
         for _ in range(1 + int(syncs)):

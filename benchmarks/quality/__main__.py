@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.quality import plots
 from benchmarks.quality.grid import BUDGETS, GROUPS, SEEDS
-from benchmarks.quality.records import RECORDS, make
+from benchmarks.quality.records import RECORDS, Records, make
 from benchmarks.quality.report import budget_table, gaps, lines, table
 
 REPORT = RECORDS / "README.md"
@@ -28,29 +28,30 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [group for group in GROUPS if not options.only or group.name in options.only]
     console = Console(width=200)
+    records = Records.load()
     if not options.report:
         # The first seed of everything comes first: a report of one seed is worth more than half a report of three.
         wanted = [v.seeds()[seed] for seed in range(options.seeds) for group in chosen for v in group.variants]
         budgets = BUDGETS if not options.only or "budgets" in options.only else ()
         wanted += [recipe for budget in budgets for side in budget.sides() for recipe in side]
-        make(wanted, options.workers, console)
-        best = [recipe for gap in gaps(budgets) for recipe in (gap.data_parallel, gap.fleet)]
+        make(wanted, options.workers, console, records)
+        best = [recipe for gap in gaps(budgets, records) for recipe in (gap.data_parallel, gap.fleet)]
         if best:
             further = [replace(recipe, seed=seed) for seed in SEEDS[: options.seeds] for recipe in best]
-            make(further, options.workers, console)
-    write(REPORT)
+            make(further, options.workers, console, records)
+    write(REPORT, records)
     console.print(f"wrote {REPORT}")
 
 
-def write(path: Path) -> None:
+def write(path: Path, records: Records) -> None:
     """Tables of all groups, with a picture of each beside them."""
     parts = [HEAD]
     for group in GROUPS:
-        found = lines(group)
+        found = lines(group, records)
         if len(found) > 1:
             plots.losses(group, found, path.with_name(f"{group.name}.svg"))
             parts += [table(group, found), f"![{group.title}]({group.name}.svg)\n"]
-    compared = gaps(BUDGETS)
+    compared = gaps(BUDGETS, records)
     if compared:
         plots.gaps(compared, path.with_name("budgets.svg"))
         parts += [
@@ -63,9 +64,10 @@ def write(path: Path) -> None:
 
 HEAD = """# Quality: what the records say
 
-Made by `make quality` from the files beside this one: a file for each run, named by its settings, with the commit that
-made it. Validation loss in nats a byte, of the published model after everybody has left; lower is better. Mean over
-seeds and its standard error; "beside" compares seed by seed: the same first parameters, and, where learners, speeds and
+Made by `make quality` from [runs](runs): a file for each table below, with the runs that no earlier table has, and
+[budgets.json](runs/budgets.json) with what only the budgets have. Each run has its settings and the commit that made
+it. Validation loss in nats a byte, of the published model after everybody has left; lower is better. Mean over seeds
+and its standard error; "beside" compares seed by seed: the same first parameters, and, where learners, speeds and
 failures are the same, the same text in the same order. Mixed speeds have more outer steps for their tokens: rounds
 follow the fastest.
 

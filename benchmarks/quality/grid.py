@@ -10,6 +10,7 @@ from atoll_server.settings import RunSettings
 from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
+REST = "budgets"  # the series of all that is in no table of variants
 MIXED = (0.5, 0.8, 1.2, 1.5)
 DATA_PARALLEL = Recipe("data-parallel", learning_rate=1e-2)
 BASE = Recipe("decoupled", learning_rate=6e-3)
@@ -73,74 +74,111 @@ def average(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
 
 EAGER = run(replace(BASE, speeds=MIXED), quorum="1", grace_ratio=0.0)
 
-COST = Group("cost", "What decoupling and coding cost", (
-    Variant("synchronous DiLoCo, float32", replace(BASE, method="synchronous")),
-    Variant("Decoupled, float32", run(BASE, codec="float32")),
-    Variant("Decoupled, int4 up, float32 down", replace(BASE, down="float32")),
-    Variant("Decoupled, int4 both ways", BASE),
-    Variant("the same with failures", replace(BASE, failures=400.0, repair=20.0)),
-))  # fmt: skip
-LEARNERS = Group("learners", "Number of learners, equal tokens", (
-    Variant("data-parallel", DATA_PARALLEL),
-    *(Variant(f"M = {count}", replace(BASE, learners=count)) for count in (2, 4, 8)),
-    Variant("M = 2, inner rate 9e-3", replace(BASE, learners=2, learning_rate=9e-3)),
-    Variant("M = 8, inner rate 4e-3", replace(BASE, learners=8, learning_rate=4e-3)),
-))  # fmt: skip
-SPEEDS = Group("speeds", "Speeds of 0.5, 0.8, 1.2, 1.5", (
-    Variant("K = M", run(replace(BASE, speeds=MIXED), quorum="100%")),
-    Variant("K = half, grace (default)", replace(BASE, speeds=MIXED)),
-    Variant("K = 1, grace", run(replace(BASE, speeds=MIXED), quorum="1")),
-    Variant("K = 1, no grace", EAGER),
-    Variant("the same, staleness exponent 0", run(EAGER, staleness_exponent=0.0)),
-    Variant("the same, staleness exponent 1", run(EAGER, staleness_exponent=1.0)),
-    Variant("K = 1, no grace, the late wait for a round", replace(EAGER, policy="late-waits")),
-    Variant("the same, weights of those here: the paper's", replace(EAGER, policy="late-waits+weights-of-those-here")),
-))  # fmt: skip
-OUTER = Group("outer", "Outer rate, momentum, merging and adoption", (
-    Variant("0.5, 0.85 (default)", BASE),
-    Variant("the momentum at once", run(BASE, outer_warm_up=0)),
-    Variant("no cool-down: the core was not told of an end", run(BASE, total_tokens=0)),
-    Variant("cool-down over 0.3 of the tokens", run(BASE, outer_cool_down=0.3)),
-    Variant("0.4, 0.9", run(BASE, outer_lr=0.4, outer_momentum=0.9)),
-    Variant("0.7, 0.7", run(BASE, outer_lr=0.7, outer_momentum=0.7)),
-    Variant("0.7, 0.9: DiLoCo's", run(BASE, outer_lr=0.7, outer_momentum=0.9)),
-    Variant("0.8, 0.8", run(BASE, outer_lr=0.8, outer_momentum=0.8)),
-    Variant("1, none: plain averages of what learners have", average(BASE, outer_lr=1.0, outer_momentum=0.0)),
-    Variant("merged by averages, 0.5, 0.85", average(BASE)),
-    Variant("merged by averages, 1, 0.7", average(BASE, outer_lr=1.0, outer_momentum=0.7)),
-    Variant("overwriting what was trained meanwhile", replace(BASE, adoption="overwrite")),
-))  # fmt: skip
-INTERVAL = Group("interval", "H and the overlap", (
-    Variant("H = 24, overlap 4 (default)", BASE),
-    Variant("H = 12", run(BASE, inner_steps=12)),
-    Variant("H = 6", run(BASE, inner_steps=6)),
-    Variant("H = 12, inner rate 9e-3", run(replace(BASE, learning_rate=9e-3), inner_steps=12)),
-    Variant("H = 12, 0.7, 0.4", run(BASE, inner_steps=12, outer_lr=0.7, outer_momentum=0.4)),
-    Variant("H = 48", run(BASE, inner_steps=48)),
-    Variant("H = 96", run(BASE, inner_steps=96)),
-    Variant("overlap 2", run(BASE, overlap_steps=2.0)),
-    Variant("overlap 8", run(BASE, overlap_steps=8.0)),
-))  # fmt: skip
+COST = Group(
+    "cost",
+    "What decoupling and coding cost",
+    (
+        Variant("synchronous DiLoCo, float32", replace(BASE, method="synchronous")),
+        Variant("Decoupled, float32", run(BASE, codec="float32")),
+        Variant("Decoupled, int4 up, float32 down", replace(BASE, down="float32")),
+        Variant("Decoupled, int4 both ways", BASE),
+        Variant("the same with failures", replace(BASE, failures=400.0, repair=20.0)),
+    ),
+)
+LEARNERS = Group(
+    "learners",
+    "Number of learners, equal tokens",
+    (
+        Variant("data-parallel", DATA_PARALLEL),
+        *(Variant(f"M = {count}", replace(BASE, learners=count)) for count in (2, 4, 8)),
+        Variant("M = 2, inner rate 9e-3", replace(BASE, learners=2, learning_rate=9e-3)),
+        Variant("M = 8, inner rate 4e-3", replace(BASE, learners=8, learning_rate=4e-3)),
+    ),
+)
+SPEEDS = Group(
+    "speeds",
+    "Speeds of 0.5, 0.8, 1.2, 1.5",
+    (
+        Variant("K = M", run(replace(BASE, speeds=MIXED), quorum="100%")),
+        Variant("K = half, grace (default)", replace(BASE, speeds=MIXED)),
+        Variant("K = 1, grace", run(replace(BASE, speeds=MIXED), quorum="1")),
+        Variant("K = 1, no grace", EAGER),
+        Variant("the same, staleness exponent 0", run(EAGER, staleness_exponent=0.0)),
+        Variant("the same, staleness exponent 1", run(EAGER, staleness_exponent=1.0)),
+        Variant("K = 1, no grace, the late wait for a round", replace(EAGER, policy="late-waits")),
+        Variant(
+            "the same, weights of those here: the paper's", replace(EAGER, policy="late-waits+weights-of-those-here")
+        ),
+    ),
+)
+OUTER = Group(
+    "outer",
+    "Outer rate, momentum, merging and adoption",
+    (
+        Variant("0.5, 0.85 (default)", BASE),
+        Variant("the momentum at once", run(BASE, outer_warm_up=0)),
+        Variant("no cool-down: the core was not told of an end", run(BASE, total_tokens=0)),
+        Variant("cool-down over 0.3 of the tokens", run(BASE, outer_cool_down=0.3)),
+        Variant("0.4, 0.9", run(BASE, outer_lr=0.4, outer_momentum=0.9)),
+        Variant("0.7, 0.7", run(BASE, outer_lr=0.7, outer_momentum=0.7)),
+        Variant("0.7, 0.9: DiLoCo's", run(BASE, outer_lr=0.7, outer_momentum=0.9)),
+        Variant("0.8, 0.8", run(BASE, outer_lr=0.8, outer_momentum=0.8)),
+        Variant("1, none: plain averages of what learners have", average(BASE, outer_lr=1.0, outer_momentum=0.0)),
+        Variant("merged by averages, 0.5, 0.85", average(BASE)),
+        Variant("merged by averages, 1, 0.7", average(BASE, outer_lr=1.0, outer_momentum=0.7)),
+        Variant("overwriting what was trained meanwhile", replace(BASE, adoption="overwrite")),
+    ),
+)
+INTERVAL = Group(
+    "interval",
+    "H and the overlap",
+    (
+        Variant("H = 24, overlap 4 (default)", BASE),
+        Variant("H = 12", run(BASE, inner_steps=12)),
+        Variant("H = 6", run(BASE, inner_steps=6)),
+        Variant("H = 12, inner rate 9e-3", run(replace(BASE, learning_rate=9e-3), inner_steps=12)),
+        Variant("H = 12, 0.7, 0.4", run(BASE, inner_steps=12, outer_lr=0.7, outer_momentum=0.4)),
+        Variant("H = 48", run(BASE, inner_steps=48)),
+        Variant("H = 96", run(BASE, inner_steps=96)),
+        Variant("overlap 2", run(BASE, overlap_steps=2.0)),
+        Variant("overlap 8", run(BASE, overlap_steps=8.0)),
+    ),
+)
 LONGER = replace(BASE, steps=3000, learning_rate=4e-3)
 LONGEST = replace(BASE, steps=10000, learning_rate=2e-3)
 GROUPS = (
-    COST, LEARNERS,
-    Group("learners-3000", "Number of learners, equal tokens, 3,000 steps", (
-        Variant("data-parallel", replace(DATA_PARALLEL, steps=3000, learning_rate=6e-3)),
-        *(Variant(f"M = {count}", replace(LONGER, learners=count)) for count in (2, 4, 8)),
-    )),
-    SPEEDS, OUTER, INTERVAL,
-    Group("interval-3000", "H over 3,000 steps", (
-        Variant("H = 24 (default)", LONGER),
-        Variant("H = 12", run(LONGER, inner_steps=12)),
-        Variant("H = 12, inner rate 6e-3", run(replace(LONGER, learning_rate=6e-3), inner_steps=12)),
-        Variant("H = 6", run(LONGER, inner_steps=6)),
-    )),
-    Group("interval-10000", "H over 10,000 steps", (
-        Variant("H = 24 (default)", LONGEST),
-        *(Variant(f"H = {steps}", run(LONGEST, inner_steps=steps)) for steps in (12, 48, 96)),
-    )),
-)  # fmt: skip
+    COST,
+    LEARNERS,
+    Group(
+        "learners-3000",
+        "Number of learners, equal tokens, 3,000 steps",
+        (
+            Variant("data-parallel", replace(DATA_PARALLEL, steps=3000, learning_rate=6e-3)),
+            *(Variant(f"M = {count}", replace(LONGER, learners=count)) for count in (2, 4, 8)),
+        ),
+    ),
+    SPEEDS,
+    OUTER,
+    INTERVAL,
+    Group(
+        "interval-3000",
+        "H over 3,000 steps",
+        (
+            Variant("H = 24 (default)", LONGER),
+            Variant("H = 12", run(LONGER, inner_steps=12)),
+            Variant("H = 12, inner rate 6e-3", run(replace(LONGER, learning_rate=6e-3), inner_steps=12)),
+            Variant("H = 6", run(LONGER, inner_steps=6)),
+        ),
+    ),
+    Group(
+        "interval-10000",
+        "H over 10,000 steps",
+        (
+            Variant("H = 24 (default)", LONGEST),
+            *(Variant(f"H = {steps}", run(LONGEST, inner_steps=steps)) for steps in (12, 48, 96)),
+        ),
+    ),
+)
 A, B = (0.5, 0.85), (0.7, 0.7)
 # The inner rate that is best falls with the number of steps, on both sides.
 BUDGETS = (
@@ -149,10 +187,27 @@ BUDGETS = (
     Budget("40k", 10000, (6e-3, 1e-2, 1.5e-2), ((2e-3, *A), (3e-3, *A), (4e-3, *A))),
     Budget("180k", 300, (1e-2, 1.5e-2, 2e-2), ((6e-3, *B), (1e-2, *A), (1e-2, *B), (1.5e-2, *B))),
     Budget("180k", 1000, (6e-3, 1e-2, 1.5e-2, 2e-2), ((4e-3, *B), (6e-3, *A), (6e-3, *B), (9e-3, *A))),
-    Budget("180k", 3000, (4e-3, 6e-3, 1e-2, 1.5e-2), (
-        (3e-3, *A), (3e-3, *B), (4e-3, *A), (4e-3, *B), (6e-3, *A), (6e-3, *B),
-    )),
+    Budget(
+        "180k",
+        3000,
+        (4e-3, 6e-3, 1e-2, 1.5e-2),
+        (
+            (3e-3, *A),
+            (3e-3, *B),
+            (4e-3, *A),
+            (4e-3, *B),
+            (6e-3, *A),
+            (6e-3, *B),
+        ),
+    ),
     Budget("180k", 10000, (1.5e-3, 2.5e-3, 4e-3, 6e-3), ((2e-3, *A), (2e-3, *B), (3e-3, *A), (3e-3, *B))),
     Budget("490k", 1000, (4e-3, 6e-3, 1e-2), ((4e-3, *A), (6e-3, *A), (9e-3, *A))),
     Budget("490k", 3000, (2.5e-3, 4e-3, 6e-3), ((2e-3, *A), (3e-3, *A), (4e-3, *A))),
-)  # fmt: skip
+)
+
+
+def series(recipe: Recipe) -> str:
+    """Names the file of its record: the first table that has it, with any seed."""
+    first = replace(recipe, seed=0)
+    holding = (group.name for group in GROUPS if any(variant.recipe == first for variant in group.variants))
+    return next(holding, REST)

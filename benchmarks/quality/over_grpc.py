@@ -24,7 +24,7 @@ from safetensors.torch import load
 
 from benchmarks.quality.grid import BASE
 from benchmarks.quality.recipe import Recipe
-from benchmarks.quality.records import RECORDS, commit, make, read
+from benchmarks.quality.records import RECORDS, Records, commit, make
 from benchmarks.quality.train import WINDOWS, names
 from benchmarks.quality.training import new_model
 
@@ -66,11 +66,12 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=200)
     recipes = [replace(BASE, seed=seed) for seed in range(options.seeds)]
-    make(recipes, 2, console)
+    records = Records.load()
+    make(recipes, 2, console, records)
     runs: list[dict[str, Any]] = []
     made_by = commit()
     for recipe in recipes:
-        virtual = read(recipe)
+        virtual = records.read(recipe)
         assert virtual is not None, "made above"
         runs.append(through_processes(recipe, STEP_S) | {"virtual": virtual["loss"]})
         console.print(f"seed {recipe.seed}: {runs[-1]['loss']:.4f} over gRPC, {virtual['loss']:.4f} in virtual time")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from atoll_server.forecast.fleet import Fleet
+from atoll_forecast.fleet.fleet import Fleet
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.fragment_rounds import Closing
 from atoll_server.rounds.liveness import Present

@@ -1,10 +1,8 @@
-"""What one run of the quality report is: everything that decides its result, and the name that follows from it."""
+"""What one run of the quality report is: everything that decides its result."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from atoll.reference.model import SIZES, ModelSize
@@ -17,6 +15,9 @@ SMALL = {
     "490k": ModelSize(width=96, layers=4, heads=4, context=64),
     "1m": ModelSize(width=128, layers=5, heads=4, context=64),
 }
+
+
+KEPT_ON_DISK = {"keep_snapshots", "record"}  # settings of a run that decide nothing of what is trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +48,21 @@ class Recipe:
     policy: str = ""
     seed: int = 0
 
-    def key(self) -> str:
-        """Names the file of its record: all that differs from the defaults, and a digest of everything that decides.
+    def label(self) -> str:
+        """One line for people: the method, all that differs from the defaults, and the seed."""
+        said = [
+            f"{each.name} {_plain(getattr(self, each.name))}"
+            for each in fields(self)
+            if each.name not in {"method", "seed"} and getattr(self, each.name) != each.default
+        ]
+        return ", ".join([self.method, *said, f"seed {self.seed}"])
 
-        Atoll's defaults are a part of that: where one changes, what was trained with it has to be trained again.
+    def deciding_settings(self) -> dict[str, Any] | None:
+        """The run's settings that decide its result, Atoll's defaults included. None: data-parallel has none.
+
+        Where a default changes, what was trained with it has to be trained again.
         """
-        settings = {} if self.method == "data-parallel" else self.settings.model_dump(mode="json")
-        whole = json.dumps([asdict(self), settings], sort_keys=True)
-        said: list[str] = [self.method]
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name not in {"method", "seed"} and value != each.default:
-                said.append(f"{each.name}-{_plain(value)}")
-        return "_".join([*said, f"seed-{self.seed}", hashlib.sha256(whole.encode()).hexdigest()[:8]]).replace(":", "-")
+        return None if self.method == "data-parallel" else self.settings.model_dump(mode="json", exclude=KEPT_ON_DISK)
 
     @property
     def model(self) -> ModelSize:
@@ -83,6 +86,8 @@ class Recipe:
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, tuple):
-        return "-".join(map(_plain, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """`(("inner_steps", 12),)` as "inner_steps=12", speeds as "0.5/0.8"."""
+    if not isinstance(value, tuple):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    pairs = all(isinstance(each, tuple) for each in value)
+    return " ".join("=".join(map(_plain, each)) for each in value) if pairs else "/".join(map(_plain, value))

@@ -1,4 +1,4 @@
-"""Records of runs, a file each under records/quality: made once, read by the report."""
+"""Records of runs, a file for each series under records/quality/runs: made once, read by the report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from atoll.reference import data
 from atoll_wire.errors import UserError
 from rich.console import Console
 
+from benchmarks.quality.grid import series
 from benchmarks.quality.recipe import Recipe
 from benchmarks.quality.train import train
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "records" / "quality"
-CODE = ("benchmarks/quality", "learner", "proto", "server")  # what decides a result
+RUNS = RECORDS / "runs"
+CODE = ("benchmarks/quality", "forecast", "learner", "proto", "server")  # what decides a result
 CORPUS = "d0f9a46ea1d4e01baac005c25f40b819bb2380e31d7d50587308a1934f499789"  # CPython 3.11.7's own library
 
 
@@ -29,36 +31,65 @@ class RecordError(UserError):
     """A record that could not be compared with the others, or not be made again."""
 
 
-def path_of(recipe: Recipe, records: Path = RECORDS) -> Path:
-    """Where its record is, or will be."""
-    return records / f"{recipe.key()}.json"
+class Records:
+    """The runs of a folder, one for each recipe. A file holds a series: a list of objects, a field per line."""
+
+    def __init__(self, folder: Path, runs: dict[Recipe, dict[str, Any]]) -> None:
+        self._folder = folder
+        self._runs = runs
+
+    @classmethod
+    def load(cls, folder: Path = RUNS) -> Records:
+        """Of all series; a folder that is not there has none."""
+        found = [run for path in sorted(folder.glob("*.json")) for run in json.loads(path.read_text())]
+        return cls(folder, {recipe_of(run): run for run in found})
+
+    def read(self, recipe: Recipe) -> dict[str, Any] | None:
+        """The record of a run; None: it was not run yet, or with settings that are no longer Atoll's defaults."""
+        run = self._runs.get(recipe)
+        return run if run is not None and run.get("settings") == recipe.deciding_settings() else None
+
+    def add(self, recipe: Recipe, result: dict[str, Any]) -> None:
+        """Writes its series again with this run in it, in place of an older one of the same recipe."""
+        self._runs[recipe] = {"run": recipe.label(), "recipe": asdict(recipe), **result}
+        path = self._folder / f"{series(recipe)}.json"
+        mine = [run for each, run in self._runs.items() if series(each) == series(recipe)]
+        part = path.with_suffix(".part")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(_text(sorted(mine, key=lambda run: run["run"])))
+        part.rename(path)
 
 
-def read(recipe: Recipe, records: Path = RECORDS) -> dict[str, Any] | None:
-    """Its record; None: it was not run yet."""
-    path = path_of(recipe, records)
-    return json.loads(path.read_text()) if path.exists() else None
+def recipe_of(run: dict[str, Any]) -> Recipe:
+    """The recipe that a record says it is of."""
+    return Recipe(**{name: _tuples(value) for name, value in run["recipe"].items()})
 
 
-def make(recipes: Sequence[Recipe], workers: int, console: Console, records: Path = RECORDS) -> None:
+def _tuples(value: Any) -> Any:  # noqa: ANN401 - JSON has lists where a recipe has tuples
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _text(runs: Sequence[dict[str, Any]]) -> str:
+    """JSON, a field per line."""
+    fields = (",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items()) for run in runs)
+    return "[\n" + ",\n".join(f"{{\n{each}\n}}" for each in fields) + "\n]\n"
+
+
+def make(recipes: Sequence[Recipe], workers: int, console: Console, records: Records) -> None:
     """Trains what has no record yet, so many at a time, and writes each record as soon as it is there.
 
     Raises RecordError where the text is another one, or the code is not as it was committed.
     """
-    missing = [recipe for recipe in dict.fromkeys(recipes) if not path_of(recipe, records).exists()]
+    missing = [recipe for recipe in dict.fromkeys(recipes) if records.read(recipe) is None]
     console.print(f"{len(set(recipes)) - len(missing)} of {len(set(recipes))} records are there")
-    records.mkdir(parents=True, exist_ok=True)
     of, began = commit(), time.monotonic()
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         running = {pool.submit(_run, recipe): recipe for recipe in missing}
         for number, done in enumerate(as_completed(running), start=1):
             recipe, result = running[done], done.result()
-            record = {"recipe": asdict(recipe), "commit": of, **result}
-            part = path_of(recipe, records).with_suffix(".part")
-            part.write_text(json.dumps(record, indent=1) + "\n")
-            part.rename(path_of(recipe, records))
+            records.add(recipe, {"commit": of, **result})
             left_s = (time.monotonic() - began) * (len(missing) / number - 1)
-            console.print(f"{number}/{len(missing)}, {left_s / 60:.0f} min left: {result['loss']:.4f} {recipe.key()}")
+            console.print(f"{number}/{len(missing)}, {left_s / 60:.0f} min left: {result['loss']:.4f} {recipe.label()}")
 
 
 def _run(recipe: Recipe) -> dict[str, Any]:

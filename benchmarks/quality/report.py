@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.grid import SEEDS, Budget, Group, Variant
 from benchmarks.quality.recipe import Recipe
-from benchmarks.quality.records import RECORDS, read
+from benchmarks.quality.records import Records
 
 NOTHING = "-"
 
@@ -45,21 +44,21 @@ class Gap:
         return [100 * (other / one - 1) for one, other in self.losses]
 
 
-def best(recipes: Sequence[Recipe], records: Path = RECORDS) -> Recipe | None:
+def best(recipes: Sequence[Recipe], records: Records) -> Recipe | None:
     """Of those that have a record, the one with the least loss."""
-    found = [(recipe, record["loss"]) for recipe in recipes if (record := read(recipe, records)) is not None]
+    found = [(recipe, record["loss"]) for recipe in recipes if (record := records.read(recipe)) is not None]
     return min(found, key=lambda each: each[1], default=(None, 0.0))[0]
 
 
-def gaps(budgets: Sequence[Budget], records: Path = RECORDS) -> list[Gap]:
+def gaps(budgets: Sequence[Budget], records: Records) -> list[Gap]:
     """Of each budget that has both sides."""
     found = []
     for budget in budgets:
         plain, fleets = budget.sides()
         one, other = best(plain, records), best(fleets, records)
         if one is not None and other is not None:
-            there = [sum(read(r, records) is not None for r in side) for side in (plain, fleets)]
-            pairs = [[read(replace(recipe, seed=seed), records) for recipe in (one, other)] for seed in SEEDS]
+            there = [sum(records.read(r) is not None for r in side) for side in (plain, fleets)]
+            pairs = [[records.read(replace(recipe, seed=seed)) for recipe in (one, other)] for seed in SEEDS]
             losses = [(a["loss"], b["loss"]) for a, b in pairs if a is not None and b is not None]
             found.append(Gap(budget, one, other, losses, (there[0], there[1])))
     return found
@@ -72,24 +71,30 @@ def budget_table(found: Sequence[Gap]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for gap in found:
-        plain, fleet, settings = gap.data_parallel, gap.fleet, gap.fleet.settings
+        plain = gap.data_parallel
+        fleet = gap.fleet
+        settings = gap.fleet.settings
         one, other = ([pair[side] for pair in gap.losses] for side in (0, 1))
         cells = [
-            gap.budget.size, f"{fleet.tokens / 1e6:.1f}M", f"{fleet.steps / settings.inner_steps:.0f}",
+            gap.budget.size,
+            f"{fleet.tokens / 1e6:.1f}M",
+            f"{fleet.steps / settings.inner_steps:.0f}",
             f"{spread(one, '.4f')} ({plain.learning_rate:g})",
             f"{spread(other, '.4f')} ({fleet.learning_rate:g}; {settings.outer_lr:g}, {settings.outer_momentum:g})",
-            f"{spread(gap.behind, '+.2f')} %", str(len(gap.losses)), f"{gap.tried[0]}, {gap.tried[1]}",
-        ]  # fmt: skip
+            f"{spread(gap.behind, '+.2f')} %",
+            str(len(gap.losses)),
+            f"{gap.tried[0]}, {gap.tried[1]}",
+        ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*rows, ""])
 
 
-def lines(group: Group, records: Path = RECORDS) -> list[Line]:
+def lines(group: Group, records: Records) -> list[Line]:
     """A line for each variant that has a record."""
-    first = {recipe.seed: read(recipe, records) for recipe in group.variants[0].seeds()}
+    first = {recipe.seed: records.read(recipe) for recipe in group.variants[0].seeds()}
     found = []
     for variant in group.variants:
-        mine = {recipe.seed: read(recipe, records) for recipe in variant.seeds()}
+        mine = {recipe.seed: records.read(recipe) for recipe in variant.seeds()}
         behind = [
             100 * (record["loss"] / base["loss"] - 1)
             for seed, record in mine.items()
@@ -115,11 +120,15 @@ def table(group: Group, found: Sequence[Line]) -> str:
 def _row(line: Line) -> str:
     behind = f"{spread(line.behind, '+.2f')} %" if line.behind else NOTHING
     cells = [
-        line.variant.name, spread(line.losses, ".4f"), str(len(line.losses)), behind,
-        _mean(line, "shares", ".2f"), _mean(line, "staleness", ".2f"),
+        line.variant.name,
+        spread(line.losses, ".4f"),
+        str(len(line.losses)),
+        behind,
+        _mean(line, "shares", ".2f"),
+        _mean(line, "staleness", ".2f"),
         f"{_mean(line, 'bits_up', '.2f')}, {_mean(line, 'bits_down', '.2f')}",
         ", ".join(sorted({record["commit"] for record in line.records})),
-    ]  # fmt: skip
+    ]
     return f"| {' | '.join(cells)} |"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from atoll.reference import data
 from atoll.reference.train import inner_step, learning_rate, optimizer_for, validation_loss
-from atoll_server.forecast.fleet import Fleet
-from atoll_server.forecast.islands import Island
+from atoll_forecast.fleet.fleet import Fleet
+from atoll_forecast.fleet.islands import Island
 
 from benchmarks.quality.policies import put_on
 from benchmarks.quality.recipe import Recipe
@@ -54,8 +54,9 @@ def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
         for name, speed in zip(names(recipe), recipe.speeds or (1.0,) * recipe.learners, strict=True)
     ]
     merge_s, overlap = (0.0, 0.0) if recipe.method == "synchronous" else (MERGE_STEPS, math.inf)
-    made = Fleet(settings, len(work.layout.fragments), islands, work, merge_s=merge_s, overlap=overlap,
-                 seed=recipe.seed)  # fmt: skip
+    made = Fleet(
+        settings, len(work.layout.fragments), islands, work, merge_s=merge_s, overlap=overlap, seed=recipe.seed
+    )
     if recipe.policy:
         put_on(made, recipe.policy)
     curve: list[tuple[int, float]] = []
@@ -69,16 +70,21 @@ def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
     made.run(until)
     staleness = [each for account in made.accounts.values() for each in account.staleness]
     return {
-        "loss": validation_loss(work.model(), corpus, WINDOWS), "curve": curve, "train_loss": _last(work.losses),
-        "settings": settings.model_dump(mode="json"), "merges": len(made.merges), "lapses": made.lapses,
+        "loss": validation_loss(work.model(), corpus, WINDOWS),
+        "curve": curve,
+        "train_loss": _last(work.losses),
+        "settings": recipe.deciding_settings(),
+        "merges": len(made.merges),
+        "lapses": made.lapses,
         "merged": len(staleness),
         "causes": {cause: sum(m.cause == cause for m in made.merges) for cause in {m.cause for m in made.merges}},
         "shares": len(staleness) / max(1, len(made.merges)),
         "staleness": sum(staleness) / max(1, len(staleness)),
-        "bits_up": work.bits[0] / work.bits[1], "bits_down": work.bits[2] / work.bits[3],
+        "bits_up": work.bits[0] / work.bits[1],
+        "bits_down": work.bits[2] / work.bits[3],
         "steps": {name: account.steps for name, account in made.accounts.items()},
         "blocked_s": sum(account.blocked_s for account in made.accounts.values()),
-    }  # fmt: skip
+    }
 
 
 def names(recipe: Recipe) -> list[str]:

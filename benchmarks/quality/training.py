@@ -15,7 +15,7 @@ from atoll.fragments.exchange import Prepared
 from atoll.reference import data
 from atoll.reference.model import Transformer, build
 from atoll.reference.train import inner_step, learning_rate, optimizer_for
-from atoll_server.forecast.islands import Published, Taken
+from atoll_forecast.fleet.islands import Published, Taken
 from atoll_server.merging import merge
 from atoll_server.merging.norm_guard import NormGuard
 from atoll_server.rounds import events as ev
@@ -60,10 +60,12 @@ class Received:
 
 
 class Training:
-    """The `Work` of a fleet (see atoll_server.forecast.fleet). done: the part of the run's tokens that is trained."""
+    """The `Work` of a fleet (see atoll_forecast.fleet.fleet). done: the part of the run's tokens that is trained."""
 
     def __init__(self, recipe: Recipe, settings: RunSettings, corpus: data.Corpus) -> None:
-        self.recipe, self.settings, self.corpus = recipe, settings, corpus
+        self.recipe = recipe
+        self.settings = settings
+        self.corpus = corpus
         first = new_model(recipe)
         specs = Parameters(first, optimizer_for(first, 1.0)).tensors
         if recipe.merging == "average":

@@ -26,12 +26,12 @@ from atoll.demo.processes import ATOLL, Child, children
 from atoll.reference import data
 from atoll.reference.model import SIZES, build
 from atoll.reference.train import loss_of_file, validation_loss
-from atoll_server.forecast.job import Job, Region
-from atoll_server.forecast.planner import plan
+from atoll_forecast.planning.job import Job, Region
+from atoll_forecast.planning.planner import plan
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
-from benchmarks.sites import Sites, sites
+from benchmarks.links.sites import Sites, sites
 from benchmarks.twentyfold.pace import PAPER_STEP_S, SEED, SIZE, tokens_of_step
 
 NAMES = ("eu", "us", "ap", "sa")
@@ -102,10 +102,12 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
     regions = tuple(Region(name, 1, mbit * 1e6, 2 * delay_ms(step_s) / 1e3) for name in NAMES)
     planned = plan(Job(parameters, step_s, regions))
     predicted = {
-        "inner_steps": planned.settings.inner_steps, "overlap_steps": planned.settings.overlap_steps,
-        "utilisation": planned.atoll.utilisation, "up_bits_s": planned.carried[0].up_bits_s,
+        "inner_steps": planned.settings.inner_steps,
+        "overlap_steps": planned.settings.overlap_steps,
+        "utilisation": planned.atoll.utilisation,
+        "up_bits_s": planned.carried[0].up_bits_s,
         "down_bits_s": planned.carried[0].down_bits_s,
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
         with sites(group, path, NAMES, mbit, delay_ms(step_s)) as place:
@@ -119,10 +121,20 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
             learners = []
             for number, (name, namespace) in enumerate(place.names.items()):
                 words = [
-                    sys.executable, "-m", "benchmarks.twentyfold.island", "--number", str(number), "--steps",
-                    str(steps), "--step-s", str(step_s), "--server", f"{place.home_address(number)}:{PORT}",
-                    "--record", str(path / f"{name}.steps"),
-                ]  # fmt: skip
+                    sys.executable,
+                    "-m",
+                    "benchmarks.twentyfold.island",
+                    "--number",
+                    str(number),
+                    "--steps",
+                    str(steps),
+                    "--step-s",
+                    str(step_s),
+                    "--server",
+                    f"{place.home_address(number)}:{PORT}",
+                    "--record",
+                    str(path / f"{name}.steps"),
+                ]
                 learners.append(group.start(name, place.inside(namespace, words)))
             export = _Exports(operator, path) if exports else None
             rates = _watched(place, path, learners, steps, export)
@@ -134,19 +146,34 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
 
 
 def _run(
-    method: str, gbit: float, mbit: float, step_s: float, times: list[list[tuple[float, float]]],
-    rates: list[tuple[float, float]], options: str, predicted: dict[str, float], loss_at: list[tuple[float, float]],
-) -> Run:  # fmt: skip
+    method: str,
+    gbit: float,
+    mbit: float,
+    step_s: float,
+    times: list[list[tuple[float, float]]],
+    rates: list[tuple[float, float]],
+    options: str,
+    predicted: dict[str, float],
+    loss_at: list[tuple[float, float]],
+) -> Run:
     counted = [rank[LEFT_OUT:] for rank in times]
     seconds = [rank[-1][1] - rank[0][0] for rank in counted]
     steps = min(map(len, counted))
     median = statistics.median(end - begin for rank in counted for begin, end in rank)
     return Run(
-        method, gbit, mbit, len(times[0]), median,
+        method,
+        gbit,
+        mbit,
+        len(times[0]),
+        median,
         sum(len(rank) * tokens_of_step() / s for rank, s in zip(counted, seconds, strict=True)),
-        steps * step_s / max(seconds), max(up for up, _ in rates),
-        max(down for _, down in rates), options, predicted, loss_at,
-    )  # fmt: skip
+        steps * step_s / max(seconds),
+        max(up for up, _ in rates),
+        max(down for _, down in rates),
+        options,
+        predicted,
+        loss_at,
+    )
 
 
 def _seconds(times: list[list[tuple[float, float]]]) -> float:
@@ -188,7 +215,8 @@ class _Exports:
     """The published model every few seconds: when, and where it is."""
 
     def __init__(self, operator: str, path: Path) -> None:
-        self._operator, self._path = operator, path
+        self._operator = operator
+        self._path = path
         self.found: list[tuple[float, Path]] = []
 
     def look(self) -> None:
@@ -242,9 +270,12 @@ def main() -> None:
 
     def keep(run: Run) -> None:
         runs.append(run)
-        print(f"{run.method}, {run.gbit:g} Gbit/s ({run.mbit:.2f} Mbit/s here): {run.tokens_s:.0f} tokens/s, "
-              f"utilisation {run.utilisation:.3f}, {run.up_bits_s / 1e6:.2f} Mbit/s up, {run.down_bits_s / 1e6:.2f} "
-              f"down {run.options}", flush=True)  # fmt: skip
+        print(
+            f"{run.method}, {run.gbit:g} Gbit/s ({run.mbit:.2f} Mbit/s here): {run.tokens_s:.0f} tokens/s, "
+            f"utilisation {run.utilisation:.3f}, {run.up_bits_s / 1e6:.2f} Mbit/s up, {run.down_bits_s / 1e6:.2f} "
+            f"down {run.options}",
+            flush=True,
+        )
         made = {"runs": [asdict(each) for each in runs], "trials": [asdict(each) for each in trials]}
         options.json_path.write_text(json.dumps(made, indent=1) + "\n")
 

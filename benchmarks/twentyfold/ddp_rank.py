@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from atoll_server.forecast.bandwidth import FORWARD
+from atoll_forecast.planning.bandwidth import FORWARD
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from benchmarks.ddp_rank import LossOf
+from benchmarks.data_parallel.rank import LossOf
 from benchmarks.twentyfold.pace import Job, Pace
 
 
@@ -36,7 +36,9 @@ class Backward:
     """Two thirds of a step pass in it, evenly over the gradients: a bucket leaves when an accelerator would have it."""
 
     def __init__(self, hook: Callable[..., torch.futures.Future[torch.Tensor]], step_s: float, parameters: int) -> None:
-        self._hook, self._each_s, self._at = hook, (1 - FORWARD) * step_s / parameters, 0.0
+        self._hook = hook
+        self._each_s = (1 - FORWARD) * step_s / parameters
+        self._at = 0.0
 
     def begin(self) -> None:
         """Backward begins now."""
@@ -63,9 +65,12 @@ def main() -> None:
     options = parser.parse_args()
     pace = Pace(Job(options.number, options.step_s, options.steps, options.record))
     dist.init_process_group(
-        "gloo", init_method=f"tcp://{options.meet}", rank=options.number, world_size=options.ranks,
+        "gloo",
+        init_method=f"tcp://{options.meet}",
+        rank=options.number,
+        world_size=options.ranks,
         timeout=timedelta(hours=1),
-    )  # fmt: skip
+    )
     whole = nn.parallel.DistributedDataParallel(
         LossOf(pace.model), bucket_cap_mb=options.bucket_mb, gradient_as_bucket_view=True
     )

@@ -18,7 +18,9 @@ from atoll_dashboard.feed import Feed
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Reason = Annotated[str, Field(max_length=200)]
-TICKET_S, MOST_TICKETS, MOST_OF_ONE = 60.0, 100, 5
+TICKET_S = 60.0
+MOST_TICKETS = 100
+MOST_OF_ONE = 5
 BEARER, TOKEN_HEADER = "Bearer ", "x-atoll-token"
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 

@@ -22,14 +22,18 @@ def application(feed: Feed, hosts: tuple[str, ...]) -> FastAPI:
     """hosts: names that it may be asked for by; "*": any."""
 
     app = FastAPI(
-        title="Atoll", description="A run, as an operator sees it.",
-        openapi_url="/api/openapi.json", docs_url=None, redoc_url=None,
-    )  # fmt: skip
+        title="Atoll",
+        description="A run, as an operator sees it.",
+        openapi_url="/api/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
     app.add_middleware(Headers, hosts=hosts)
     app.add_exception_handler(grpc.aio.AioRpcError, _core_said(feed))
     app.add_exception_handler(AccessError, _core_said(feed))
     app.add_exception_handler(RequestValidationError, _not_asked_well)
-    app.state.feed, app.state.tickets = feed, acts.Tickets()
+    app.state.feed = feed
+    app.state.tickets = acts.Tickets()
     app.include_router(looks.router, prefix="/api")
     app.include_router(acts.router, prefix="/api")
     app.mount("/page", StaticFiles(directory=PAGE))
@@ -46,10 +50,13 @@ def application(feed: Feed, hosts: tuple[str, ...]) -> FastAPI:
 
 
 HTTP = {
-    grpc.StatusCode.UNAUTHENTICATED: 401, grpc.StatusCode.PERMISSION_DENIED: 403, grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.FAILED_PRECONDITION: 409, grpc.StatusCode.INVALID_ARGUMENT: 422,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.FAILED_PRECONDITION: 409,
+    grpc.StatusCode.INVALID_ARGUMENT: 422,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 507,
-}  # fmt: skip
+}
 
 
 async def _not_asked_well(_request: Request, error: Exception) -> JSONResponse:

@@ -34,7 +34,9 @@ class Core:
     """One core, or a front of it. token: this dashboard's own, for looking; acts are asked for with their caller's."""
 
     def __init__(self, address: str, access: Access, token: str) -> None:
-        self.address, self._access, self._own = address, access, bearer(token)
+        self.address = address
+        self._access = access
+        self._own = bearer(token)
         self._stamp: Any = None
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -49,7 +51,9 @@ class Core:
     def _stub(self) -> Any:  # noqa: ANN401 - grpc's stub, whose types are of its blocking kind
         stamp = self._access.stamp()
         if self._channel is None or stamp != self._stamp:
-            old, self._channel, self._stamp = self._channel, self._access.dial(self.address, OPTIONS), stamp
+            old = self._channel
+            self._channel = self._access.dial(self.address, OPTIONS)
+            self._stamp = stamp
             if old is not None:  # what runs over it, a download perhaps, may end there
                 self._closing.add(closing := asyncio.create_task(old.close(SLOW_S)))
                 closing.add_done_callback(self._closing.discard)

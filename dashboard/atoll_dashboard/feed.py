@@ -28,7 +28,9 @@ EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # between two looks: while somebody watch
 SHARE = 0.1  # of the time at most that a core is kept busy with looks
 WATCHED_S = 10.0  # after somebody asked
 ROUNDS, MOST_EVENTS = 64, 5000
-DOTS, FEW_DOTS, MANY_REGIONS = 48, 8, 16
+DOTS = 48
+FEW_DOTS = 8
+MANY_REGIONS = 16
 AT_ONCE = 4  # questions to the core, beside looks
 T = TypeVar("T")
 AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -51,16 +53,21 @@ class Feed:
     """price_per_gb: of the WAN, in US dollars, for the cost that is shown."""
 
     def __init__(self, core: Core, price_per_gb: float) -> None:
-        self.core, self.price_per_gb = core, price_per_gb
-        self.seen, self.problem = Seen(), "the core was not asked yet"
+        self.core = core
+        self.price_per_gb = price_per_gb
+        self.seen = Seen()
+        self.problem = "the core was not asked yet"
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self.watchers = 0
-        self._began, self._asked_at = time.monotonic(), -math.inf
-        self._position, self._number = (0, 0), 0
+        self._began = time.monotonic()
+        self._asked_at = -math.inf
+        self._position = (0, 0)
+        self._number = 0
         self._answers: dict[tuple[Any, ...], tuple[float, asyncio.Task[Any]]] = {}
         self._few = asyncio.Semaphore(AT_ONCE)
         self.moving = Moving()
-        self._wanted, self._looked = asyncio.Event(), asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._looked = asyncio.Event()
         self._told: tuple[Seen, float, str] | None = None
 
     # ------------------------------------------------------------------------------ looking
@@ -117,7 +124,8 @@ class Feed:
         else:
             if self.problem:
                 log.info("the core answers", server=self.core.address, run=status.run, epoch=status.epoch)
-            self.problem, self.seen = "", Seen(status, rounds, time.monotonic())
+            self.problem = ""
+            self.seen = Seen(status, rounds, time.monotonic())
             run = self.run()
             self.moving.remember(status, run)
 
@@ -155,10 +163,11 @@ class Feed:
         """What the stream says, made once a look for all who listen."""
         if self._told is None or self._told[0] is not self.seen or self._told[1] != self._second():
             now = Now(
-                run=self.run(), regions=self.regions(),
+                run=self.run(),
+                regions=self.regions(),
                 rounds=[telling.round_of(each) for each in self.seen.rounds if each.outcome in telling.GOES_ON],
                 last_event=self._number,
-            )  # fmt: skip
+            )
             self._told = (self.seen, self._second(), now.model_dump_json())
         return self._told[2]
 
@@ -172,22 +181,37 @@ class Feed:
         up, down = (sum(moving.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
         trained = [each for each in status.learners if each.state == "live" and math.isfinite(each.loss)]
         return Run(
-            reachable=not self.problem, problem=self.problem, age_s=min(now - self.seen.at, now - self._began),
-            at=status.at, run=status.run, generation=status.generation, epoch=status.epoch, uptime_s=status.uptime_s,
-            wall_s=status.wall_s, parameters=status.parameters, fragments=len(status.fragments),
-            inner_steps=status.settings.inner_steps, overlap_steps=status.settings.overlap_steps,
+            reachable=not self.problem,
+            problem=self.problem,
+            age_s=min(now - self.seen.at, now - self._began),
+            at=status.at,
+            run=status.run,
+            generation=status.generation,
+            epoch=status.epoch,
+            uptime_s=status.uptime_s,
+            wall_s=status.wall_s,
+            parameters=status.parameters,
+            fragments=len(status.fragments),
+            inner_steps=status.settings.inner_steps,
+            overlap_steps=status.settings.overlap_steps,
             codec=telling.codec(status.settings.codec),
-            paused=status.paused, troubles=list(status.troubles),
+            paused=status.paused,
+            troubles=list(status.troubles),
             goodput=telling.goodput(status.goodput, moving.recent()),
-            tokens_trained=status.tokens_trained, tokens_merged=status.tokens_merged,
+            tokens_trained=status.tokens_trained,
+            tokens_merged=status.tokens_merged,
             total_tokens=status.settings.total_tokens,
             tokens_per_s=sum(self.moving.tokens.rate(each.learner) for each in status.learners),
             loss=sum(each.loss for each in trained) / len(trained) if trained else None,
-            merges=status.merges, contributions=telling.counts(status.contributions),
-            wire=telling.wire(status.wire, up, down), cost=self._cost(),
-            learners=telling.states(status.learners), acts=not self.acts_problem(),
-            acts_problem=self.acts_problem(), dashboard_s=now - self._began,
-        )  # fmt: skip
+            merges=status.merges,
+            contributions=telling.counts(status.contributions),
+            wire=telling.wire(status.wire, up, down),
+            cost=self._cost(),
+            learners=telling.states(status.learners),
+            acts=not self.acts_problem(),
+            acts_problem=self.acts_problem(),
+            dashboard_s=now - self._began,
+        )
 
     def acts_problem(self) -> str:
         """Why nothing can be done here; "": it can, with a token."""
@@ -199,10 +223,12 @@ class Feed:
         price, rate = self.price_per_gb / 1e9, self.moving.long.rate("all")
         known = self.moving.long.span_s() >= LEAST_LONG_S
         return Cost(
-            price_per_gb=self.price_per_gb, total=price * (wire.up + wire.down + wire.whole),
-            per_day=price * 86400 * rate if known else None, gb_per_month=MONTH_S * rate / 1e9 if known else None,
+            price_per_gb=self.price_per_gb,
+            total=price * (wire.up + wire.down + wire.whole),
+            per_day=price * 86400 * rate if known else None,
+            gb_per_month=MONTH_S * rate / 1e9 if known else None,
             budget_gb=budget / 1e9 if budget else None,
-        )  # fmt: skip
+        )
 
     def _regions(self) -> list[str]:
         return sorted({each.region for each in self.seen.status.learners})
@@ -219,12 +245,17 @@ class Feed:
         up, down = (sum(each.wire.up for each in members), sum(each.wire.down + each.wire.whole for each in members))
         provisioned = sum(each.goodput.provisioned_s for each in members)
         return Region(
-            region=name, learners=telling.states(members), dots=[telling.dot(each) for each in first[: self._dots()]],
-            tokens_per_s=sum(self.moving.tokens.rate(each.learner) for each in members), up_bytes=up, down_bytes=down,
-            up_bytes_per_s=self.moving.bytes.rate((name, UP)), down_bytes_per_s=self.moving.bytes.rate((name, DOWN)),
+            region=name,
+            learners=telling.states(members),
+            dots=[telling.dot(each) for each in first[: self._dots()]],
+            tokens_per_s=sum(self.moving.tokens.rate(each.learner) for each in members),
+            up_bytes=up,
+            down_bytes=down,
+            up_bytes_per_s=self.moving.bytes.rate((name, UP)),
+            down_bytes_per_s=self.moving.bytes.rate((name, DOWN)),
             goodput=sum(each.goodput.useful_s for each in members) / provisioned if provisioned else 1.0,
             cost=self.price_per_gb / 1e9 * (up + down),
-        )  # fmt: skip
+        )
 
     def _dots(self) -> int:
         """Of many regions the picture shows few each."""

@@ -25,7 +25,8 @@ class Headers:
     """hosts: names in the Host header that are answered, beside addresses: another site's name may lead here, too."""
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
-        self._app, self._hosts = app, frozenset(_plain(host) for host in hosts)
+        self._app = app
+        self._hosts = frozenset(_plain(host) for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's."""

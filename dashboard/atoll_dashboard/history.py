@@ -17,7 +17,8 @@ class History(Generic[K]):
     """Columns by name on one time axis; NaN where a column had nothing to say. most: points kept."""
 
     def __init__(self, most: int = MOST_POINTS) -> None:
-        self._most, self._interval_s = most, 0.0
+        self._most = most
+        self._interval_s = 0.0
         self.at: array[float] = array("d")
         self._columns: dict[K, array[float]] = {}
 

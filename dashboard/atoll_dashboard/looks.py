@@ -60,9 +60,14 @@ async def regions(feed: Looking) -> list[Region]:
 @router.get("/learners")
 async def learners(
     feed: Looking,
-    region: str | None = None, state: State | None = None, search: Annotated[str, Query(max_length=64)] = "",
-    sort: SortBy = "trouble", descending: bool = False, offset: Offset = 0, limit: Limit = 50,
-) -> Page[Learner]:  # fmt: skip
+    region: str | None = None,
+    state: State | None = None,
+    search: Annotated[str, Query(max_length=64)] = "",
+    sort: SortBy = "trouble",
+    descending: bool = False,
+    offset: Offset = 0,
+    limit: Limit = 50,
+) -> Page[Learner]:
     """Learners, a page at a time."""
     found = sorted(feed.learners(region, state or "", search), key=lambda each: each.learner)
     found.sort(key=lambda each: _place(each, sort), reverse=descending)
@@ -92,9 +97,13 @@ async def history(feed: Looking) -> History:
     """The run since this dashboard was started."""
     columns = feed.moving.history
     return History(
-        at=list(columns.at), goodput=columns.column("goodput"), tokens_per_s=columns.column("tokens"),
-        loss=columns.column("loss"), up_bytes_per_s=columns.column("up"), down_bytes_per_s=columns.column("down"),
-    )  # fmt: skip
+        at=list(columns.at),
+        goodput=columns.column("goodput"),
+        tokens_per_s=columns.column("tokens"),
+        loss=columns.column("loss"),
+        up_bytes_per_s=columns.column("up"),
+        down_bytes_per_s=columns.column("down"),
+    )
 
 
 @router.get("/fragments")
@@ -114,9 +123,11 @@ async def rounds(feed: Looking, last: Annotated[int, Query(ge=1, le=256)] = 40, 
 @router.get("/receipts")
 async def receipts(
     feed: Looking,
-    learner: str = "", fate: Literal["pending", "merged", "refused"] | None = None,
-    before: Annotated[int, Query(ge=0, lt=1 << 63)] = 0, limit: Limit = 100,
-) -> Receipts:  # fmt: skip
+    learner: str = "",
+    fate: Literal["pending", "merged", "refused"] | None = None,
+    before: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
+    limit: Limit = 100,
+) -> Receipts:
     """Contributions and what became of them, newest first."""
     wanted = telling.FATES[fate] if fate is not None else pb.FATE_UNSPECIFIED
     found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)

@@ -10,11 +10,15 @@ from atoll_wire import outer_pb2 as pb
 from atoll_dashboard.history import History, Rates
 from atoll_dashboard.shapes import Run
 
-TOKENS_WINDOW_S, BYTES_WINDOW_S, RECENT_S = 10.0, 60.0, 300.0
+TOKENS_WINDOW_S = 10.0
+BYTES_WINDOW_S = 60.0
+RECENT_S = 300.0
 LEAST_RECENT_S = 60.0  # a run that begins is not judged by its joining
 LONG_WINDOW_S, LONG_EVERY_S, LEAST_LONG_S = 3600.0, 10.0, 60.0  # for what a day costs
 LEARNER_POINTS = 240
-TOKENS, UP, DOWN = "tokens", "up", "down"
+TOKENS = "tokens"
+UP = "up"
+DOWN = "down"
 
 
 class Moving:
@@ -62,10 +66,16 @@ class Moving:
 
     def remember(self, status: pb.StatusReply, run: Run) -> None:
         """One more point of each history. run: the same look as it is told."""
-        self.history.add(status.at, {
-            "goodput": run.goodput.ratio, TOKENS: run.tokens_per_s, "loss": math.nan if run.loss is None else run.loss,
-            UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s,
-        })  # fmt: skip
+        self.history.add(
+            status.at,
+            {
+                "goodput": run.goodput.ratio,
+                TOKENS: run.tokens_per_s,
+                "loss": math.nan if run.loss is None else run.loss,
+                UP: run.wire.up_bytes_per_s,
+                DOWN: run.wire.down_bytes_per_s,
+            },
+        )
         losses = {("loss", each.learner): each.loss for each in status.learners}
         rates = {(TOKENS, each.learner): self.tokens.rate(each.learner) for each in status.learners}
         self.learners_history.add(status.at, losses | rates)

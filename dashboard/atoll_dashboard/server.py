@@ -64,9 +64,13 @@ async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     feed = Feed(Core(settings.server, settings.access, settings.token), settings.price_per_gb)
     listening = _bind(settings.listen)
     config = uvicorn.Config(
-        application(feed, settings.names()), log_config=None, access_log=False, server_header=False,
-        timeout_graceful_shutdown=GOODBYE_S, limit_concurrency=MOST_CONNECTIONS,
-    )  # fmt: skip
+        application(feed, settings.names()),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GOODBYE_S,
+        limit_concurrency=MOST_CONNECTIONS,
+    )
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     server, looking = _Server(config), asyncio.create_task(feed.keep())

@@ -26,9 +26,11 @@ from atoll_dashboard.shapes import (
 STATES: tuple[State, ...] = ("live", "paused", "joining", "silent", "left", "evicted")
 TROUBLE_FIRST = {state: place for place, state in enumerate(("silent", "joining", "paused", "live", "evicted", "left"))}
 OUTCOMES: dict[int, Outcome] = {
-    pb.ROUND_OUTCOME_OPEN: "open", pb.ROUND_OUTCOME_MERGING: "merging", pb.ROUND_OUTCOME_MERGED: "merged",
+    pb.ROUND_OUTCOME_OPEN: "open",
+    pb.ROUND_OUTCOME_MERGING: "merging",
+    pb.ROUND_OUTCOME_MERGED: "merged",
     pb.ROUND_OUTCOME_LAPSED: "lapsed",
-}  # fmt: skip
+}
 GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
 FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
 NAMES = {number: name for name, number in FATES.items()}
@@ -58,27 +60,36 @@ def states(learners: Iterable[pb.LearnerStatus]) -> dict[State, int]:
 def goodput(told: pb.Goodput, recent: float | None) -> Goodput:
     """The run's."""
     return Goodput(
-        ratio=told.ratio, recent=recent, useful_s=told.useful_s, provisioned_s=told.provisioned_s,
+        ratio=told.ratio,
+        recent=recent,
+        useful_s=told.useful_s,
+        provisioned_s=told.provisioned_s,
         lost_s=dict(told.lost_s),
-    )  # fmt: skip
+    )
 
 
 def counts(told: pb.Contributions) -> Counts:
     """Contributions by fate."""
     return Counts(
-        accepted=told.accepted, merged=told.merged, pending=told.pending, refused=told.refused,
+        accepted=told.accepted,
+        merged=told.merged,
+        pending=told.pending,
+        refused=told.refused,
         turned_away=told.turned_away,
-    )  # fmt: skip
+    )
 
 
 def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> Wire:
     """The run's payloads."""
     return Wire(
-        up_bytes=told.up, down_bytes=told.down, whole_bytes=told.whole,
-        up_bytes_per_s=up_bytes_per_s, down_bytes_per_s=down_bytes_per_s,
+        up_bytes=told.up,
+        down_bytes=told.down,
+        whole_bytes=told.whole,
+        up_bytes_per_s=up_bytes_per_s,
+        down_bytes_per_s=down_bytes_per_s,
         up_bits=8 * told.up / told.up_parameters if told.up_parameters else None,
         down_bits=8 * told.down / told.down_parameters if told.down_parameters else None,
-    )  # fmt: skip
+    )
 
 
 def state(told: pb.LearnerStatus) -> State:
@@ -97,54 +108,94 @@ def dot(told: pb.LearnerStatus) -> Dot:
 def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:
     """One of them, with all its figures."""
     return Learner(
-        learner=told.learner, region=told.region, state=state(told), since=known(told.since),
-        incarnation=told.incarnation, steps=told.steps, tokens=told.tokens, tokens_per_s=tokens_per_s,
-        loss=known(told.loss), step_time_s=known(told.step_time_s), heard_s=told.heard_s,
-        blocked_fraction=told.blocked_fraction, goodput=told.goodput.ratio, provisioned_s=told.goodput.provisioned_s,
-        lost_s=dict(told.goodput.lost_s), lost_total_s=told.goodput.provisioned_s - told.goodput.useful_s,
-        pending=told.pending, waiting_for=told.waiting_for, up_bytes=told.wire.up,
+        learner=told.learner,
+        region=told.region,
+        state=state(told),
+        since=known(told.since),
+        incarnation=told.incarnation,
+        steps=told.steps,
+        tokens=told.tokens,
+        tokens_per_s=tokens_per_s,
+        loss=known(told.loss),
+        step_time_s=known(told.step_time_s),
+        heard_s=told.heard_s,
+        blocked_fraction=told.blocked_fraction,
+        goodput=told.goodput.ratio,
+        provisioned_s=told.goodput.provisioned_s,
+        lost_s=dict(told.goodput.lost_s),
+        lost_total_s=told.goodput.provisioned_s - told.goodput.useful_s,
+        pending=told.pending,
+        waiting_for=told.waiting_for,
+        up_bytes=told.wire.up,
         down_bytes=told.wire.down + told.wire.whole,
-    )  # fmt: skip
+    )
 
 
 def fragment(told: pb.FragmentStatus) -> Fragment:
     """One of them."""
     return Fragment(
-        fragment=told.fragment, parameters=told.parameters, size_bytes=4 * told.parameters, version=told.version,
-        cycle=told.cycle, state=told.state, anchor_age_s=known(told.published_s),
-    )  # fmt: skip
+        fragment=told.fragment,
+        parameters=told.parameters,
+        size_bytes=4 * told.parameters,
+        version=told.version,
+        cycle=told.cycle,
+        state=told.state,
+        anchor_age_s=known(told.published_s),
+    )
 
 
 def answer(told: pb.Answer) -> Answer:
     """One learner in a round."""
     return Answer(
-        learner=told.learner, began_at=moment(told.began_at), durable_at=moment(told.durable_at),
-        adopted_at=moment(told.adopted_at), declined=told.declined, late=told.late,
-        weight=known(told.weight), staleness=told.staleness if told.weight else None,
-    )  # fmt: skip
+        learner=told.learner,
+        began_at=moment(told.began_at),
+        durable_at=moment(told.durable_at),
+        adopted_at=moment(told.adopted_at),
+        declined=told.declined,
+        late=told.late,
+        weight=known(told.weight),
+        staleness=told.staleness if told.weight else None,
+    )
 
 
 def round_of(told: pb.Round) -> Round:
     """A round with its answers."""
     return Round(
-        fragment=told.fragment, cycle=told.cycle, version=told.version or None,
-        outcome=OUTCOMES.get(told.outcome, "open"), reason=told.reason, opened_at=round(told.opened_at, 3),
-        quorum_at=moment(told.quorum_at), closed_at=moment(told.closed_at), merged_at=moment(told.merged_at),
-        published_at=moment(told.published_at), answers=[answer(each) for each in told.answers],
+        fragment=told.fragment,
+        cycle=told.cycle,
+        version=told.version or None,
+        outcome=OUTCOMES.get(told.outcome, "open"),
+        reason=told.reason,
+        opened_at=round(told.opened_at, 3),
+        quorum_at=moment(told.quorum_at),
+        closed_at=moment(told.closed_at),
+        merged_at=moment(told.merged_at),
+        published_at=moment(told.published_at),
+        answers=[answer(each) for each in told.answers],
         more_answers=told.more_answers,
-    )  # fmt: skip
+    )
 
 
 def receipt(told: pb.LoggedReceipt) -> Receipt:
     """What became of a contribution."""
     key = told.receipt
     return Receipt(
-        number=told.number, key=f"{key.learner}/{key.incarnation}/{key.fragment}/{key.seq}", learner=key.learner,
-        fragment=key.fragment, accepted_at=told.accepted_at, tokens=told.tokens, steps=told.steps,
-        size_bytes=told.size_bytes, norm=told.norm, clipped=told.clipped,
+        number=told.number,
+        key=f"{key.learner}/{key.incarnation}/{key.fragment}/{key.seq}",
+        learner=key.learner,
+        fragment=key.fragment,
+        accepted_at=told.accepted_at,
+        tokens=told.tokens,
+        steps=told.steps,
+        size_bytes=told.size_bytes,
+        norm=told.norm,
+        clipped=told.clipped,
         fate=NAMES.get(key.fate, "pending"),  # type: ignore[arg-type]
-        version=key.version, weight=key.weight, staleness=key.staleness, reason=key.reason,
-    )  # fmt: skip
+        version=key.version,
+        weight=key.weight,
+        staleness=key.staleness,
+        reason=key.reason,
+    )
 
 
 def checkpoint(told: pb.Checkpoint) -> Checkpoint:

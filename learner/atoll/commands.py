@@ -69,10 +69,18 @@ def learner(
     train(
         TrainSettings(size, data, batch, learning_rate, max_steps, seed, device, threads, slow_down),
         Joining(
-            tuple(server), name or own_name(region), region, kept, connect_timeout_s, drain_s, metrics_listen,
-            metrics_plaintext, tls, insecure_plaintext,
+            tuple(server),
+            name or own_name(region),
+            region,
+            kept,
+            connect_timeout_s,
+            drain_s,
+            metrics_listen,
+            metrics_plaintext,
+            tls,
+            insecure_plaintext,
         ),
-    )  # fmt: skip
+    )
 
 
 def doctor(

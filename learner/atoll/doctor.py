@@ -33,11 +33,17 @@ if TYPE_CHECKING:
     from atoll.boundary.parameters import Optimizers
 
 TIMEOUT_S = 60.0
-PINGS, RATE_BYTES, PIECE_BYTES = 5, 8 << 20, 256 << 10
+PINGS = 5
+RATE_BYTES = 8 << 20
+PIECE_BYTES = 256 << 10
 FRAME_BYTES = PART_BYTES  # the largest piece of a message that Atoll sends
 OPTIONS = [("grpc.max_send_message_length", 2 * FRAME_BYTES), ("grpc.max_receive_message_length", 2 * FRAME_BYTES)]
-CLOCK_S, DAYS, SLOW_MBIT = 5.0, 14.0, 10.0
-DISK_BYTES, SLOW_DISK_MB, FEW_BYTES = 64 << 20, 50.0, 4 << 30
+CLOCK_S = 5.0
+DAYS = 14.0
+SLOW_MBIT = 10.0
+DISK_BYTES = 64 << 20
+SLOW_DISK_MB = 50.0
+FEW_BYTES = 4 << 30
 
 
 class Verdict(Enum):
@@ -187,7 +193,9 @@ def _certificate(patient: Patient) -> Iterator[Finding]:
 
 
 def _way(stub: rpc.DoctorStub, patient: Patient) -> Iterator[Finding]:
-    trips, offsets, told = [], [], pb.ProbeReply()
+    trips = []
+    offsets = []
+    told = pb.ProbeReply()
     for _ in range(PINGS):
         began, asked_at = time.monotonic(), time.time()
         told = _probe(stub, [pb.ProbeRequest()])[0]

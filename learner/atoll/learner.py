@@ -87,13 +87,19 @@ class Learner:
     ) -> None:
         if adoption not in {"rebase", "overwrite"}:
             raise LearnerError(f'adoption "{adoption}" does not exist: use "rebase" or "overwrite"')
-        self._model, self._optimizer, self._unshared, self._copies = model, optimizer, unshared, copies
+        self._model = model
+        self._optimizer = optimizer
+        self._unshared = unshared
+        self._copies = copies
         addresses = [server] if isinstance(server, str) else list(server)
         access = Access(None if tls is None else Path(tls), insecure_plaintext)
         self._identity = Identity(name or own_name(region), region, addresses, connect_timeout_s, access)
-        self._keep, self._drain_s, self._metrics = adoption == "rebase", drain_s, (metrics_listen, metrics_plaintext)
+        self._keep = adoption == "rebase"
+        self._drain_s = drain_s
+        self._metrics = (metrics_listen, metrics_plaintext)
         self._leaving = contextlib.ExitStack()  # what is to be ended when this learner leaves
-        self._counters, self._handover = Counters(), Handover()
+        self._counters = Counters()
+        self._handover = Handover()
         self._process = os.getpid()
         self._island: Island | None = None
         self._agent: Agent | None = None
@@ -105,7 +111,9 @@ class Learner:
         self._to_restore = False
         self._rounds: Rounds | None = None
         self._left = self._rests = False
-        self._agreed, self._left_step_at, self._paused_since_step = Agreed(0, GO_ON, 0, 0), 0.0, 0.0
+        self._agreed = Agreed(0, GO_ON, 0, 0)
+        self._left_step_at = 0.0
+        self._paused_since_step = 0.0
 
     def __enter__(self) -> Learner:
         """Joins; raises LearnerError when that cannot be."""

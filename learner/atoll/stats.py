@@ -122,7 +122,8 @@ class Counters:
 
     def left(self, unsettled: int) -> None:
         """The learner has left; so many contributions were never acknowledged."""
-        self.connected, self.pending = False, unsettled
+        self.connected = False
+        self.pending = unsettled
 
     def rested(self, began: float) -> float:
         """A deliberate pause that began then is over, or a piece of it. Returns its seconds."""
@@ -144,12 +145,22 @@ class Counters:
         """As the core is told."""
         paused = self.pausing(time.perf_counter())
         return pb.Progress(
-            steps=self.steps, tokens=self.tokens, loss=self.loss, step_time_s=self.step_time_s,
-            stepping_s=self.stepping_s, blocked_s=self.blocked_s, joining_s=self.joining_s, paused_s=self.paused_s,
-            abandoned_tokens=round(self.abandoned_tokens), paused=paused, bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down, bytes_whole=self.bytes_whole,
-            prepared_s=self.prepared_s, first_step_s=self.first_step_s,
-        )  # fmt: skip
+            steps=self.steps,
+            tokens=self.tokens,
+            loss=self.loss,
+            step_time_s=self.step_time_s,
+            stepping_s=self.stepping_s,
+            blocked_s=self.blocked_s,
+            joining_s=self.joining_s,
+            paused_s=self.paused_s,
+            abandoned_tokens=round(self.abandoned_tokens),
+            paused=paused,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            bytes_whole=self.bytes_whole,
+            prepared_s=self.prepared_s,
+            first_step_s=self.first_step_s,
+        )
 
 
 def whole(tokens: SupportsIndex) -> int:
@@ -175,7 +186,8 @@ class LearnerMetrics(Collector):
     """Reads the counters whenever Prometheus asks: what this process saw itself; the core has series of its own."""
 
     def __init__(self, counters: Counters, name: str) -> None:
-        self._counters, self._name = counters, name
+        self._counters = counters
+        self._name = name
 
     def collect(self) -> Iterator[Metric]:
         """One sample of each."""

@@ -22,7 +22,9 @@ from atoll_wire.errors import UserError
 log = structlog.get_logger()
 
 Stamp: TypeAlias = tuple[int, ...]  # of files
-AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+AUTHORITY = "ca.pem"
+CERTIFICATE = "cert.pem"
+KEY = "key.pem"
 
 
 class AccessError(UserError):

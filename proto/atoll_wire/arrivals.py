@@ -6,14 +6,17 @@ uneven link earns itself more patience, a quick and even one less; nobody has to
 
 from __future__ import annotations
 
-GAP_SHARE, DEVIATION_SHARE, DEVIATIONS = 1 / 8, 1 / 4, 4.0
+GAP_SHARE = 1 / 8
+DEVIATION_SHARE = 1 / 4
+DEVIATIONS = 4.0
 
 
 class Arrivals:
     """Of one kind, from one sender. least_s, most_s: bounds of the patience; before a gap was seen it is most_s."""
 
     def __init__(self, least_s: float, most_s: float) -> None:
-        self._least_s, self._most_s = least_s, most_s
+        self._least_s = least_s
+        self._most_s = most_s
         self._at: float | None = None
         self._gap_s: float | None = None
         self._deviation_s = 0.0
@@ -30,7 +33,8 @@ class Arrivals:
 
     def _learn(self, gap_s: float) -> None:
         if self._gap_s is None:
-            self._gap_s, self._deviation_s = gap_s, gap_s / 2
+            self._gap_s = gap_s
+            self._deviation_s = gap_s / 2
             return
         self._deviation_s += DEVIATION_SHARE * (abs(gap_s - self._gap_s) - self._deviation_s)
         self._gap_s += GAP_SHARE * (gap_s - self._gap_s)

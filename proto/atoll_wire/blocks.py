@@ -164,7 +164,9 @@ def advance_block(base: F32, codes: U8, scale: np.float32, levels: int, out: F32
         for i in range(len(codes)):
             out[i] = base[i] + scale * np.float32(np.int32(np.int8(codes[i])))
     else:
-        low, high, base_high = out[: len(codes)], out[len(codes) :], base[len(codes) :]
+        low = out[: len(codes)]
+        high = out[len(codes) :]
+        base_high = base[len(codes) :]
         for i in range(len(low)):
             low[i] = base[i] + scale * _low(codes[i])
         for i in range(len(high)):
@@ -179,10 +181,14 @@ def rebase_block(old: F32, new: F32, codes: U8, scale: np.float32, levels: int, 
             local[i] = new[i] - (old[i] - local[i] - scale * np.float32(np.int32(np.int8(codes[i]))))
     else:
         half = len(codes)
-        a, b, c = old[:half], new[:half], local[:half]
+        a = old[:half]
+        b = new[:half]
+        c = local[:half]
         for i in range(len(c)):
             c[i] = b[i] - (a[i] - c[i] - scale * _low(codes[i]))
-        a, b, c = old[half:], new[half:], local[half:]
+        a = old[half:]
+        b = new[half:]
+        c = local[half:]
         for i in range(len(c)):
             c[i] = b[i] - (a[i] - c[i] - scale * _high(codes[i]))
 

@@ -65,9 +65,13 @@ def show(path: Path) -> Shown:
     hosts = (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
     authority = "an authority" if found.subject == found.issuer else "nobody that Atoll knows"
     return Shown(
-        " ".join(said) or authority, hosts, found.issuer.rfc4514_string(), found.not_valid_before_utc,
-        found.not_valid_after_utc, found.fingerprint(hashes.SHA256()).hex(":"),
-    )  # fmt: skip
+        " ".join(said) or authority,
+        hosts,
+        found.issuer.rfc4514_string(),
+        found.not_valid_before_utc,
+        found.not_valid_after_utc,
+        found.fingerprint(hashes.SHA256()).hex(":"),
+    )
 
 
 def may_be(said: str, name: str) -> bool:

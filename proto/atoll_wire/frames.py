@@ -216,7 +216,8 @@ class _Fetching:
     """A call to Fetch: what comes in pieces is put together."""
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's
-        self._call, self._pieces = call, Pieces(REPLY_BYTES)
+        self._call = call
+        self._pieces = Pieces(REPLY_BYTES)
 
     async def read(self) -> Any:  # noqa: ANN401 - a reply, or gRPC's EOF
         """As gRPC's."""

@@ -35,13 +35,18 @@ from atoll_wire.spans import BLOCK
 I64: TypeAlias = NDArray[np.int64]
 U16: TypeAlias = NDArray[np.uint16]
 
-SOUND, NOT_FINITE, BAD_SCALE, BAD_CODE = 0, 1, 2, 3
+SOUND = 0
+NOT_FINITE = 1
+BAD_SCALE = 2
+BAD_CODE = 3
 
 
 @kernel
 def quantise(values: F32, lengths: I64, levels: int, codes: U8, scales: U16) -> int:
     """Codes and scales of a frame's values. Returns SOUND or NOT_FINITE."""
-    at, code_at, scale_at = 0, 0, 0
+    at = 0
+    code_at = 0
+    scale_at = 0
     for length in lengths:
         for start in range(at, at + length, BLOCK):
             n = min(BLOCK, at + length - start)
@@ -84,7 +89,9 @@ def inspect(codes: U8, scales: U16, lengths: I64, levels: int, squares: F64) -> 
 @kernel
 def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, out: F32) -> None:
     """out += factor of the segment x scale x code. With a factor of one each sum has a single rounding."""
-    at, code_at, scale_at = 0, 0, 0
+    at = 0
+    code_at = 0
+    scale_at = 0
     for segment in range(len(lengths)):
         stop = at + lengths[segment]
         for start in range(at, stop, BLOCK):
@@ -101,7 +108,9 @@ def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, 
 @kernel
 def advance(base: F32, codes: U8, scales: U16, lengths: I64, levels: int, out: F32) -> None:
     """out = base + scale x code, each with a single rounding. base and out are apart: in place, `accumulate`."""
-    at, code_at, scale_at = 0, 0, 0
+    at = 0
+    code_at = 0
+    scale_at = 0
     for length in lengths:
         for start in range(at, at + length, BLOCK):
             stop = min(start + BLOCK, at + length)

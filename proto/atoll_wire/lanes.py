@@ -17,7 +17,9 @@ from typing import Any, Protocol
 
 from atoll_wire import frames
 
-FEWEST, FAR, MOST = 1, 8, 32  # far away at first; what more bring is tried
+FEWEST = 1
+FAR = 8  # far away at first; what more bring is tried
+MOST = 32
 SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
 FAR_S, ANSWERS = 0.01, 8  # a round trip from which on a window matters; answers of which one waited for nothing
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # of carrying, and of what arrived: at least, for a rate
@@ -39,7 +41,9 @@ class Width:
     def idle(self) -> None:
         """Nothing was carried for a while: the fewest, and what was seen of rates is forgotten."""
         self.lanes = FEWEST
-        self._bytes, self._busy_s, self._arrivals = 0, 0.0, 0
+        self._bytes = 0
+        self._busy_s = 0.0
+        self._arrivals = 0
         self._before: float | None = None  # the rate with half as many
         self._changed = self._leapt = False  # changed: what is on its way went over the connections of before
         self._rested_at = 0.0
@@ -50,7 +54,9 @@ class Width:
         if after_s < FAR_S and self.lanes > FEWEST:
             self.idle()  # it only seemed far, while both sides were busy
         elif self.far and not self._leapt:
-            self.lanes, self._changed, self._leapt = FAR, True, True
+            self.lanes = FAR
+            self._changed = True
+            self._leapt = True
 
     @property
     def far(self) -> bool:
@@ -64,15 +70,20 @@ class Width:
         self._arrivals += 1
         if self._busy_s < WINDOW_S or self._arrivals < WINDOW_ARRIVALS:
             return
-        rate, self._bytes, self._busy_s, self._arrivals = self._bytes / self._busy_s, 0, 0.0, 0
+        rate = self._bytes / self._busy_s
+        self._bytes = 0
+        self._busy_s = 0.0
+        self._arrivals = 0
         if self._changed:
             self._changed = False
         elif self._before is not None and rate < HURT * self._before:
             self.lanes //= 2
-            self._before, self._rested_at = None, now + REST_S
+            self._before = None
+            self._rested_at = now + REST_S
         elif self.far and rate < ENOUGH and self.lanes < MOST and now >= self._rested_at:
             self.lanes *= 2
-            self._before, self._changed = rate, True
+            self._before = rate
+            self._changed = True
         else:
             self._before = None
 
@@ -97,7 +108,8 @@ class Carried:
     """How one contribution or update goes: of what is waiting beside what is under way a rate can be told."""
 
     def __init__(self, lanes: Lanes) -> None:
-        self._lanes, self._waiting = lanes, 0
+        self._lanes = lanes
+        self._waiting = 0
 
     def waiting(self, frames: int) -> None:
         """So many have not been given to a connection yet."""
@@ -113,11 +125,16 @@ class Lanes:
     """To one address. dial: a stub and its channel, as a connection of their own."""
 
     def __init__(self, dial: Callable[[], tuple[Any, Closing]]) -> None:
-        self._dial, self._width = dial, Width()
+        self._dial = dial
+        self._width = Width()
         self._lanes = [Lane(*dial())]
-        self._turns, self._capacity = asyncio.Semaphore(SLOTS * FEWEST), SLOTS * FEWEST
-        self._arrived_at, self._carrying, self._waiting = 0.0, 0, 0
-        self._taken_s, self._off_s = FIRST_TAKEN_S, 0.0  # smoothed
+        self._turns = asyncio.Semaphore(SLOTS * FEWEST)
+        self._capacity = SLOTS * FEWEST
+        self._arrived_at = 0.0
+        self._carrying = 0
+        self._waiting = 0
+        self._taken_s = FIRST_TAKEN_S  # smoothed, as the next
+        self._off_s = 0.0
         self._closing: set[asyncio.Task[None]] = set()
         self._given_up = False
 

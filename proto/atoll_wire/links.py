@@ -91,11 +91,14 @@ class Link:
     """The connections to one address: for what must be quick, for what is said of uploads, and lanes for frames."""
 
     def __init__(self, address: str, access: Access = LOCAL) -> None:
-        self.address, self._access, self._stamp = address, access, access.stamp()
+        self.address = address
+        self._access = access
+        self._stamp = access.stamp()
         self._channel = self._dial()
         self.control = FrameStub(self._channel)
         self.offers, self._offering = self.lane()
-        self.up, self.down = Lanes(self.lane), Lanes(self.lane)
+        self.up = Lanes(self.lane)
+        self.down = Lanes(self.lane)
         self.transfers = Transfers()
 
     def _dial(self, *options: tuple[str, int]) -> grpc.aio.Channel:

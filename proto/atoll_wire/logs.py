@@ -19,7 +19,8 @@ class _Lossy(io.TextIOBase):
     """Where lines go. One that cannot be written (a full disk, a reader that is gone) is lost, and the work goes on."""
 
     def __init__(self, file: TextIO) -> None:
-        self._file, self._lost = file, 0
+        self._file = file
+        self._lost = 0
 
     def write(self, text: str) -> int:
         try:

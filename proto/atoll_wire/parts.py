@@ -32,7 +32,9 @@ class Pieces:
     """What has come of one message. most_bytes: that all of it may have."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes, self._came, self.size_bytes = most_bytes, list[memoryview](), 0
+        self._most_bytes = most_bytes
+        self._came = list[memoryview]()
+        self.size_bytes = 0
 
     def take(self, message: bytes) -> bytes | None:
         """The whole message, once it is here. Raises DecodeError for what is too much, or no piece after one."""
@@ -49,7 +51,9 @@ class Pieces:
         self._came.append(piece)
         if more:
             return None
-        whole, self._came, self.size_bytes = b"".join(self._came), [], 0
+        whole = b"".join(self._came)
+        self._came = []
+        self.size_bytes = 0
         return whole
 
     @property

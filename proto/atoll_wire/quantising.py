@@ -6,7 +6,8 @@ their root mean square s (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193: a
 the rate-distortion bound, at any distribution). So a scale is 0.48 s, and more where that would cut much off the
 largest value: at least an eighth of it. A value is made a little smaller before it is rounded: the middle of those
 that are given one code lies below it, and smaller codes are shorter. What is cut off or left out is not lost: it stays
-in the sender's own values, see `atoll.fragments.segments`. `benchmarks.kernels` measures what is left to the bound.
+in the sender's own values, see `atoll.fragments.segments`. `benchmarks.data_plane.kernels` measures what is left to the
+bound.
 """
 
 from __future__ import annotations

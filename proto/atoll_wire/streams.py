@@ -84,8 +84,14 @@ class _Streams:
         carried: Carried,
         give_up: Callable[[], object],
     ) -> None:
-        self._link, self._header, self._messages, self._lane = link, header, messages, lane
-        self._sent, self._moved, self._carried, self._give_up = sent, moved, carried, give_up
+        self._link = link
+        self._header = header
+        self._messages = messages
+        self._lane = lane
+        self._sent = sent
+        self._moved = moved
+        self._carried = carried
+        self._give_up = give_up
         self._left: deque[int] = deque()  # frames that nobody has sent
         self._out: dict[int, float] = {}  # given to a stream, and when that was last
         self._have: set[int] = set()  # that the core told of

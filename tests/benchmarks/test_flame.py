@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks import flame
+from benchmarks.data_plane import flame
 
 STACKS = """\
-process 1:"python -m benchmarks.sync";main (benchmarks/sync.py);measure (benchmarks/sync.py) 50
-process 2:"python -m benchmarks.sync_core x";run (asyncio/runners.py);Handle._run (asyncio/events.py);Push (service.py) 6
-process 2:"python -m benchmarks.sync_core x";Thread.run (threading.py);_WorkItem.run (concurrent/thread.py);compress (codec.py) 3
-process 2:"python -m benchmarks.sync_core x";Thread.run (threading.py);_worker (concurrent/thread.py) 90
-process 2:"python -m benchmarks.sync_core x";warm_up (codec.py);compress (codec.py) 40
-process 3:"python -m benchmarks.sync_learner 0";main (benchmarks/sync_learner.py);Learner.step (learner.py);_adopt (learner.py) 1
-process 3:"python -m benchmarks.sync_learner 0" 2
+process 1:"python -m benchmarks.data_plane.sync";main (benchmarks/data_plane/sync.py);measure (benchmarks/data_plane/sync.py) 50
+process 2:"python -m benchmarks.data_plane.sync_core x";run (asyncio/runners.py);Handle._run (asyncio/events.py);Push (service.py) 6
+process 2:"python -m benchmarks.data_plane.sync_core x";Thread.run (threading.py);_WorkItem.run (concurrent/thread.py);compress (codec.py) 3
+process 2:"python -m benchmarks.data_plane.sync_core x";Thread.run (threading.py);_worker (concurrent/thread.py) 90
+process 2:"python -m benchmarks.data_plane.sync_core x";warm_up (codec.py);compress (codec.py) 40
+process 3:"python -m benchmarks.data_plane.sync_learner 0";main (benchmarks/data_plane/sync_learner.py);Learner.step (learner.py);_adopt (learner.py) 1
+process 3:"python -m benchmarks.data_plane.sync_learner 0" 2
 """  # noqa: E501 - as py-spy writes them
 
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from benchmarks.data_plane.rows import Report
+from benchmarks.data_plane.sync import Measured, Sync
 from benchmarks.peers import beside
 from benchmarks.peers.accounts import Account, PeerSync, below, between
 from benchmarks.peers.environment import install, last_error
-from benchmarks.rows import Report
-from benchmarks.sync import Measured, Sync
 
 MINE = Measured(2, 1000, [Sync(1.0, 2.0, 0.5, 0.0, 1600)], 12_000, 10_000)
 THEIRS = PeerSync([4.0, 2.0, 3.0], [8.0, 8.0, 8.0], [16_000, 16_000, 16_000], 90_000)
@@ -30,8 +30,10 @@ def test_a_child_that_ended_is_counted_with_its_parent():
 
 def test_differences_are_of_neighbours():
     assert between([Account(1.0, 2.0, 3), Account(2.0, 4.0, 6), Account(4.0, 5.0, 6)]) == (
-        [1.0, 2.0], [2.0, 1.0], [3, 0],
-    )  # fmt: skip
+        [1.0, 2.0],
+        [2.0, 1.0],
+        [3, 0],
+    )
 
 
 def test_two_measurements_are_one_with_the_syncs_of_both():

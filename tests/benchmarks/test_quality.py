@@ -15,6 +15,7 @@ from benchmarks.quality import grid, records, report
 from benchmarks.quality import recipe as recipe_room
 from benchmarks.quality.over_grpc import through_processes
 from benchmarks.quality.recipe import Recipe
+from benchmarks.quality.records import Records
 from benchmarks.quality.train import train
 
 SMALL = Recipe("decoupled", size="40k", steps=40, batch=8, learners=2, learning_rate=6e-3)
@@ -28,6 +29,12 @@ def corpus() -> data.Corpus:
 
 def loss(recipe: Recipe, corpus: data.Corpus) -> float:
     return train(recipe, corpus)["loss"]
+
+
+def there(recipe: Recipe, loss: float) -> dict:
+    """What a run of today's settings gives."""
+    settings = recipe.deciding_settings()
+    return {"loss": loss} if settings is None else {"loss": loss, "settings": settings}
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +108,16 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "commit", lambda: "this tree")
     group = grid.Group("g", "A group", variants)
     wanted = [recipe for variant in variants for recipe in variant.seeds()]
+    runs = Records.load(tmp_path / "runs")
     for recipe in wanted[:3]:
-        records.path_of(recipe, tmp_path).write_text(
-            json.dumps({"loss": 2.0 + 0.1 * recipe.seed, "commit": "an old one"})
-        )
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    records.make(wanted, 1, Console(quiet=True), tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    made = records.read(wanted[3], tmp_path)
+        runs.add(recipe, there(recipe, 2.0 + 0.1 * recipe.seed) | {"commit": "an old one"})
+    records.make(wanted, 1, Console(quiet=True), runs)
+    runs = Records.load(tmp_path / "runs")
+    assert [runs.read(recipe)["commit"] for recipe in wanted] == [*["an old one"] * 3, "this tree"]
+    made = runs.read(wanted[3])
     assert made["recipe"]["seed"] == 1
     assert made["corpus"] == records.CORPUS
-    first, second = report.lines(group, tmp_path)
+    first, second = report.lines(group, runs)
     assert first.behind == [0.0, 0.0]
     assert second.behind[0] == 0.0
     assert second.behind[1] == pytest.approx(100 * (made["loss"] / 2.1 - 1))
@@ -119,12 +125,33 @@ def test_a_record_is_made_once_and_read_into_a_table(tmp_path, monkeypatch):
     assert "| an old one, this tree |" in report.table(group, [first, second])
 
 
-def test_a_default_that_changes_asks_for_its_runs_again(monkeypatch):
-    before = SMALL.key()
-    stated = replace(SMALL, run=(("outer_lr", RunSettings().outer_lr),)).key()
-    assert before != stated  # what is stated stays as it is when the default moves
+def test_a_default_that_changes_asks_for_its_runs_again(tmp_path, monkeypatch):
+    runs = Records.load(tmp_path)
+    stated = replace(SMALL, run=(("outer_lr", RunSettings().outer_lr),))
+    for recipe in (SMALL, stated):
+        runs.add(recipe, there(recipe, 2.0))
     monkeypatch.setattr(recipe_room, "RunSettings", lambda: RunSettings(outer_lr=0.123))
-    assert SMALL.key() != before
+    assert runs.read(SMALL) is None
+    assert runs.read(stated) is not None, "what is stated stays as it is when the default moves"
+    runs.add(SMALL, there(SMALL, 3.0))
+    assert [Records.load(tmp_path).read(each)["loss"] for each in (SMALL, stated)] == [3.0, 2.0]
+
+
+def test_a_default_of_what_is_kept_on_disk_asks_for_nothing(tmp_path, monkeypatch):
+    runs = Records.load(tmp_path)
+    runs.add(SMALL, there(SMALL, 2.0))
+    monkeypatch.setattr(recipe_room, "RunSettings", lambda: RunSettings(record=True, keep_snapshots=9))
+    assert runs.read(SMALL) is not None
+
+
+def test_each_committed_run_is_in_the_file_of_its_series():
+    for path in records.RUNS.glob("*.json"):
+        runs = json.loads(path.read_text())
+        labels = [run["run"] for run in runs]
+        assert labels == sorted(set(labels)), path.name
+        for run in runs:
+            recipe = records.recipe_of(run)
+            assert (grid.series(recipe), recipe.label()) == (path.stem, run["run"])
 
 
 def test_no_record_is_made_of_code_that_is_not_committed(tmp_path, monkeypatch):
@@ -136,25 +163,26 @@ def test_no_record_is_made_of_code_that_is_not_committed(tmp_path, monkeypatch):
     subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
     subprocess.run(["git", "commit", "-q", "-m", "m"], cwd=tmp_path, check=True)
     monkeypatch.setattr(records, "ROOT", tmp_path)
-    records.make([], 1, Console(quiet=True), tmp_path)
+    records.make([], 1, Console(quiet=True), Records.load(tmp_path))
     code.write_text("a = 2\n")
     with pytest.raises(records.RecordError, match=r"server/merge\.py is not as it was committed"):
-        records.make([], 1, Console(quiet=True), tmp_path)
+        records.make([], 1, Console(quiet=True), Records.load(tmp_path))
 
 
 def test_a_budget_compares_the_best_of_each_side(tmp_path):
     budget = grid.Budget("40k", 24, (1e-2, 2e-2), ((3e-3, 0.7, 0.7), (6e-3, 0.7, 0.8)))
     plain, fleets = budget.sides()
-    assert report.gaps([budget], tmp_path) == []
+    runs = Records.load(tmp_path)
+    assert report.gaps([budget], runs) == []
     for recipe, loss in zip([*plain, *fleets], (2.0, 2.1, 2.6, 2.2), strict=True):
-        records.path_of(recipe, tmp_path).write_text(json.dumps({"loss": loss}))
-    (gap,) = report.gaps([budget], tmp_path)
+        runs.add(recipe, there(recipe, loss))
+    (gap,) = report.gaps([budget], runs)
     assert gap.behind == pytest.approx([10.0])
     assert gap.fleet.settings.outer_momentum == 0.8
     assert "| 2.2000 (0.006; 0.7, 0.8) | +10.00 % | 1 | 2, 2 |" in report.budget_table([gap])
     for recipe, loss in ((gap.data_parallel, 2.0), (gap.fleet, 2.4)):
-        records.path_of(replace(recipe, seed=2), tmp_path).write_text(json.dumps({"loss": loss}))
-    (gap,) = report.gaps([budget], tmp_path)
+        runs.add(replace(recipe, seed=2), there(recipe, loss))
+    (gap,) = report.gaps([budget], runs)
     assert gap.behind == pytest.approx([10.0, 20.0]), "rates are those of the first seed"
     assert "| +15.00 ± 5.00 % | 2 | 2, 2 |" in report.budget_table([gap])
     assert {recipe.tokens for recipe in (*plain, *fleets)} == {24 * 32 * 64}
@@ -162,11 +190,11 @@ def test_a_budget_compares_the_best_of_each_side(tmp_path):
 
 def test_no_two_rows_of_a_table_are_one_run():
     for group in grid.GROUPS:
-        keys = [variant.recipe.key() for variant in group.variants]
-        assert len(set(keys)) == len(keys), group.name
+        recipes = [variant.recipe for variant in group.variants]
+        assert len(set(recipes)) == len(recipes), group.name
 
 
-def test_recipes_have_names_of_their_own():
-    recipes = [recipe for group in grid.GROUPS for variant in group.variants for recipe in variant.seeds()]
-    assert len({recipe.key() for recipe in recipes}) == len(set(recipes))
-    assert all(len(recipe.key()) < 200 for recipe in recipes)
+def test_recipes_have_labels_of_their_own():
+    recipes = {recipe for group in grid.GROUPS for variant in group.variants for recipe in variant.seeds()}
+    recipes |= {recipe for budget in grid.BUDGETS for side in budget.sides() for recipe in side}
+    assert len({recipe.label() for recipe in recipes}) == len(recipes)

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from benchmarks.link import BUFFER_S, Way
-from benchmarks.plots import margins
-from benchmarks.rows import Report, Row
+from benchmarks.data_plane.plots import margins
+from benchmarks.data_plane.rows import Report, Row
+from benchmarks.links.emulator import BUFFER_S, Way
 
 PACKET = bytes(1500)
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atoll_server.forecast import bandwidth, goodput, hardware, paper
-from atoll_server.forecast.claims import bandwidth_claims, goodput_claims, hardware_claims, scavenging_claims
+from atoll_forecast.paper import figures, goodput, hardware
+from atoll_forecast.paper.claims import bandwidth_claims, goodput_claims, hardware_claims, scavenging_claims
+from atoll_forecast.planning import bandwidth
 from atoll_server.settings import RunSettings
 
 
 def test_table_1_from_one_set_of_parameters():
-    ours = goodput.table(paper.CHIPS, (2, 4, 8, 16), goodput.Failures())
+    ours = goodput.table(figures.CHIPS, (2, 4, 8, 16), goodput.Failures())
     assert sum(map(len, ours.values())) == 30
-    assert goodput.rmse(ours, paper.GOODPUT) <= 2.5
+    assert goodput.rmse(ours, figures.GOODPUT) <= 2.5
     at_most_3 = {"dp": 27, "elastic": 58, "8": 88}  # 1.2 million chips
     for name, theirs in at_most_3.items():
         assert ours[name][3] == pytest.approx(theirs, abs=3)

@@ -6,10 +6,10 @@ import math
 
 import pytest
 from atoll.fragments import exchange
-from atoll_server.forecast import fleet as fleet_module
-from atoll_server.forecast.fleet import Fleet
-from atoll_server.forecast.islands import Island
-from atoll_server.forecast.schedule import Schedule
+from atoll_forecast.fleet import fleet as fleet_module
+from atoll_forecast.fleet.fleet import Fleet
+from atoll_forecast.fleet.islands import Island
+from atoll_forecast.fleet.schedule import Schedule
 from atoll_server.settings import Quorum, RunSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from atoll_server.forecast.job import Job, Region
-from atoll_server.forecast.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, WAITING_BYTES, plan, trip_steps
-from atoll_server.forecast.showing import compose_override, helm_values
+from atoll_forecast.planning.deployment import compose_override, helm_values
+from atoll_forecast.planning.job import Job, Region
+from atoll_forecast.planning.planner import DISK_BYTES, LEARNER_BYTES, LINK_SHARE, WAITING_BYTES, plan, trip_steps
 from atoll_server.run.memory_budget import needed_bytes
 
 ROOT = Path(__file__).parents[2]

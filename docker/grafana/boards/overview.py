@@ -61,7 +61,7 @@ def _learners() -> Panel:
         Column("lost in the run", f"max by (learner) ({lost})", "s"),
         Column("loss", "max by (learner) (atoll_learner_loss)", "none", decimals=3),
         Column("a step takes", "max by (learner) (atoll_learner_step_seconds)", "s"),
-    ]  # fmt: skip
+    ]
     text = "Trouble first: who is silent, since when, and the learner-seconds lost by it; a name opens its dashboard."
     return rows("Learners, trouble first", text, "learner", ["learner", "region"], columns,
                 links=LEARNER, by=["state", "lost in this time range"], span=16, height=9)  # fmt: skip
@@ -71,8 +71,9 @@ def _alerts() -> Panel:
     """What fires."""
     text = "What calls for somebody now; docs/runbooks.md has a section for each."
     fires = Column("fires", f"count by (alertname, severity, learner, instance) ({FIRING})")
-    return rows("Alerts", text, "alertname", ["alertname", "severity", "learner", "instance"], [fires],
-                span=8, height=9)  # fmt: skip
+    return rows(
+        "Alerts", text, "alertname", ["alertname", "severity", "learner", "instance"], [fires], span=8, height=9
+    )
 
 
 def _why() -> list[Panel]:

@@ -24,23 +24,33 @@ SOURCE = kinds.DataSourceRef(type_val="prometheus", uid="prometheus")  # of prov
 GREEN, YELLOW, RED, BLUE, GREY = "green", "yellow", "red", "blue", "text"
 
 # Trouble first: what a learner's state is drawn as, and in which order tables have them.
-STATES = {"silent": (5, RED), "joining": (4, YELLOW), "paused": (3, BLUE), "live": (2, GREEN), "left": (1, GREY),
-          "evicted": (0, GREY)}  # fmt: skip
+STATES = {
+    "silent": (5, RED),
+    "joining": (4, YELLOW),
+    "paused": (3, BLUE),
+    "live": (2, GREEN),
+    "left": (1, GREY),
+    "evicted": (0, GREY),
+}
 
 Panel = stat.Panel | timeseries.Panel | table.Panel | statetimeline.Panel | bargauge.Panel
 
 
 def rank(labels: str, only: str = "") -> str:
     """An expression: each learner's state as a number of STATES; `only` narrows the learners."""
-    parts = (f'{number} * max by ({labels}) (atoll_learner_info{{state="{state}"{only}}})'
-             for state, (number, _) in STATES.items())  # fmt: skip
+    parts = (
+        f'{number} * max by ({labels}) (atoll_learner_info{{state="{state}"{only}}})'
+        for state, (number, _) in STATES.items()
+    )
     return " or ".join(parts)
 
 
 def words(of: Mapping[float, tuple[str, str]]) -> list[Any]:
     """Value mappings: number -> text and colour."""
-    options = {f"{value:g}": models.ValueMappingResult(text=text, color=color, index=index)
-               for index, (value, (text, color)) in enumerate(of.items())}  # fmt: skip
+    options = {
+        f"{value:g}": models.ValueMappingResult(text=text, color=color, index=index)
+        for index, (value, (text, color)) in enumerate(of.items())
+    }
     return [models.ValueMap(options=options)]
 
 

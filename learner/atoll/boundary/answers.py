@@ -18,7 +18,10 @@ class Rounds:
     """
 
     def __init__(self, local: Local, handover: Handover, counters: Counters, submit: Callable[[Taken], None]) -> None:
-        self._local, self._handover, self._counters, self._submit = local, handover, counters, submit
+        self._local = local
+        self._handover = handover
+        self._counters = counters
+        self._submit = submit
         self._taking: int | None = (
             None  # a fragment, from before a pseudo-gradient of it is taken until it is handed over
         )

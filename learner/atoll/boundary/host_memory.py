@@ -39,7 +39,8 @@ class Windows:
     """One for each fragment. values: the trainable parameters, in the order of the layout's tensors."""
 
     def __init__(self, values: Sequence[nn.Parameter], layout: Layout, codec: Codec) -> None:
-        self._values, self._fragments = values, layout.fragments
+        self._values = values
+        self._fragments = layout.fragments
         self.shapes = [Shape.of(fragment, codec) for fragment in layout.fragments]
         self._kept: dict[int, Window] = {}
         self._staging = np.empty((2, 0), np.float32)

@@ -27,7 +27,8 @@ class Local:
     """
 
     def __init__(self, windows: Windows, anchors: Iterable[tuple[int, F32]], *, keep: bool) -> None:
-        self._windows, self._keep = windows, keep
+        self._windows = windows
+        self._keep = keep
         self._apart: dict[int, Places] = {}
         self.torn = False  # an adoption was interrupted: model and tracks may not agree any more
         self.tracks: list[Track] = []

@@ -129,7 +129,9 @@ class Moves:
     """
 
     def __init__(self, edges: NDArray[np.int64], fragments: NDArray[np.int64], rounding: F32) -> None:
-        self._edges, self._fragments, self._rounding = edges, fragments, rounding
+        self._edges = edges
+        self._fragments = fragments
+        self._rounding = rounding
         self._sizes = np.zeros((HISTORY, len(edges)), np.float32)
         self._known: deque[F32] = deque(maxlen=HISTORY)  # the steps themselves
         self._steps = 0
@@ -164,7 +166,9 @@ class Moves:
                 verdict, step = self._undone(moved[number], whole[number], step, later=large[number])
             if verdict < Verdict.UNDONE and not each.leaving:
                 self._count(step)
-            worst, number, self._slack = max(worst, verdict), number + 1, None
+            worst = max(worst, verdict)
+            number = number + 1
+            self._slack = None
         return worst
 
     def _beside(self, rows: F32, each: Cycle) -> tuple[Verdict, F32]:
@@ -218,7 +222,9 @@ class Moves:
 
     def _watch(self, change: F32, places: NDArray[np.bool_], after: F32) -> None:
         values = self._of(places, after)
-        size, usual, whole = _norm(change), _norm(self._usual[places]), _norm(after[values])
+        size = _norm(change)
+        usual = _norm(self._usual[places])
+        whole = _norm(after[values])
         rounded = ROUNDINGS * EPSILON * whole
         least = JUDGED_STEPS * (usual + rounded) if self._steps else JUDGED_PART * whole
         judged = size > least and bool(np.count_nonzero(change) >= JUDGED_VALUES)

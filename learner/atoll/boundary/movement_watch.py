@@ -94,12 +94,16 @@ class Watch:
         if after == NONE:
             before, after = start, start if leaving else end
         self._happened.append(Cycle(start, before, after, end, leaving))
-        self._start, self._before, self._after = end, NONE, NONE
+        self._start = end
+        self._before = NONE
+        self._after = NONE
 
     def _collect(self) -> None:
         if self._happened:
             self._waiting = Block(self._rows), self._happened
-            self._rows, self._happened, self._start = self._rows[-1:], [], 0
+            self._rows = self._rows[-1:]
+            self._happened = []
+            self._start = 0
 
     def _settled(self) -> Verdict:
         if self._waiting is None:
@@ -146,7 +150,8 @@ class _Listeners:
     """
 
     def __init__(self) -> None:
-        self._lock, self._hooked = threading.Lock(), False
+        self._lock = threading.Lock()
+        self._hooked = False
         self._all: tuple[Watch, ...] = ()
 
     def add(self, watch: Watch) -> None:

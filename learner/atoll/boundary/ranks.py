@@ -15,7 +15,10 @@ import torch.distributed as dist
 
 from atoll.fragments.exchange import AT_ONCE
 
-GO_ON, STOP, STAND, RESTORE = 0, 1, 2, 3
+GO_ON = 0
+STOP = 1
+STAND = 2
+RESTORE = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from torch import nn
 
 from atoll.fragments.segments import I64, gather
 
-PLACES, VALUES, LEAST_VALUES = 8, 256, 8  # places and values in all; of a place, where there are many fragments
+PLACES = 8  # in all
+VALUES = 256  # in all
+LEAST_VALUES = 8  # of a place, where there are many fragments
 MOST_PLACES = VALUES // LEAST_VALUES
 
 Row = F32 | torch.Tensor  # values of all places, one after the other; on a device they are still on their way
@@ -75,7 +77,8 @@ class Samples:
         ]
         self._direct = None
         lengths = [len(view) for view in self._views]
-        self._size, self.edges = sum(lengths), np.cumsum([0, *lengths[:-1]]).astype(np.int64)
+        self._size = sum(lengths)
+        self.edges = np.cumsum([0, *lengths[:-1]]).astype(np.int64)
         self.rounding = np.array([torch.finfo(view.dtype).eps for view in self._views], np.float32)
         if all(view.is_cpu and view.dtype == torch.float32 and view.is_contiguous() for view in self._views):
             rows = np.zeros((len(lengths), 5), np.int64)

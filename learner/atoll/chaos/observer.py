@@ -63,7 +63,8 @@ class Observer:
     def struck_core(self, hit: Hit) -> None:
         """The core was killed, and its new process started."""
         self.hits.append(hit)
-        self._core_waiting, self._core_answered_at = hit, None
+        self._core_waiting = hit
+        self._core_answered_at = None
 
     def look(self) -> bool:
         """Asks once; whether the core answered."""
@@ -78,7 +79,9 @@ class Observer:
             hit, before = self._learners_waiting.get(each.learner, (None, 0))
             if hit is not None and each.incarnation > before and each.comeback.first_step_s > 0:
                 back = each.comeback
-                hit.prepared_s, hit.joining_s, hit.first_step_s = back.prepared_s, back.joining_s, back.first_step_s
+                hit.prepared_s = back.prepared_s
+                hit.joining_s = back.joining_s
+                hit.first_step_s = back.first_step_s
                 del self._learners_waiting[each.learner]
         if self._core_waiting is not None:
             self._core_back(self._core_waiting, now)

@@ -64,14 +64,20 @@ def run_chaos(settings: ChaosSettings) -> None:
             deployment = procfile(settings.procfile, settings.server)
         else:
             deployment = reference(
-                directory, settings.learners, settings.size, settings.batch, settings.total_tokens, settings.seed,
+                directory,
+                settings.learners,
+                settings.size,
+                settings.batch,
+                settings.total_tokens,
+                settings.seed,
                 list(settings.core_options),
-            )  # fmt: skip
+            )
         blows = settings.blows(deployment)
         with (
-            children(directory) as group, closing(Observer(deployment.address)) as observer,
+            children(directory) as group,
+            closing(Observer(deployment.address)) as observer,
             Progress(console, settings.total_tokens) as progress,
-        ):  # fmt: skip
+        ):
             summary = Chaos(settings, deployment, group, observer, progress).run(blows)
             if settings.procfile is None:
                 observer.export(str(directory / "last.safetensors"))
@@ -90,8 +96,11 @@ class Chaos:
     def __init__(
         self, settings: ChaosSettings, deployment: Deployment, group: Children, observer: Observer, progress: Progress
     ) -> None:
-        self._settings, self._deployment, self._group = settings, deployment, group
-        self._observer, self._progress = observer, progress
+        self._settings = settings
+        self._deployment = deployment
+        self._group = group
+        self._observer = observer
+        self._progress = progress
         self._alive: dict[str, Child] = {}
         self._again: dict[str, tuple[float, Hit]] = {}  # name -> when its next process starts, and why
         self._paused: dict[str, float] = {}  # name -> until
@@ -203,8 +212,10 @@ class Chaos:
             "tokens_trained": status.tokens_trained,
             "tokens_merged": round(status.tokens_merged),
             "contributions": {
-                "accepted": counts.accepted, "merged": counts.merged, "refused": counts.refused,
+                "accepted": counts.accepted,
+                "merged": counts.merged,
+                "refused": counts.refused,
                 "pending": counts.pending,
             },
             "hits": [hit.row() for hit in self._observer.hits],
-        }  # fmt: skip
+        }

@@ -34,7 +34,9 @@ def parse(text: str, targets: Sequence[str]) -> list[Blow]:
 def _parse(part: str, targets: Sequence[str]) -> Blow:
     fields = part.split(":")
     try:
-        at_s, what, target = float(fields[0]), fields[1], fields[2]
+        at_s = float(fields[0])
+        what = fields[1]
+        target = fields[2]
         for_s = float(fields[3]) if what == PAUSE else 0.0
     except (IndexError, ValueError) as error:
         raise ScheduleError(f'--schedule "{part}" cannot be read: give 12:kill:NAME or 12:pause:NAME:5') from error
@@ -51,7 +53,9 @@ def drawn(
     mtbf_s: mean seconds between failures of any learner; core_mtbf_s: of the core; 0: none.
     pauses: the share of learner failures that are pauses, of 5 s in the mean, instead of kills.
     """
-    rng, blows, at_s = random.Random(f"learners {seed}"), [], 0.0  # noqa: S311 - dice, not secrets
+    rng = random.Random(f"learners {seed}")  # noqa: S311 - dice, not secrets
+    blows = []
+    at_s = 0.0
     while mtbf_s and (at_s := at_s + rng.expovariate(1 / mtbf_s)) < seconds:
         target, paused = rng.choice(list(learners)), rng.random() < pauses
         blows.append(Blow(at_s, PAUSE if paused else KILL, target, rng.expovariate(1 / 5.0) if paused else 0.0))

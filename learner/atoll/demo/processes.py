@@ -61,9 +61,13 @@ class Children:
         with path.open("ab") as log:
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if piped else log, stderr=log,
-                    env=environment, start_new_session=True,
-                )  # fmt: skip
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if piped else log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
             except OSError as error:
                 raise DemoError(f"{name} cannot be started: {command[0]}: {error.strerror}") from error
         child = Child(name, command, path, process)

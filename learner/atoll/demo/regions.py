@@ -73,8 +73,9 @@ class Regions:
             link = json.loads(region.counts.read_text())
             counted = _counted(region)
             found[region.name] = {name: region.before[name] + counted[name] for name in SERIES} | {
-                "link_up_bytes": link["up"], "link_down_bytes": link["down"],
-            }  # fmt: skip
+                "link_up_bytes": link["up"],
+                "link_down_bytes": link["down"],
+            }
         return found
 
 

@@ -37,7 +37,9 @@ class Way:
     """One direction, shared by all connections."""
 
     def __init__(self, bytes_per_s: float, delay_s: float, open_: asyncio.Event) -> None:
-        self._bytes_per_s, self._delay_s, self._open = bytes_per_s, delay_s, open_
+        self._bytes_per_s = bytes_per_s
+        self._delay_s = delay_s
+        self._open = open_
         self._free_at = 0.0
 
     async def carry(
@@ -79,7 +81,8 @@ class Relay:
 
     def __init__(self, target: str, bytes_per_s: float, delay_s: float) -> None:
         host, _, port = target.rpartition(":")
-        self._target, self.counts = (host, int(port)), Counts()
+        self._target = (host, int(port))
+        self.counts = Counts()
         self._open = asyncio.Event()
         self._open.set()
         self._up, self._down = (Way(bytes_per_s, delay_s, self._open) for _ in range(2))

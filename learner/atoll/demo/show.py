@@ -19,7 +19,8 @@ class Progress:
     """A live table on a terminal; a line every ten seconds elsewhere."""
 
     def __init__(self, console: Console, total_tokens: int) -> None:
-        self._console, self._total = console, total_tokens
+        self._console = console
+        self._total = total_tokens
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._began = time.monotonic()
         self._said_at = 0.0
@@ -66,8 +67,16 @@ class Progress:
 def _learners(status: pb.StatusReply) -> Table:
     table = Table("learner", "state", "steps", "loss", "s/step", "goodput", "tokens", "heard", box=None)
     for each in status.learners:
-        table.add_row(each.learner, each.state, str(each.steps), f"{each.loss:.3f}", f"{each.step_time_s:.3f}",
-                      f"{each.goodput.ratio:.3f}", f"{each.tokens:,}", f"{each.heard_s:.1f} s ago")  # fmt: skip
+        table.add_row(
+            each.learner,
+            each.state,
+            str(each.steps),
+            f"{each.loss:.3f}",
+            f"{each.step_time_s:.3f}",
+            f"{each.goodput.ratio:.3f}",
+            f"{each.tokens:,}",
+            f"{each.heard_s:.1f} s ago",
+        )
     return table
 
 

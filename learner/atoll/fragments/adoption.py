@@ -83,7 +83,9 @@ class Track:
 
     def refused(self) -> int:
         """The contribution in flight came to nothing; its work stays outstanding. Returns tokens that are given up."""
-        self.flying, given_up, self.overwritten = None, self.overwritten, 0
+        self.flying = None
+        given_up = self.overwritten
+        self.overwritten = 0
         return given_up
 
     def adopt(
@@ -99,7 +101,8 @@ class Track:
         if fate.q is not None and self.flying is not None:
             self.tokens_from += self.flying[0]
             self.steps_from += self.flying[1]
-            self.flying, self.overwritten = None, 0
+            self.flying = None
+            self.overwritten = 0
         abandoned = 0
         if fate.drop or not keep:
             given_up = self.refused() if fate.drop else 0
@@ -110,7 +113,9 @@ class Track:
         if fate.q is not None or self.steps_from == steps:
             self.base_version = version
         self.base_version = min(self.base_version, version)  # the core may have come back from a backup
-        self.version, self.anchor, self.origin = version, anchor, anchor
+        self.version = version
+        self.anchor = anchor
+        self.origin = anchor
         return abandoned
 
     def give_up(self, tokens: int, steps: int) -> int:
@@ -120,7 +125,8 @@ class Track:
             given_up -= self.flying[0]
             self.overwritten += self.flying[0]
             self.flying = GIVEN_UP
-        self.tokens_from, self.steps_from = tokens, steps
+        self.tokens_from = tokens
+        self.steps_from = steps
         return given_up
 
     def stored(self, wanted: F32, stored: F32) -> None:

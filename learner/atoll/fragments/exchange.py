@@ -203,5 +203,9 @@ class Handover:
                 left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
                 more = bool(waiting or left)
                 # Nothing but stores: no signal's handler runs between them.
-                self.todo, self._released, self._prepared, self._due, self.something = todo, [], waiting, left, more
+                self.todo = todo
+                self._released = []
+                self._prepared = waiting
+                self._due = left
+                self.something = more
             return self.todo

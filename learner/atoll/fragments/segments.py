@@ -55,7 +55,9 @@ class Shape:
     @classmethod
     def of(cls, fragment: Fragment, kind: Codec) -> Shape:
         """For contents of this codec."""
-        rows, pieces, levels = [], [], LEVELS[kind]
+        rows = []
+        pieces = []
+        levels = LEVELS[kind]
         for span in fragment.frames:
             code_at, scale_at = 0, codec.code_bytes(span, kind)
             for segment in span.segments:
@@ -144,14 +146,18 @@ def store(vector: F32, places: Places, shape: Shape) -> None:
 def _take(origin: F32, starts: I64, rows: I64, levels: int, frames: I64) -> bool:
     block = np.empty(BLOCK, np.float32)
     for row in range(len(rows)):
-        at, length, frame = rows[row, 0], rows[row, 1], frames[rows[row, 2]]
+        at = rows[row, 0]
+        length = rows[row, 1]
+        frame = frames[rows[row, 2]]
         local, code_at = floats_at(starts[row], length), frame + rows[row, 3]
         scales = scales_at(frame + rows[row, 4], (length + BLOCK - 1) // BLOCK)
         for start in range(0, length, BLOCK):
             n = min(BLOCK, length - start)
             fetch_ahead(origin, at + start)
             fetch_ahead(local, start)
-            part, given, mine = block[:n], origin[at + start : at + start + n], local[start : start + n]
+            part = block[:n]
+            given = origin[at + start : at + start + n]
+            mine = local[start : start + n]
             for i in range(n):
                 part[i] = given[i] - mine[i]
             if levels == 0:
@@ -190,7 +196,9 @@ def _store(vector: F32, starts: I64, rows: I64) -> None:
 def _rebase(origin: F32, anchor: F32, frames: I64, starts: I64, rows: I64, levels: int) -> None:
     for row in range(len(rows)):
         at, length = rows[row, 0], rows[row, 1]
-        old, new, local = origin[at : at + length], anchor[at : at + length], floats_at(starts[row], length)
+        old = origin[at : at + length]
+        new = anchor[at : at + length]
+        local = floats_at(starts[row], length)
         if len(frames) == 0:
             for i in range(length):
                 local[i] = new[i] - (old[i] - local[i])

@@ -98,12 +98,23 @@ def train(settings: TrainSettings, joining: Joining) -> None:
     optimizer = optimizer_for(model, settings.learning_rate)
     tokens = settings.batch * SIZES[settings.size].context
     said = time.monotonic()
-    with Leaving() as leaving, Learner(
-        model, optimizer, server=joining.servers, name=joining.name, region=joining.region, adoption=joining.adoption,
-        connect_timeout_s=joining.connect_timeout_s, drain_s=joining.drain_s, metrics_listen=joining.metrics_listen,
-        metrics_plaintext=joining.metrics_plaintext,
-        tls=joining.tls, insecure_plaintext=joining.insecure_plaintext,
-    ) as learner:  # fmt: skip
+    with (
+        Leaving() as leaving,
+        Learner(
+            model,
+            optimizer,
+            server=joining.servers,
+            name=joining.name,
+            region=joining.region,
+            adoption=joining.adoption,
+            connect_timeout_s=joining.connect_timeout_s,
+            drain_s=joining.drain_s,
+            metrics_listen=joining.metrics_listen,
+            metrics_plaintext=joining.metrics_plaintext,
+            tls=joining.tls,
+            insecure_plaintext=joining.insecure_plaintext,
+        ) as learner,
+    ):
         leaving.learner = learner
         # The run has at least this name's own steps, but for those that it died before reporting: a restarted learner
         # goes on in text that it did not see.
@@ -137,9 +148,15 @@ def _done(learner: Learner) -> float:
 
 def _say(name: str, stats: Stats, loss: float) -> None:
     log.info(
-        "training", learner=name, steps=stats.steps, run_tokens=stats.run_tokens, loss=round(loss, 4),
-        merged=stats.merged, pending=stats.pending, connected=stats.connected,
-    )  # fmt: skip
+        "training",
+        learner=name,
+        steps=stats.steps,
+        run_tokens=stats.run_tokens,
+        loss=round(loss, 4),
+        merged=stats.merged,
+        pending=stats.pending,
+        connected=stats.connected,
+    )
 
 
 def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:
@@ -177,8 +194,14 @@ def _prepare(settings: TrainSettings) -> tuple[Transformer, data.Corpus, torch.d
     device = usable_device(settings.device)
     corpus = data.load(settings.data, SIZES[settings.size].context)
     model = build(settings.size, settings.seed).to(device)
-    log.info("prepared", size=settings.size, parameters=sum(p.numel() for p in model.parameters()), device=str(device),
-             corpus=corpus.sha256[:16], training_bytes=len(corpus.training))  # fmt: skip
+    log.info(
+        "prepared",
+        size=settings.size,
+        parameters=sum(p.numel() for p in model.parameters()),
+        device=str(device),
+        corpus=corpus.sha256[:16],
+        training_bytes=len(corpus.training),
+    )
     return model, corpus, device
 
 
@@ -223,7 +246,8 @@ class Leaving:
     """
 
     def __init__(self) -> None:
-        self.asked, self.learner = False, cast("Learner | None", None)
+        self.asked = False
+        self.learner = cast("Learner | None", None)
 
     def __enter__(self) -> Leaving:
         """Hears them from now on."""

@@ -63,9 +63,12 @@ class Quotas:
     def _read(self) -> dict[str, int]:
         """Places of methods that read on after a first message."""
         return {
-            "Push": self.pushes, "Report": self.reports, "Initialise": self.initialises, "Probe": self.probes,
+            "Push": self.pushes,
+            "Report": self.reports,
+            "Initialise": self.initialises,
+            "Probe": self.probes,
             "ServerReflectionInfo": self.reflections,
-        }  # fmt: skip
+        }
 
     def _unread(self) -> dict[str, int]:
         return {"Fetch": self.fetches, "Follow": self.follows}
@@ -88,8 +91,10 @@ class Bucket:
     """A rate, of which some may come at once."""
 
     def __init__(self, per_s: float, burst: float) -> None:
-        self._per_s, self._burst = per_s, burst
-        self._left, self._at = burst, 0.0
+        self._per_s = per_s
+        self._burst = burst
+        self._left = burst
+        self._at = 0.0
 
     def take(self, now: float, cost: float = 1.0) -> float:
         """Counts it; returns the seconds until it is within the rate."""

@@ -28,5 +28,6 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault of this program
 
     def __init__(self, status: Status, detail: str) -> None:
         line = " ".join(detail.split())  # what a peer called itself may hold line breaks, and be long
-        self.status, self.detail = status, line if len(line) <= LONGEST else line[: LONGEST - 4] + " ..."
+        self.status = status
+        self.detail = line if len(line) <= LONGEST else line[: LONGEST - 4] + " ..."
         super().__init__(self.detail)

@@ -29,7 +29,9 @@ class Audit:
     """A thread of its own, which nothing waits for. say: is told what is damaged."""
 
     def __init__(self, directory: Path, disk: Disk, say: Callable[[str], None]) -> None:
-        self._directory, self._disk, self._say = directory, disk, say
+        self._directory = directory
+        self._disk = disk
+        self._say = say
         self._ending = threading.Event()
         self._thread = threading.Thread(name="audit", daemon=True)
 

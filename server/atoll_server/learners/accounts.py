@@ -107,7 +107,8 @@ class Account:
             self._bury()
         self.began_at = now - min(now, max(0.0, process_age_s))
         self.left_at = None
-        self.heard_at, self.silence_s = now, 0.0
+        self.heard_at = now
+        self.silence_s = 0.0
         self.current = Spent(joined_at=now)
 
     def heard(self, now: float, seen: Spent, most: Most | None = None) -> None:
@@ -116,13 +117,16 @@ class Account:
         most: what may be counted of its steps and tokens; None: all.
         """
         was = self.current
-        seen.said_steps, seen.said_tokens = max(was.said_steps, seen.steps), max(was.said_tokens, seen.tokens)
+        seen.said_steps = max(was.said_steps, seen.steps)
+        seen.said_tokens = max(was.said_tokens, seen.tokens)
         if most is not None:
             paid_until = was.steps_paid or was.joined_at
             seen.steps, seen.steps_paid = counted(seen.steps, was.steps, most.steps_s, paid_until, now)
             seen.tokens, seen.tokens_paid = was.tokens_counted(seen.tokens, most, now)
         seen.grown_at = now if seen.steps > was.steps else was.grown_at
-        seen.joined_at, seen.accepted_tokens, seen.frozen_s = was.joined_at, was.accepted_tokens, was.frozen_s
+        seen.joined_at = was.joined_at
+        seen.accepted_tokens = was.accepted_tokens
+        seen.frozen_s = was.frozen_s
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
@@ -130,7 +134,8 @@ class Account:
         # It tells how long joining took from its own start on; provisioned it is from its first Join.
         seen.joining_s = min(seen.joining_s, was.joining_s or there)
         if silent_s := self._silent_s(now):
-            self.silence_s, self.woke_at = self.silence_s + silent_s, now
+            self.silence_s = self.silence_s + silent_s
+            self.woke_at = now
         if seen.said_steps > was.said_steps:
             self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
@@ -159,7 +164,9 @@ class Account:
 
     def forget_contributions(self) -> None:
         """Before they are counted again from the ledger, which is exact; this account was written some time before."""
-        self.merged_token_parameters, self.bytes_up, self.parameters_up = 0, 0, 0
+        self.merged_token_parameters = 0
+        self.bytes_up = 0
+        self.parameters_up = 0
         for spent in (self.current, *self.past):
             spent.accepted_tokens = 0.0
 
@@ -176,8 +183,19 @@ class Account:
             self.past = [dead]
             return
         total = self.past[0]
-        for name in ("steps", "tokens", "stepping_s", "blocked_s", "joining_s", "paused_s",
-                     "abandoned_tokens", "accepted_tokens", "frozen_s", "said_steps", "said_tokens"):  # fmt: skip
+        for name in (
+            "steps",
+            "tokens",
+            "stepping_s",
+            "blocked_s",
+            "joining_s",
+            "paused_s",
+            "abandoned_tokens",
+            "accepted_tokens",
+            "frozen_s",
+            "said_steps",
+            "said_tokens",
+        ):
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def rate(self) -> Rate | None:

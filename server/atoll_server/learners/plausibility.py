@@ -56,7 +56,9 @@ class Rates:
     """Those of all learners at one moment. starting: learners that have joined and have no rate yet."""
 
     def __init__(self, rates: Mapping[str, Rate], starting: Set[str] = frozenset()) -> None:
-        self._rates, self._starting, self.known = rates, starting, len(rates)
+        self._rates = rates
+        self._starting = starting
+        self.known = len(rates)
         self._steps = sorted(rate.steps_s for rate in rates.values())
         self._batches = sorted(rate.batch for rate in rates.values())
         self._tokens = sorted(rate.tokens_s for rate in rates.values())

@@ -84,7 +84,10 @@ class Entry:
 
     def speaks(self, token: bytes, why: Refused) -> None:
         """Another session, or none (no token); calls of the one before, that nobody may listen to, end with this."""
-        self.token, old, self.streams, self.due_since = token, self.streams, {}, None
+        self.token = token
+        old = self.streams
+        self.streams = {}
+        self.due_since = None
         for end in old:
             end(why)
 
@@ -110,7 +113,8 @@ class Roster:
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, Entry] = {}
         self._limit = limit
-        self._rates, self._rates_at = Rates({}), -RATES_S
+        self._rates = Rates({})
+        self._rates_at = -RATES_S
         self.since = 0.0  # when this core began to listen: nobody could be heard before
 
     def join(
@@ -163,7 +167,8 @@ class Roster:
             entry.comeback = Comeback(down_s=entry.account.down_s - down_s)
         entry.speaks(token, over)
         entry.due_since = now if was_here else None
-        entry.region, entry.dirty = region, True
+        entry.region = region
+        entry.dirty = True
         entry.account.left_at = None
         return entry
 
@@ -238,7 +243,8 @@ class Roster:
 
     def evict(self, entry: Entry, reason: str, wall: float) -> None:
         """Sends a learner away, or lets it in again (no reason)."""
-        entry.evicted, entry.dirty = reason, True
+        entry.evicted = reason
+        entry.dirty = True
         if reason:
             entry.speaks(b"", evicted(entry))
             entry.account.left_at = wall
@@ -258,7 +264,8 @@ class Roster:
                     found[entry.name] = rate
                 elif rate is None and self._starts(entry, wall):
                     starting.add(entry.name)
-            self._rates, self._rates_at = Rates(found, starting), wall
+            self._rates = Rates(found, starting)
+            self._rates_at = wall
         return self._rates
 
     def _starts(self, entry: Entry, wall: float) -> bool:

@@ -88,12 +88,17 @@ def frame_step(
     published: what becomes theta_pub + Q. False when a value is not finite.
     """
     block = np.empty(BLOCK, np.float32)
-    at, code_at, number, update_at = 0, 0, 0, 0
+    at = 0
+    code_at = 0
+    number = 0
+    update_at = 0
     for segment in range(len(lengths)):
         end = at + lengths[segment]
         for start in range(at, end, BLOCK):
             stop = min(start + BLOCK, end)
-            part, old, new = block[: stop - start], theta_pub[start:stop], published[start:stop]
+            part = block[: stop - start]
+            old = theta_pub[start:stop]
+            new = published[start:stop]
             _combine(contents, scales_from, levels, code_at, number, factors, segment, part)
             _nesterov(part, scales[segment], rates, theta[start:stop], momentum[start:stop], old)
             size = coded_bytes(stop - start, update_levels)
@@ -128,7 +133,9 @@ def _nesterov(
     theta_pub: F32,
 ) -> None:
     """combined is left holding theta' - theta_pub, which is what is to be published."""
-    lr, decay, push = rates[0], rates[1], rates[2]
+    lr = rates[0]
+    decay = rates[1]
+    push = rates[2]
     for i in range(len(combined)):
         delta = scale * combined[i]
         moved = decay * momentum[i] + delta

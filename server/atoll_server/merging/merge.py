@@ -154,7 +154,8 @@ class _Given:
     them, else read twice."""
 
     def __init__(self, contributions: Sequence[Contribution], fragment: Fragment) -> None:
-        self._contributions, self.codec = contributions, contributions[0].codec
+        self._contributions = contributions
+        self.codec = contributions[0].codec
         size = len(contributions) * sum(codec.content_bytes(span, self.codec) for span in fragment.frames)
         self._kept: dict[int, list[Content]] | None = {} if size <= 4 * fragment.length else None
 
@@ -195,7 +196,10 @@ def _step(
     published: F32,
 ) -> Merged:
     """Second pass: Nesterov, and the published update; each frame is summed while it is at hand. part: of a step."""
-    frames, theta_crc, theta_pub_crc, momentum_crc = [], 0, 0, 0
+    frames = []
+    theta_crc = 0
+    theta_pub_crc = 0
+    momentum_crc = 0
     rates = np.array([rule.lr, *rule.decay_and_push(part)], np.float32)
     memory = np.empty(max(codec.content_bytes(span, rule.codec) for span in fragment.frames), np.uint8)
     for span in fragment.frames:
@@ -222,13 +226,21 @@ def _step_frame(
     kind: Codec,
 ) -> Content:
     """The content of a frame's update, in the memory that is given for it. rates: lr, decay, push."""
-    contents, update, place = given.contents(span), memory[: codec.content_bytes(span, kind)], span.place
+    contents = given.contents(span)
+    update = memory[: codec.content_bytes(span, kind)]
+    place = span.place
     sound = frame_step(
-        *_coded(contents, span, given.codec), codec.lengths(span), _by_segment(factors, span),
-        _by_segment(scales[None], span)[0], rates,
-        state.theta[place], state.momentum[place], state.theta_pub[place], published[place],
+        *_coded(contents, span, given.codec),
+        codec.lengths(span),
+        _by_segment(factors, span),
+        _by_segment(scales[None], span)[0],
+        rates,
+        state.theta[place],
+        state.momentum[place],
+        state.theta_pub[place],
+        published[place],
         *_coded([update], span, kind),
-    )  # fmt: skip
+    )
     assert sound, "norms are bounded, so that sums are finite"
     return update
 

@@ -58,7 +58,8 @@ class Member:
         together = self.stepped_at is not None and now < self.stepped_at + LEAST_SPAN_S
         if grown > 0 and not together:
             if self.stepped_at is None:
-                self.first_at, self.first_steps = now, steps
+                self.first_at = now
+                self.first_steps = steps
             elif not self.paused:
                 self._see_steps(grown, steps, now - self.stepped_at, now)
             self.stepped_at = now
@@ -68,7 +69,9 @@ class Member:
     def resume(self, now: float) -> None:
         """The run goes on after a pause of all: that was no step's time. Who died in it is paused still, and silent."""
         if self.paused and self.stepped_at is not None:
-            self.stepped_at, self.first_at, self.first_steps = now, now, self.steps
+            self.stepped_at = now
+            self.first_at = now
+            self.first_steps = self.steps
 
     def _sleeps(self, gap_s: float) -> bool:
         """Whether nothing was heard for much longer than usual. Twice in a row: that is what is usual now."""
@@ -89,7 +92,8 @@ class Member:
         each_s = took_s / grown
         slower = self.step_time_s is None or each_s > self.step_time_s
         if slower and self.awake_since(now - took_s) > now - took_s:  # frozen meanwhile: that was no step's time
-            self.first_at, self.first_steps = self.first_at + took_s, self.first_steps + grown
+            self.first_at = self.first_at + took_s
+            self.first_steps = self.first_steps + grown
             return
         seen = steps - self.first_steps
         if seen > FIRST_STEPS:

@@ -53,7 +53,9 @@ class _Owner:
     """What a peer or a learner has under way. many: times the quotas of one; trusted: to hold as many times as much."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
-        self.quotas, self.many, self.trusted = quotas, many, trusted
+        self.quotas = quotas
+        self.many = many
+        self.trusted = trusted
         self.first: Pool[_Call] = Pool(quotas.first_calls * trusted)
         self.waiting = 0
         self.calls = Bucket(quotas.calls_per_s * many, quotas.calls_burst * many)
@@ -106,7 +108,10 @@ class Gate(grpc.aio.ServerInterceptor):
     def __init__(
         self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, acts: Callable[[], Acts]
     ) -> None:
-        self.quotas, self._vouched, self._limited, self._acts = quotas, vouched, limited, acts
+        self.quotas = quotas
+        self._vouched = vouched
+        self._limited = limited
+        self._acts = acts
         self._owners: dict[Hashable, _Owner] = {}
         self._forgot_at = 0.0
         self._handlers: dict[str, Any] = {}  # by path: as many as there are methods
@@ -295,7 +300,9 @@ class _Inward:
     """What a caller sends."""
 
     def __init__(self, gate: Gate, method: _Method, context: Context, peer: _Owner) -> None:
-        self._gate, self._method, self._context = gate, method, context
+        self._gate = gate
+        self._method = method
+        self._context = context
         self.peer = self.owner = peer
         most = peer.quotas.joining_bytes if method.name == "Join" else peer.quotas.frame_bytes
         self._pieces = parts.Pieces(most)
@@ -344,7 +351,11 @@ class _Outward:
     """A call's context, as its service sees it: what is written is cut, and a reader that stands still is given up."""
 
     def __init__(self, gate: Gate, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
-        self._gate, self._context, self._method, self._call, self._inward = gate, context, method, call, inward
+        self._gate = gate
+        self._context = context
+        self._method = method
+        self._call = call
+        self._inward = inward
 
     async def write(self, message: Any) -> None:  # noqa: ANN401 - a message
         """Raises Refused when nobody takes it."""

@@ -60,8 +60,10 @@ class DoctorService(rpc.DoctorServicer):
     def _answer(self) -> pb.ProbeReply:
         core = self._core.registrar
         return pb.ProbeReply(
-            wall_s=time.time(), run=core.run_id, message_bytes=parts.MESSAGE_BYTES,
+            wall_s=time.time(),
+            run=core.run_id,
+            message_bytes=parts.MESSAGE_BYTES,
             fingerprint=core.layout.fingerprint if core.layout is not None else b"",
             frozen_digest=bytes.fromhex(core.frozen_digest),
             fragments=len(core.layout.fragments) if core.layout is not None else 0,
-        )  # fmt: skip
+        )

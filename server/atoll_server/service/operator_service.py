@@ -41,7 +41,8 @@ class OperatorService(rpc.OperatorServicer):
     """What `atoll status`, `receipts`, `evict` and `checkpoint` call."""
 
     def __init__(self, core: Core, tokens: Tokens | None = None) -> None:
-        self._core, self._tokens = core, tokens
+        self._core = core
+        self._tokens = tokens
 
     async def _may(self, context: Context, act: str = "", **what: str) -> str:
         """Who calls; ends the call of who is no operator. act: written down with who did it."""
@@ -173,7 +174,13 @@ def _checkpoint(row: SnapshotRow) -> pb.Checkpoint:
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
     """A row of the ledger as operators are told it."""
     return pb.LoggedReceipt(
-        number=number, receipt=receipt_of(fate), tokens=row.tokens, steps=row.steps, base_version=row.base_version,
-        size_bytes=row.size_bytes, norm=math.sqrt(math.fsum(row.norms_sq)), clipped=row.scale,
+        number=number,
+        receipt=receipt_of(fate),
+        tokens=row.tokens,
+        steps=row.steps,
+        base_version=row.base_version,
+        size_bytes=row.size_bytes,
+        norm=math.sqrt(math.fsum(row.norms_sq)),
+        clipped=row.scale,
         accepted_at=row.accepted_at,
-    )  # fmt: skip
+    )

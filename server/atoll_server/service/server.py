@@ -27,6 +27,7 @@ from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import Gate
 from atoll_server.rpc.process import GRACE_S, Public, open_files, told_to_stop
 from atoll_server.run.core import STANDBY_S, Core
+from atoll_server.run.registrar import Registrar
 from atoll_server.service.doctor_service import DoctorService
 from atoll_server.service.gauges import keep_gauges
 from atoll_server.service.learner_service import OuterService
@@ -72,8 +73,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
     rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
     addresses = [await _patiently(partial(public.bind, address), settings) for address in settings.listen]
-    pulse, where, registry = scrape.Pulse(), settings.metrics_listen, core.metrics.registry
-    serve_metrics = partial(scrape.serve, registry, where or "", pulse.not_alive, pulse.not_ready)
+    pulse = scrape.Pulse()
+    where = settings.metrics_listen
+    serve_metrics = partial(scrape.serve, core.metrics.registry, where or "", pulse.not_alive, pulse.not_ready)
     scraped = await _patiently(serve_metrics, settings) if where else None
     beating = asyncio.create_task(pulse.keep())
     try:
@@ -81,9 +83,8 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             gauges = asyncio.create_task(keep_gauges(core))
             gauges.add_done_callback(core.watched)
             await public.begin()
-            pulse.waits_for, metrics_port = "", scraped.port if scraped else None
-            which = {"run": core.registrar.run_id, "epoch": core.registrar.epoch}
-            log.info("serving", addresses=addresses, **which, metrics_port=metrics_port)
+            pulse.waits_for = ""
+            log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.registrar))
             audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
             audit.begin(core.registrar.initial_sha256)
             with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
@@ -103,6 +104,10 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             scraped.end()
         core.acts.close()
     log.info("stopped", run=core.registrar.run_id)
+
+
+def _names(run: Registrar) -> dict[str, Any]:
+    return {"run": run.run_id, "epoch": run.epoch}
 
 
 def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:

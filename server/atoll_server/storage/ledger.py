@@ -37,9 +37,24 @@ def add_contribution(
 ) -> None:
     """Adds a contribution, pending or with its end; its key must be new."""
     key = row.key
-    values = (generation, key.learner, key.incarnation, key.fragment, key.seq, row.cycle, row.base_version, row.tokens,
-              row.steps, row.codec, row.frames, row.size_bytes, row.digest.hex(), json.dumps(row.norms_sq),
-              row.scale, row.accepted_at)  # fmt: skip
+    values = (
+        generation,
+        key.learner,
+        key.incarnation,
+        key.fragment,
+        key.seq,
+        row.cycle,
+        row.base_version,
+        row.tokens,
+        row.steps,
+        row.codec,
+        row.frames,
+        row.size_bytes,
+        row.digest.hex(),
+        json.dumps(row.norms_sq),
+        row.scale,
+        row.accepted_at,
+    )
     everything = (*values, _checksum(values), *_fate_values(fate or FateRow(key, "pending")))
     db.execute(f"INSERT INTO contributions VALUES ({','.join('?' * len(everything))})", everything)  # noqa: S608
 
@@ -68,15 +83,37 @@ def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
 
 def put_tally(db: sqlite3.Connection, generation: int, row: TallyRow) -> None:
     """Adds a line's sums or brings them up to date."""
-    values = (generation, row.learner, row.incarnation, row.fragment, row.through, row.merged, row.refused,
-              str(row.tokens), row.size_bytes, row.seq, row.cycle)  # fmt: skip
+    values = (
+        generation,
+        row.learner,
+        row.incarnation,
+        row.fragment,
+        row.through,
+        row.merged,
+        row.refused,
+        str(row.tokens),
+        row.size_bytes,
+        row.seq,
+        row.cycle,
+    )
     db.execute("INSERT OR REPLACE INTO tallies VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
 
 
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
     """Logs a merge with the fates that it decided."""
-    values = (generation, row.fragment, row.version, row.cycle, json.dumps(row.shares), json.dumps(row.rule),
-              row.theta, row.theta_pub, row.momentum, row.update_bytes, row.merged_at)  # fmt: skip
+    values = (
+        generation,
+        row.fragment,
+        row.version,
+        row.cycle,
+        json.dumps(row.shares),
+        json.dumps(row.rule),
+        row.theta,
+        row.theta_pub,
+        row.momentum,
+        row.update_bytes,
+        row.merged_at,
+    )
     db.execute("INSERT INTO merges VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
     put_fates(db, generation, fates)
 
@@ -185,9 +222,19 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
     key = Key(r[1], r[2], r[3], r[4])
     cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq, scale, accepted_at = r[5:16]
     row = ContributionRow(
-        key, cycle, base_version, tokens, steps, codec, frames, size_bytes,
-        bytes.fromhex(digest), tuple(json.loads(norms_sq)), scale, accepted_at,
-    )  # fmt: skip
+        key,
+        cycle,
+        base_version,
+        tokens,
+        steps,
+        codec,
+        frames,
+        size_bytes,
+        bytes.fromhex(digest),
+        tuple(json.loads(norms_sq)),
+        scale,
+        accepted_at,
+    )
     fate = FateRow(key, r[17], r[18], r[19], r[20], r[21], bool(r[22]))
     if _fate_values(fate)[-1] != r[23]:
         raise LedgerError(f"the fate of contribution {key} does not match its checksum: restore a backup")

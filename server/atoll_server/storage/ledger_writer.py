@@ -50,7 +50,8 @@ class LedgerWriter:
 
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None]) -> None:
         """fail: is told what could not be written; whoever runs the process ends it then."""
-        self._db, self._fail = db, fail
+        self._db = db
+        self._fail = fail
         self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
         self.full = False  # the disk is; nothing is acknowledged until there is room

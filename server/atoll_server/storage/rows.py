@@ -61,10 +61,15 @@ class TallyRow:
         """With one more, which came after all that are in it."""
         merged = fate.fate == "merged"
         return replace(
-            self, through=number, merged=self.merged + merged, refused=self.refused + (not merged),
-            tokens=self.tokens + row.tokens * merged, size_bytes=self.size_bytes + row.size_bytes,
-            seq=max(self.seq, row.key.seq), cycle=max(self.cycle, row.cycle),
-        )  # fmt: skip
+            self,
+            through=number,
+            merged=self.merged + merged,
+            refused=self.refused + (not merged),
+            tokens=self.tokens + row.tokens * merged,
+            size_bytes=self.size_bytes + row.size_bytes,
+            seq=max(self.seq, row.key.seq),
+            cycle=max(self.cycle, row.cycle),
+        )
 
 
 @dataclass(frozen=True, slots=True)

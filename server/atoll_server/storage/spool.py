@@ -106,8 +106,10 @@ class Spool:
 
     def __init__(self, directory: Path, limit_bytes: int, kept_bytes: int, disk: Disk = DISK) -> None:
         """kept_bytes: of decompressed contents in memory."""
-        self.directory, self.disk = directory, disk
-        self.limit_bytes, self.kept = limit_bytes, Kept(kept_bytes)
+        self.directory = directory
+        self.disk = disk
+        self.limit_bytes = limit_bytes
+        self.kept = Kept(kept_bytes)
         self.used_bytes = 0
         self.room_bytes: int | None = None  # that the disk has beyond what is kept free; None: not looked at yet
         self._room = threading.Lock()  # room is taken on the event loop and given back by workers

@@ -59,7 +59,8 @@ class Diary:
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._number = 0
         self._last: Look | None = None
-        self._refused, self._refused_at = 0, 0.0  # as last told
+        self._refused = 0  # as last told
+        self._refused_at = 0.0
         self._mute: set[str] = set()  # whose silence or eviction was told
 
     def after(self, log: int, number: int) -> list[Event]:
@@ -127,4 +128,5 @@ class Diary:
         if more > 0 and now.at - self._refused_at >= REFUSED_EVERY_S:
             what = "contribution was" if more == 1 else "contributions were"
             self.note(now.at, "refused", f"{more} {what} refused: the receipts and the core's log say whose and why")
-            self._refused, self._refused_at = now.refused, now.at
+            self._refused = now.refused
+            self._refused_at = now.at

@@ -51,7 +51,7 @@ READ: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str,
     ("atoll_core_epoch", GaugeMetricFamily, (), "Grows by one with each start of the core"),
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "That the WAN may carry in a month; absent without a budget"),
-)  # fmt: skip
+)
 OTHERS = "others"  # regions that nobody is in any more, where there were too many
 READ_NAMES = frozenset(name for name, *_ in READ)
 
@@ -83,23 +83,30 @@ class Metrics(Collector):
             registry=r,
         )
         self._payload = Counter(
-            "atoll_payload_bytes_total", "The same by codec: whole fragments are float32",
-            ["region", "direction", "codec"], registry=r,
-        )  # fmt: skip
-        self.contributions = Counter(
-            "atoll_contributions_total", "Contributions: accepted, then merged or refused; turned_away at the door",
-            ["fate"], registry=r,
-        )  # fmt: skip
-        self.limited = Counter(
-            "atoll_limited_total", "Calls refused, ended or held up, by the limit reached", ["limit"],
+            "atoll_payload_bytes_total",
+            "The same by codec: whole fragments are float32",
+            ["region", "direction", "codec"],
             registry=r,
-        )  # fmt: skip
+        )
+        self.contributions = Counter(
+            "atoll_contributions_total",
+            "Contributions: accepted, then merged or refused; turned_away at the door",
+            ["fate"],
+            registry=r,
+        )
+        self.limited = Counter(
+            "atoll_limited_total",
+            "Calls refused, ended or held up, by the limit reached",
+            ["limit"],
+            registry=r,
+        )
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged, lapsed", ["outcome"], registry=r)
         self.closed = Counter(
             "atoll_rounds_closed_total",
             "Rounds by what closed them: everybody, grace, deadline, nobody, left; late: merged by itself",
-            ["cause"], registry=r,
-        )  # fmt: skip
+            ["cause"],
+            registry=r,
+        )
         self.quorum_wait = _seconds("atoll_quorum_wait_seconds", "From a round's opening to its quorum", r)
         self.grace_wait = _seconds("atoll_grace_wait_seconds", "From a round's quorum to its close", r)
         self.merge_seconds = _seconds("atoll_merge_seconds", "From a round's close to its merge, computed", r)
@@ -111,9 +118,21 @@ class Metrics(Collector):
             "atoll_staleness_outer_steps", "Of merged contributions", registry=r, buckets=(0, 0.5, 1, 2, 3, 4, 8, 16)
         )
         self.weight = Histogram(
-            "atoll_contribution_weight", "Of merged contributions: their part of an outer step", registry=r,
+            "atoll_contribution_weight",
+            "Of merged contributions: their part of an outer step",
+            registry=r,
             buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
-        )  # fmt: skip
+        )
+        self._begin_at_zero()
+        self._regions: set[str] = set()  # that have series
+        self.read = Reading()  # replaced, never changed
+        r.register(self)
+        self.served = Served()
+        r.register(self.served)
+        ProcessCollector(registry=r)
+
+    def _begin_at_zero(self) -> None:
+        """A rate needs a value from before the first event."""
         for counter, labels in (
             (self.limited, LIMITS),
             (self.contributions, ("accepted", "merged", "refused", "turned_away")),
@@ -121,13 +140,7 @@ class Metrics(Collector):
             (self.closed, ("everybody", "grace", "deadline", "nobody", "late")),
         ):
             for label in labels:
-                counter.labels(label)  # 0 from the start: a rate needs something to begin at
-        self._regions: set[str] = set()  # that have series
-        self.read = Reading()  # replaced, never changed
-        r.register(self)
-        self.served = Served()
-        r.register(self.served)
-        ProcessCollector(registry=r)
+                counter.labels(label)
 
     def moved(self, region: str, direction: str, codec: Codec, size_bytes: int) -> None:
         """Payloads came up or went down."""

@@ -106,7 +106,8 @@ class Timeline:
             case ev.Contributed() if event.key.fragment in self._newest:
                 seen = self._newest[event.key.fragment]
                 answer = seen.answer(event.key.learner)
-                answer.durable_at, answer.late = now, seen.cycle != event.cycle or seen.closed_at is not None
+                answer.durable_at = now
+                answer.late = seen.cycle != event.cycle or seen.closed_at is not None
             case ev.Declined() if (event.fragment, event.cycle) in self._rounds:
                 self._rounds[event.fragment, event.cycle].answer(event.learner).declined = event.reason
             case ev.Merged() if (event.fragment, event.version) in self._made:
@@ -157,7 +158,9 @@ class Timeline:
         self, fragment: int, cycle: int, cause: ev.Cause, reason: str, quorum_at: float | None, now: float
     ) -> Round:
         seen = self._rounds.setdefault((fragment, cycle), Round(fragment, cycle, now))
-        seen.closed_at, seen.reason, seen.quorum_at = now, reason, quorum_at
+        seen.closed_at = now
+        seen.reason = reason
+        seen.quorum_at = quorum_at
         self._metrics.closed.labels(cause.value).inc()
         if quorum_at is not None:
             self._metrics.quorum_wait.observe(quorum_at - seen.opened_at)
@@ -171,7 +174,9 @@ class Timeline:
             answer = seen.answer(share.key.learner)
             if effect.cause is ev.Cause.LATE and effect.fragment in self._newest:  # it came as an answer to that one
                 came = self._newest[effect.fragment].answer(share.key.learner)
-                answer.began_at, answer.durable_at, answer.late = came.began_at, came.durable_at, True
+                answer.began_at = came.began_at
+                answer.durable_at = came.durable_at
+                answer.late = True
             answer.weight += share.weight
             answer.staleness = max(answer.staleness, share.staleness)
             answer.late = answer.late or answer.durable_at is None  # it came while no round was open

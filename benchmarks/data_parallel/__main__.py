@@ -1,0 +1,180 @@
+"""What failures cost a synchronous job.
+
+python -m benchmarks.data_parallel --ranks 4 --seconds 300 --mtbf 60 --json PATH
+
+The reference model and text of Atoll under DistributedDataParallel (gloo, CPU, one process and one thread a rank). A
+failure is the SIGKILL of one rank. The other ranks cannot go on without it, so the whole job is ended, started again,
+and goes on from its last checkpoint.
+
+goodput = useful rank-seconds / provisioned rank-seconds. Useful is time in steps whose result is in the final model; a
+step that was done again counts once. Waiting for other ranks inside a step counts as useful: the reading that is
+generous to the synchronous job. Generous too: a failure is noticed at once, and a spare machine is there at once.
+Provisioned is everything from the moment when all ranks have read their text and built their model for the first time,
+as a learner of Atoll is provisioned from its first joining; the first start of interpreters comes before that
+(first_start_s), later ones count (interpreter_start_s of provisioned_s). `ddp_accounts.balance` has the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from atoll_wire.errors import UserError
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.data_parallel.accounts import Balance, Kill, balance, failures
+from benchmarks.data_parallel.job import Job, JobSettings
+
+
+def main() -> None:
+    """Runs the job, prints the table, and writes the same figures."""
+    options = _options()
+    settings = JobSettings(
+        options.ranks, options.seconds, options.tokens, options.seed, options.checkpoint_steps, options.preset
+    )
+    console = Console()
+    with tempfile.TemporaryDirectory() as place:
+        job = Job(settings, Path(place), _kills(options), console)
+        try:
+            end_s = job.run()
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        except KeyboardInterrupt:
+            sys.exit(130)
+        steps, loss = _final_model(settings, Path(place))
+    history = job.history
+    assert history.began_s is not None, "the job ran"
+    found = balance(history, end_s, steps)
+    summary = {
+        **_figures(found),
+        "kills": len(history.kills),
+        "killed": [asdict(kill) for kill in history.kills],
+        "steps": steps,
+        "first_steps": [lives[0].first_step for lives in history.lives],  # of each start; null: it never met
+        "first_start_s": history.began_s - history.lives[0][0].spawned_s,
+        "validation_loss": loss,
+        "settings": asdict(settings) | {"mtbf_s": options.mtbf},
+    }
+    console.print(_table(summary))
+    if options.json is not None:
+        options.json.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=whole_number, default=4)
+    parser.add_argument("--seconds", type=positive_seconds, help="ends the job, after the step in hand")
+    parser.add_argument(
+        "--tokens", type=whole_number, help="of all ranks; ends the job (the learning rate falls to then; else over 4M)"
+    )
+    parser.add_argument(
+        "--mtbf", type=positive_seconds, help="mean seconds between failures of the job; none without it"
+    )
+    parser.add_argument(
+        "--kills", type=seconds_and_ranks, help='seconds and rank of each failure instead: "12.5:2,40:0"'
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of failures, model and text")
+    parser.add_argument("--checkpoint-steps", type=whole_number, default=50, help="steps between checkpoints")
+    parser.add_argument("--preset", default="tiny", choices=("tiny", "25m", "124m"))
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    options = parser.parse_args()
+    if options.seconds is None and options.tokens is None:
+        parser.error("nothing would end the job: give --seconds or --tokens")
+    if options.kills is not None and options.mtbf is not None:
+        parser.error("--kills and --mtbf both say when to kill: give one")
+    if any(kill.rank >= options.ranks for kill in options.kills or ()):
+        parser.error(f"--kills names a rank that is not there: 0 to {options.ranks - 1}")
+    if options.json is not None:
+        try:
+            options.json.touch()  # found out now, not after minutes of training
+        except OSError as error:
+            parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another path")
+    return options
+
+
+def whole_number(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def positive_seconds(text: str) -> float:
+    if not 0 < float(text) < float("inf"):
+        raise ValueError
+    return float(text)
+
+
+def seconds_and_ranks(text: str) -> list[Kill]:
+    pairs = [part.split(":") for part in text.split(",")]
+    kills = [Kill(float(at_s), int(rank)) for at_s, rank in pairs]
+    if any(kill.at_s < 0 or kill.rank < 0 for kill in kills):
+        raise ValueError
+    return sorted(kills, key=lambda kill: kill.at_s)
+
+
+def _kills(options: argparse.Namespace) -> Iterator[Kill]:
+    if options.mtbf is not None:
+        return failures(options.seed, options.mtbf, options.ranks)
+    return iter(options.kills or ())
+
+
+def _final_model(settings: JobSettings, directory: Path) -> tuple[int, float]:
+    """Steps and validation loss of the last checkpoint, in the plain model."""
+    from atoll.reference import data  # noqa: PLC0415 - torch is loaded when the ranks have ended
+    from atoll.reference.model import SIZES, build  # noqa: PLC0415
+    from atoll.reference.train import validation_loss  # noqa: PLC0415
+
+    from benchmarks.data_parallel.rank import CHECKPOINT, load  # noqa: PLC0415
+
+    model = build(settings.preset, settings.seed)
+    steps = load(directory / CHECKPOINT, model, None)
+    return steps, validation_loss(model, data.load(None, SIZES[settings.preset].context))
+
+
+def _figures(found: Balance) -> dict[str, Any]:
+    return {
+        "tokens_trained": found.tokens_trained,
+        "tokens_kept": found.tokens_kept,
+        "tokens_lost": found.tokens_trained - found.tokens_kept,
+        "seconds": found.seconds,
+        "goodput": found.goodput,
+        "goodput_without_interpreter_start": found.goodput_without_interpreter_start,
+        "useful_s": found.useful_s,
+        "provisioned_s": found.provisioned_s,
+        "lost_s": found.lost_s,
+        "interpreter_start_s": found.lost_s["interpreter"],
+        "redone_s": found.lost_s["redone"],
+        "restart_s": found.restart_s,
+    }
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    settings, lost_s = summary["settings"], summary["lost_s"]
+    restarts = [each for each in summary["restart_s"] if each is not None]
+    table = Table("what", "figure", title="synchronous job")
+    table.add_row("job", f"{settings['ranks']} ranks, {settings['preset']}, {summary['steps']:,} steps in the model")
+    table.add_row("validation loss", f"{summary['validation_loss']:.3f}")
+    table.add_row("killed on the way", f"{summary['kills']} ranks, and the job with each")
+    table.add_row("goodput", f"{summary['goodput']:.3f}")
+    table.add_row("... without interpreter starts", f"{summary['goodput_without_interpreter_start']:.3f}")
+    table.add_row("tokens", f"{summary['tokens_trained']:,} trained, {summary['tokens_lost']:,} of them lost")
+    if restarts:
+        mean_s = sum(restarts) / len(restarts)
+        table.add_row("from kill to useful step", f"{mean_s:.1f} s on average, {max(restarts):.1f} s at most")
+    table.add_row("rank-seconds provisioned", f"{summary['provisioned_s']:.0f}")
+    table.add_row("... useful", f"{summary['useful_s']:.0f}")
+    for cause, seconds in lost_s.items():
+        table.add_row(f"... {cause.replace('_', ' ')}", f"{seconds:.1f}")
+    table.add_row("seconds", f"{summary['seconds']:.0f}, after {summary['first_start_s']:.1f} of the first start")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""One rank of the synchronous job of the synchronous job: the reference model under DistributedDataParallel, on gloo.
+
+Its standard input is a pipe from the parent that carries nothing: its end means that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from atoll.reference import data
+from atoll.reference.model import SIZES, Transformer, build
+from atoll.reference.train import TrainSettings, learning_rate, optimizer_for
+from torch import Tensor, nn
+
+from benchmarks.data_parallel.accounts import Event, Joined, Prepared, Saved, Step, Up, encode
+
+MEETING_S = 120.0  # at most; the parent ends everything long before
+CHECKPOINT = "checkpoint.pt"
+USUAL_TOKENS = 4_000_000
+STOP = "stop-before"  # rank 0 makes it: the number of the first step that nobody does
+
+
+class LossOf(nn.Module):
+    """The model with its loss as `forward`, since DistributedDataParallel sees only what goes through that."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, window: Tensor) -> Tensor:
+        """window: int64 (batch, time + 1) -> mean loss."""
+        return self.model.loss(window)
+
+
+class Records:
+    """Appends a rank's events to its file, one write each, so that SIGKILL cannot leave half a line behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, event: Event) -> None:
+        """Appends one event."""
+        with self._path.open("ab", buffering=0) as file:
+            file.write(encode(event))
+
+
+def main() -> None:
+    """Trains from the last checkpoint to the last step, or to where the parent wants it to stop."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--stop-asked", type=Path, required=True, help="the parent makes it: end after this step")
+    parser.add_argument("--records", type=Path, required=True)
+    parser.add_argument("--meeting", type=Path, required=True, help="a file of this start alone")
+    parser.add_argument("--preset", required=True)
+    for name in ("--rank", "--ranks", "--tokens", "--seed", "--checkpoint-steps"):
+        parser.add_argument(name, type=int, required=True)
+    options = parser.parse_args()
+    record = Records(options.records)
+    record(Up(time.monotonic()))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    settings = TrainSettings(size=options.preset, seed=options.seed)
+    corpus = data.load(settings.data, SIZES[settings.size].context)
+    model = build(settings.size, settings.seed)
+    optimizer = optimizer_for(model, settings.learning_rate)
+    record(Prepared(time.monotonic()))
+
+    # A file instead of a port: gloo takes its own ports from the OS, and a start cannot meet the one before it.
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{options.meeting.resolve()}",
+        rank=options.rank,
+        world_size=options.ranks,
+        timeout=timedelta(seconds=MEETING_S),
+    )
+    first = load(options.dir / CHECKPOINT, model, optimizer)
+    whole = nn.parallel.DistributedDataParallel(LossOf(model), gradient_as_bucket_view=True)
+    record(Joined(time.monotonic(), first))
+    context = SIZES[settings.size].context
+    tokens = settings.batch * context
+    # Without --tokens the learning rate falls as in a run of the usual length, and then stays where it is.
+    horizon = math.ceil((options.tokens or USUAL_TOKENS) / (tokens * options.ranks))
+    # Each batch depends on its number alone, so a step that is done again sees the same text.
+    batches = data.batches(corpus.training, settings.batch, context, settings.seed, f"rank-{options.rank}", first)
+    done = first
+    for step in range(first, horizon if options.tokens else sys.maxsize):
+        if _stops(options.dir / STOP, options.rank == 0 and options.stop_asked.exists(), step):
+            break
+        start_s = time.monotonic()
+        rate = learning_rate(settings.learning_rate, step / horizon, step)
+        loss = _inner_step(whole, optimizer, next(batches), rate)
+        done = step + 1
+        record(Step(step, start_s, time.monotonic(), tokens, loss))
+        if options.rank == 0 and done % options.checkpoint_steps == 0:
+            start_s = time.monotonic()
+            save(options.dir / CHECKPOINT, model, optimizer, done)
+            record(Saved(done, start_s, time.monotonic()))
+    if options.rank == 0:
+        save(options.dir / CHECKPOINT, model, optimizer, done)
+    dist.destroy_process_group()
+
+
+def _inner_step(
+    whole: nn.parallel.DistributedDataParallel, optimizer: torch.optim.Optimizer, window: Tensor, rate: float
+) -> float:
+    """What the reference learner does in a step, on the mean gradient of all ranks."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    loss = whole(window)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
+    optimizer.step()
+    return float(loss.item())
+
+
+def _stops(stop: Path, asked: bool, step: int) -> bool:
+    """Whether `step` is one that nobody does; all ranks find the same. asked: to stop, and this is rank 0.
+
+    Rank 0 names the step after the one it is about to begin. Nobody can begin that one before rank 0 took part in the
+    all-reduce of this one, so whoever looks then finds the file.
+    """
+    if stop.exists():
+        return step >= int(stop.read_text())
+    if asked:
+        draft = stop.with_suffix(".tmp")
+        draft.write_text(str(step + 1))
+        draft.replace(stop)
+    return False
+
+
+def save(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Replaces the checkpoint at once. Not flushed to disk: processes die here, machines do not."""
+    draft = path.with_suffix(".tmp")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, draft)
+    draft.replace(path)
+
+
+def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None) -> int:
+    """Takes over the checkpoint, if there is one; returns its steps. optimizer None: only the model is wanted."""
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+def _end_with_parent() -> None:
+    """Even a parent that was killed leaves no rank behind: a pipe ends with its last writer."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Codec and merge on one core, beside this machine's copy bandwidth and eager torch, on vectors beyond the cache.
+
+Each figure is the median of several passes; ratios are taken pass by pass, so that both sides see the same machine.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from atoll_server.merging import merge
+from atoll_server.merging.kernels import frame_step
+from atoll_wire import codec, kernels
+from atoll_wire.codec import LEVELS, Codec
+from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
+from atoll_wire.spans import BLOCK
+from numpy.typing import NDArray
+
+from benchmarks.data_plane.rows import Row
+
+PARAMETERS = 1 << 25  # 128 MiB as float32
+PASSES = 9
+DECODED_BYTES = (
+    8.0 + 0.5 + 2 / BLOCK
+)  # of decode-accumulate: a parameter is read and written, its code and scale are read
+STEP_BYTES = 24.0 + 2 * (0.5 + 2 / BLOCK)  # theta and momentum read and written, theta_pub too; codes read and written
+
+
+def rows() -> Iterator[Row]:
+    """Measures everything, a row at a time."""
+    codec.warm_up()
+    merge.warm_up()
+    torch.set_num_threads(1)
+    fragment = plan([TensorSpec("w", (PARAMETERS // 1024, 1024), "float32", MergeKind.DIRECTION)], 1).fragments[0]
+    vector = (np.random.default_rng(0).standard_normal(PARAMETERS) * 1e-3).astype(np.float32)
+    other, contents = vector.copy(), [codec.quantise_frame(vector[s.place], s, Codec.INT4) for s in fragment.frames]
+
+    def copy() -> object:
+        np.copyto(other, vector)
+        return None
+
+    yield _decode(fragment, contents, other, copy)
+    yield _decode_beside_torch(fragment, contents, other)
+    yield _step(fragment, contents, vector, copy)
+    yield from _encode(fragment, vector)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of one pass."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def beside(work: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
+    """Medians over passes that take turns: of the first, and of how many times longer the other takes."""
+    times = [(seconds(work), seconds(other)) for _ in range(PASSES)][1:]
+    return statistics.median(t for t, _ in times), statistics.median(o / t for t, o in times)
+
+
+def _decode(fragment: Fragment, contents: list[codec.Content], out: codec.F32, copy: Callable[[], object]) -> Row:
+    ones = np.ones(1, np.float32)
+
+    def add() -> object:
+        for content, span in zip(contents, fragment.frames, strict=True):
+            codec.content_add(content, span, Codec.INT4, ones, out)
+        return None
+
+    took, ratio = beside(add, copy)
+    rate = f"{PARAMETERS / took / 1e9:.1f} G parameters/s"
+    return Row("int4 decode-accumulate, one core", ratio * DECODED_BYTES / 8, 0.6, "x copy bandwidth", rate, most=False)
+
+
+def _decode_beside_torch(fragment: Fragment, contents: list[codec.Content], out: codec.F32) -> Row:
+    """Eager torch: unpack, scale, and add the same frames, as one would write it."""
+    ones, size = np.ones(1, np.float32), len(contents) // 8
+    parts = []
+    for content, span in zip(contents[:size], fragment.frames, strict=False):
+        code_bytes = codec.code_bytes(span, Codec.INT4)
+        codes = torch.from_numpy(content[:code_bytes]).view(-1, BLOCK // 2)
+        scales = torch.from_numpy(content[code_bytes:].view(np.int16)).view(torch.bfloat16)
+        parts.append((codes, scales, torch.from_numpy(out[span.place])))
+
+    def eager() -> object:
+        for codes, scales, target in parts:
+            low = (codes & 0xF).to(torch.int8)
+            high = (codes >> 4).to(torch.int8)
+            values = torch.cat([low, high], 1)
+            values = torch.where(values > 7, values - 16, values).to(torch.float32)
+            target.add_((values * scales.to(torch.float32)[:, None]).view(-1))
+        return None
+
+    def add() -> object:
+        for content, span in zip(contents[:size], fragment.frames, strict=False):
+            codec.content_add(content, span, Codec.INT4, ones, out)
+        return None
+
+    _, ratio = beside(add, eager)
+    return Row("int4 decode-accumulate, one core", ratio, 20.0, "x eager torch", "the same frames", most=False)
+
+
+def _step(fragment: Fragment, contents: list[codec.Content], vector: codec.F32, copy: Callable[[], object]) -> Row:
+    theta = vector.copy()
+    momentum = vector * np.float32(0.1)
+    theta_pub = vector.copy()
+    update, one = np.empty_like(contents[0]), np.ones(1, np.float32)
+    rates, factor = np.array([0.9, 0.5, 0.5], np.float32), np.ones((1, 1), np.float32)
+
+    def step() -> object:
+        for content, span in zip(contents, fragment.frames, strict=True):
+            place, code_bytes = span.place, codec.code_bytes(span, Codec.INT4)
+            frame_step(
+                merge.addresses([content]), code_bytes, LEVELS[Codec.INT4], codec.lengths(span), factor, one, rates,
+                theta[place], momentum[place], theta_pub[place], theta_pub[place], merge.addresses([update]),
+                code_bytes, LEVELS[Codec.INT4],
+            )  # fmt: skip
+        return None
+
+    took, ratio = beside(step, copy)
+    rate = f"{PARAMETERS / took / 1e9:.2f} G parameters/s, decoding a contribution included"
+    return Row("Nesterov and published update", ratio * STEP_BYTES / 8, 0.5, "x copy bandwidth", rate, most=False)
+
+
+def _encode(fragment: Fragment, vector: codec.F32) -> Iterator[Row]:
+    content = np.empty(codec.content_bytes(fragment.frames[0], Codec.INT4), np.uint8)
+
+    def quantise() -> object:
+        for span in fragment.frames:
+            size = codec.code_bytes(span, Codec.INT4)
+            parts = content[:size], content[size:].view("<u2")
+            kernels.quantise(vector[span.place], codec.lengths(span), LEVELS[Codec.INT4], *parts)
+        return None
+
+    payloads: list[bytes] = []
+
+    def encode() -> object:
+        payloads[:] = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+        return None
+
+    took, ratio = beside(quantise, encode)
+    rate = PARAMETERS / took / 1e9
+    with_zstd = f"{rate / ratio:.2f} G/s with zstd"
+    yield Row("int4 quantise and pack, one core", rate, 1.5, "G parameters/s", with_zstd, most=False)
+    gap, bits, error = rate_above_bound(fragment, vector, payloads)
+    told = f"{bits:.2f} bits a parameter, scales included, at a relative error of {error:.3f}"
+    yield Row("int4 above the Gaussian rate-distortion bound", gap, 0.3, "bits", told)
+
+
+def rate_above_bound(
+    fragment: Fragment, vector: NDArray[np.float32], payloads: list[bytes]
+) -> tuple[float, float, float]:
+    """Bits a parameter above log2(1 / D) at its own relative error D; the bits; D."""
+    out = np.empty_like(vector)
+    for span, payload in zip(fragment.frames, payloads, strict=True):
+        codec.decode_frame(payload, span, Codec.INT4, out)
+    error = float(np.linalg.norm(out - vector) / np.linalg.norm(vector))
+    bits = 8 * sum(map(len, payloads)) / len(vector)
+    return bits - math.log2(1 / error), bits, error

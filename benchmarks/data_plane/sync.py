@@ -1,0 +1,169 @@
+"""One outer sync of a whole model over loopback: seconds, processor seconds, bytes and memory.
+
+A sync begins when every learner has trained and all fragments are due, and ends when each learner has adopted each of
+them with everybody's contribution in it. fsync, checksums, zstd and merging by direction are on; a snapshot that comes
+due is made when it is due, in whichever sync that is.
+python -m benchmarks.data_plane.sync --learners 2 --size 124m --syncs 5 [--front] --json PATH
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from atoll.demo.processes import Child, children
+
+from benchmarks.data_plane.loopback import loopback_bytes
+
+FRAGMENTS = 24
+OPTIONS = ["--fragments", str(FRAGMENTS), "--quorum", "100%", "--snapshot-every-s", "3600"]
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """One. wall_s: until the last learner was done; cpu_s: of all processes; bytes: over loopback, headers included."""
+
+    wall_s: float
+    cpu_s: float
+    core_cpu_s: float
+    front_cpu_s: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Several. core_bytes: peak resident memory; learner_bytes: what joining and training added to a learner's peak."""
+
+    learners: int
+    parameters: int
+    syncs: list[Sync]
+    core_bytes: int
+    learner_bytes: int
+    front_bytes: int = 0
+
+    def median(self, of: Callable[[Sync], float]) -> float:
+        """Over the syncs."""
+        return statistics.median(map(of, self.syncs))
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """On the wire, both ways, of one learner; nothing else may use loopback meanwhile."""
+        return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
+
+
+def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Measured:
+    """Runs a core and its learners through one sync to warm up, and then through those that count.
+
+    behind: learners call a front.
+    """
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        place = Path(directory)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.data_plane.sync_core",
+            directory,
+            "core",
+            "--dir",
+            str(place / "run"),
+        ]
+        core = group.start("core", [*command, "--listen", "127.0.0.1:0", *OPTIONS], piped=True)
+        address = group.serving(core)
+        fronts = list[Child]()
+        if behind:
+            front, address = group.start_front("front", "127.0.0.1:0", address)
+            fronts.append(front)
+        arguments = [address, size, str(syncs), directory]
+        islands = [
+            group.start(
+                f"learner {n}", [sys.executable, "-m", "benchmarks.data_plane.sync_learner", str(n), *arguments]
+            )
+            for n in range(learners)
+        ]
+        found, told = [], list[dict[str, float]]()
+        for number in range(syncs + 1):
+            wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
+            everybody = (core, *fronts, *islands)
+            before = sum(map(cpu_s, everybody))
+            core_before = cpu_s(core)
+            bytes_before = loopback_bytes()
+            front_before = sum(map(cpu_s, fronts))
+            began = time.monotonic()
+            (place / f"go.{number}").touch()
+            done = [place / f"{n}.{number}" for n in range(learners)]
+            wait(islands, done)
+            used, core_used = sum(map(cpu_s, everybody)) - before, cpu_s(core) - core_before
+            front_used = sum(map(cpu_s, fronts)) - front_before
+            moved = loopback_bytes() - bytes_before
+            told = [json.loads(path.read_text()) for path in done]
+            merged = sum(one["merged"] for one in told)
+            if number and merged != learners * FRAGMENTS:
+                raise SystemExit(f"{merged:.0f} of {learners * FRAGMENTS} contributions came into their rounds")
+            wall = max(one["ended"] for one in told) - began
+            found.append(Sync(wall, used, core_used, front_used, moved))
+        (place / "leave").touch()
+        for child in islands:
+            child.process.wait(PATIENCE_S)
+        peak, front_peak = peak_bytes(core), max(map(peak_bytes, fronts), default=0)
+        for child in (*fronts, core):
+            group.stop(child)
+    added = max(int(one["added_bytes"]) for one in told)
+    return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added, front_peak)
+
+
+def wait(islands: list[Child], marks: list[Path]) -> None:
+    """Until every learner has set its mark."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(path.exists() for path in marks):
+        for child in islands:
+            if child.process.poll() not in {None, 0}:
+                raise SystemExit(f"{child.name} ended: {child.tail()}")
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{marks[0].name} did not come within {PATIENCE_S:.0f} s")
+        time.sleep(0.01)
+
+
+def cpu_s(child: Child) -> float:
+    """Processor seconds of a process so far."""
+    times = psutil.Process(child.process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def peak_bytes(child: Child) -> int:
+    """Peak resident memory of a process."""
+    lines = Path(f"/proc/{child.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
+
+
+def main() -> None:
+    """Prints one measurement."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--size", default="124m")
+    parser.add_argument("--syncs", type=int, default=5)
+    parser.add_argument("--front", action="store_true")
+    parser.add_argument("--json", type=Path, dest="json_path")
+    arguments = parser.parse_args()
+    measured = measure(arguments.learners, arguments.size, arguments.syncs, behind=arguments.front)
+    for sync in measured.syncs:
+        parts = f"the core's {sync.core_cpu_s:.2f} s, a front's {sync.front_cpu_s:.2f} s"
+        print(f"wall {sync.wall_s:.2f} s, processors {sync.cpu_s:.2f} s, of which {parts}")
+    print(f"median: wall {measured.median(lambda s: s.wall_s):.2f} s, {measured.median(lambda s: s.cpu_s):.2f} s")
+    print(f"{measured.bytes_per_parameter:.3f} bytes a parameter and learner, both ways")
+    print(f"core's peak {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")
+    print(f"learner's extra {measured.learner_bytes / 4 / measured.parameters:.2f} x")
+    if arguments.json_path is not None:
+        arguments.json_path.write_text(json.dumps(asdict(measured), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

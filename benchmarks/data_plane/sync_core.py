@@ -1,0 +1,65 @@
+"""A core that opens the rounds of all fragments at once, when it is told to.
+
+python -m benchmarks.data_plane.sync_core FOLDER ...
+
+Sync K begins with the file `go.K` in FOLDER, and no round closes while there is a file `hold`. The arguments after it
+are those of `atoll core`. All else is the core's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from atoll import command
+from atoll_server.rounds.events import Effect
+from atoll_server.rounds.fragment_rounds import Phase
+from atoll_server.rounds.liveness import Present
+from atoll_server.rounds.syncer import Syncer
+from atoll_server.shard import shard
+
+folder = Path(sys.argv.pop(1))
+
+
+class AtOnce(Syncer):
+    """Without a pace."""
+
+    _syncs = 0
+    _wanted: Mapping[int, int] = {}  # by fragment, its version after the sync
+
+    def present(self, now: float) -> Present:
+        """Everybody is waited for, also who is slow to report on a machine that is busy."""
+        return replace(super().present(now), live=frozenset(self.members))
+
+    def _next_open_at(self, present: Present) -> float:
+        idle = all(rounds.phase is Phase.IDLE for rounds in self.fragments.values())
+        return present.now + (0.005 if idle else 0.1)
+
+    def _open_what_is_due(self, present: Present) -> list[Effect]:
+        if present.fastest_step_s is None:
+            return []
+        if (folder / f"go.{self._syncs}").exists():
+            self._syncs += 1
+            self._wanted = {index: rounds.version + 1 for index, rounds in self.fragments.items()}
+        behind = [
+            index
+            for index, wanted in self._wanted.items()
+            if self.fragments[index].phase is Phase.IDLE and self.fragments[index].version < wanted
+        ]
+        return [self._open(index, present.now) for index in behind]
+
+    def _close_what_can(self, present: Present) -> list[Effect]:
+        return [] if (folder / "hold").exists() else super()._close_what_can(present)
+
+    def _in_flight(self) -> int:
+        return 0
+
+    def _deadline(self, _fragment: int, _missing: Sequence[str], now: float) -> float:
+        return now + 60.0
+
+
+shard.Syncer = AtOnce  # type: ignore[attr-defined]
+if __name__ == "__main__":
+    command.main()

@@ -1,0 +1,105 @@
+"""One learner of `benchmarks.data_plane.sync`.
+
+python -m benchmarks.data_plane.sync_learner NAME ADDRESS SIZE SYNCS FOLDER
+
+It trains nothing: between two syncs noise of the size of some inner steps is added to the parameters. It sets
+`NAME.ready.K` before sync K, and writes `NAME.K` when it has adopted every fragment: a line of JSON with the moment,
+the bytes of its payloads, and how much was merged of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from atoll.agent import sending
+from atoll.fragments.segments import Coded
+from atoll.learner import Learner
+from atoll.reference.model import SIZES, Transformer
+from atoll_wire.logs import configure
+
+BREATH_S = 0.004  # an inner step, nearly
+_messages, coded_bytes = sending._messages, [0]  # of all payloads, each once, however often it is sent
+
+
+def _counted(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:
+    messages, table = _messages(coded)
+    coded_bytes[0] += sum(length for length, _ in table)
+    return messages, table
+
+
+class Watched(Learner):
+    """Counts adoptions, and contributions that the core has acknowledged."""
+
+    adoptions = 0
+
+    def _adopt(self, fragments: Sequence[int]) -> None:
+        super()._adopt(fragments)
+        self.adoptions += len(fragments)
+
+    @property
+    def acknowledged(self) -> int:
+        """So far."""
+        return self._handover.settled
+
+
+def peak_bytes() -> int:
+    """Of this process, resident."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
+
+
+def main() -> None:
+    """Sync 0 warms up like any other; whoever reads the figures leaves it out."""
+    name, address, size, syncs, folder = sys.argv[1:6]
+    place = Path(folder)
+    configure("warning", json=False)
+    sending._messages = _counted
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Transformer(SIZES[size])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(int(name) + 1)
+    noise = [torch.randn(p.shape) * 1e-3 for p in model.parameters()]
+    parameters, before = list(model.parameters()), peak_bytes()
+    learner = Watched(model, optimizer, address, name, insecure_plaintext=True)
+    with learner:
+        for number in range(int(syncs) + 1):
+            with torch.no_grad():
+                for parameter, change in zip(parameters, noise, strict=True):
+                    parameter.add_(change)
+            old, old_bytes = learner.stats(), coded_bytes[0]
+            (place / f"{name}.ready.{number}").touch()
+            uploaded = 0.0
+            adopted = learner.adoptions
+            while learner.adoptions - adopted < len(
+                old.versions
+            ):  # one of each fragment: `benchmarks.data_plane.sync` checks
+                learner.step(tokens=1)
+                time.sleep(BREATH_S)
+                if not uploaded and learner.acknowledged == len(old.versions) * (number + 1):
+                    uploaded = time.monotonic()
+                    (place / f"{name}.uploaded.{number}").touch()
+            ended, new = time.monotonic(), learner.stats()
+            found = {
+                "ended": ended,
+                "uploaded": uploaded,
+                "payload_bytes": coded_bytes[0] - old_bytes,
+                "merged": new.merged - old.merged,
+                "parameters": sum(p.numel() for p in parameters),
+                "added_bytes": peak_bytes() - before,
+            }
+            part = place / f"{name}.part"
+            part.write_text(json.dumps(found))
+            part.rename(place / f"{name}.{number}")
+        while not (place / "leave").exists():
+            learner.step(tokens=1)
+            time.sleep(BREATH_S)
+
+
+if __name__ == "__main__":
+    main()

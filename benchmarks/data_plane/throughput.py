@@ -1,0 +1,120 @@
+"""A learner's training with syncs on, against none: python -m benchmarks.data_plane.throughput.
+
+The learner has one processor for training and for all that Atoll does beside it; the core has the other. Phases of
+one sync of every fragment take turns with phases in which the same loop trains in a `pause`, so that both see the same
+machine; the first pair warms up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from atoll.agent.core_state import Line
+from atoll.demo.processes import children
+from atoll.learner import Learner
+from atoll.reference.model import SIZES, Transformer
+from atoll.reference.train import optimizer_for
+from atoll_wire.logs import configure
+
+SIZE = "25m"
+BATCH = 1
+INNER_STEPS = 24
+FRAGMENTS = 24
+PAIRS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """ratios: tokens/s with syncs on over those without, of each pair; step_s: without; merged: fragments a pair."""
+
+    ratios: list[float]
+    step_s: float
+    merged: float
+
+
+def measure() -> Throughput:
+    """Runs a core and a learner."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        options = ["--dir", f"{directory}/run", "--fragments", f"{FRAGMENTS}", "--inner-steps", f"{INNER_STEPS}"]
+        command = [sys.executable, "-m", "atoll.command", "core", *options, "--listen", "127.0.0.1:0"]
+        core = group.start("core", command, piped=True)
+        address = group.serving(core)
+        for task in Path(f"/proc/{core.process.pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {1})
+        words = [sys.executable, "-m", "benchmarks.data_plane.throughput", address]
+        told = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+        group.stop(core)
+    return Throughput(**json.loads(told.stdout.splitlines()[-1]))
+
+
+def learn(address: str) -> Throughput:
+    """The learner: takes turns."""
+    os.sched_setaffinity(0, {0})
+    configure("warning", json=False)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Transformer(SIZES[SIZE])
+    optimizer = optimizer_for(model, 1e-3)
+    window = torch.randint(0, 256, (BATCH, SIZES[SIZE].context + 1))
+
+    def inner_step() -> None:
+        logits = model(window[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    ratios = []
+    alone = []
+    merged = []
+    with Learner(model, optimizer, server=address, name="a", drain_s=0.0) as learner:
+        for number in range(PAIRS + 1):
+            before, times = learner.stats().merged, dict[bool, float]()
+            for synced in (True, False) if number % 2 else (False, True):
+                began = time.perf_counter()
+                with nullcontext() if synced else learner.pause():
+                    for _ in range(INNER_STEPS):
+                        inner_step()
+                        if synced:
+                            learner.step(tokens=window.numel())
+                times[synced] = (time.perf_counter() - began + (rest_s(learner) if synced else 0.0)) / INNER_STEPS
+            ratios.append(times[False] / times[True])
+            alone.append(times[False])
+            merged.append(learner.stats().merged - before)
+    return Throughput(ratios[1:], statistics.median(alone[1:]), statistics.mean(merged[1:]))
+
+
+def lines(learner: Learner) -> list[Line]:
+    """What its agent knows of each fragment."""
+    assert learner._agent is not None and learner._agent._presence is not None, "joined"  # noqa: PT018
+    return learner._agent._presence.standing.lines
+
+
+def rest_s(learner: Learner) -> float:
+    """Processor seconds of what a phase left to be sent and fetched: the next phase must not pay for it."""
+    began = time.process_time()
+    with learner.pause():
+        while learner.stats().pending or any(line.behind() or line.fetching for line in lines(learner)):
+            time.sleep(0.01)
+    return time.process_time() - began
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(asdict(learn(sys.argv[1]))))
+    else:
+        found = measure()
+        print(
+            f"{statistics.median(found.ratios):.4f} ({min(found.ratios):.4f} to {max(found.ratios):.4f}) of "
+            f"{1 / found.step_s:.2f} steps/s, {found.merged:.1f} fragments merged a pair"
+        )

@@ -1,0 +1,227 @@
+"""The core is killed again and again under four learners: what do they notice, and what does it cost in loss?
+
+Each seed is a pair: one run whose core is killed, and one, undisturbed, in which a process that does nothing is started
+at the same moments instead. python -m benchmarks.failures.core_kills --seeds 3 --kills 20 --standby --json PATH
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from atoll.demo.processes import Child, Children, DemoError, children
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from rich.console import Console
+from rich.table import Table
+
+NAMES = ("a", "b", "c", "d")
+OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
+STEPS_BEFORE = 20  # of the slowest learner, before the first kill
+APART_S = 3.0
+PATIENCE_S = 120.0  # until learners train, and until their last contributions have met their fates
+IDLE = [sys.executable, "-c", "import time; time.sleep(3600)"]
+LARGEST_STEP_S, LARGEST_RATIO, LARGEST_CHANGE = 0.050, 1.5, 0.005  # what is promised
+
+
+def main() -> int:
+    """Prints a table; 1 when a promise does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=4_000_000)
+    parser.add_argument("--seconds", type=float, default=190.0, help="within which the kills fall")
+    parser.add_argument("--standby", action="store_true", help="another core stands by, warm, in both runs of a pair")
+    parser.add_argument("--json", type=Path, dest="json_path")
+    arguments = parser.parse_args()
+    console, rows = Console(), []
+    for seed in range(arguments.seeds):
+        at = moments(seed, arguments.kills, arguments.seconds)
+        pair = {
+            what: run(
+                seed, arguments.tokens, at, kill=what == "killed", with_standby=arguments.standby, console=console
+            )
+            for what in ("undisturbed", "killed")
+        }
+        rows.append(pair)
+        console.print(table(rows))
+        if arguments.json_path is not None:
+            arguments.json_path.write_text(json.dumps(rows, indent=2) + "\n")
+    return 0 if holds(rows) else 1
+
+
+def moments(seed: int, kills: int, seconds: float) -> list[float]:
+    """Random times, some seconds apart."""
+    rng, free = random.Random(seed), seconds - APART_S * kills  # noqa: S311 - dice
+    return [at + APART_S * number for number, at in enumerate(sorted(rng.uniform(0, free) for _ in range(kills)))]
+
+
+def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bool, console: Console) -> dict[str, Any]:
+    """One run of four learners to its end."""
+    with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
+        directory = Path(place)
+        options = [*OPTIONS, "--total-tokens", str(tokens)]
+        core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
+        waiting = [*options, "--standby"]
+        standby = group.launch_core("standby 0", directory / "run", address, waiting) if with_standby else None
+        learners = []
+        for name in NAMES:
+            times = str(directory / f"{name}.npy")
+            command = [sys.executable, "-m", "benchmarks.failures.island", times, name, address, str(seed)]
+            learners.append(group.start(name, command))
+        with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
+            stub = rpc.OperatorStub(channel)
+            until(lambda: min((each.steps for each in ask(stub).learners), default=0) >= STEPS_BEFORE, learners)
+            began = time.monotonic()
+            serving = []
+            done = 0
+            while any(child.process.poll() is None for child in learners):
+                if done < len(at) and time.monotonic() - began >= at[done]:
+                    done += 1
+                    if kill:
+                        core.kill()
+                        started = time.monotonic()
+                        if standby is None:
+                            core, _ = group.start_core(directory / "run", address, options)
+                        else:  # whatever watches over processes starts the dead one again: it stands by then
+                            core, before = standby, core
+                            standby = group.launch_core(f"standby {done}", directory / "run", address, waiting)
+                            group.stop(before)
+                            group.serving(core)
+                        serving.append(time.monotonic() - started)
+                    else:
+                        instead(group)
+                    console.print(f"seed {seed} {'kill' if kill else 'idle'} {done} of {len(at)}", highlight=False)
+                time.sleep(0.02)
+            until(lambda: not ask(stub).contributions.pending, learners)
+            status = ask(stub)
+            with (directory / "last.safetensors").open("wb") as file:
+                for reply in stub.ExportCheckpoint(pb.ExportCheckpointRequest()):
+                    file.write(reply.chunk)
+        for child in filter(None, (standby, core)):
+            group.stop(child)
+        return figures(directory, status, learners, serving, done)
+
+
+def until(met: Callable[[], bool], learners: Sequence[Child]) -> None:
+    """Waits for what the core says. Raises DemoError when a learner failed, or nothing came of it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not met():
+        for child in learners:
+            if child.process.poll():
+                raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
+        if time.monotonic() > deadline:
+            raise DemoError(f"nothing came of it within {PATIENCE_S:.0f} s: {learners[0].tail()}")
+        time.sleep(0.2)
+
+
+def instead(group: Children) -> None:
+    """A process that does nothing, for as long as a core needs to start."""
+    idle = group.start("idle", IDLE)
+    time.sleep(1.0)
+    idle.process.send_signal(signal.SIGKILL)
+    idle.process.wait()
+
+
+def ask(stub: rpc.OperatorStub) -> pb.StatusReply:
+    """Asks until the core answers."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            reply: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=10, wait_for_ready=True)
+            return reply
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                raise
+
+
+def figures(
+    directory: Path, status: pb.StatusReply, learners: list[Child], serving: list[float], done: int
+) -> dict[str, Any]:
+    """Of one run. A gap is an inner step: from the end of one `step()` and its control to the beginning of the next."""
+    from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded when the learners have ended
+
+    for child in learners:
+        if child.process.returncode != 0:
+            raise subprocess.CalledProcessError(child.process.returncode, child.command, child.tail())
+    times = [np.load(directory / f"{name}.npy") for name in NAMES]
+    steps = np.concatenate([each[:, 1] - each[:, 0] for each in times])
+    gaps = np.concatenate([each[1:, 0] - each[:-1, 1] - each[:-1, 3] for each in times])
+    counts = status.contributions
+    return {
+        "struck": done,
+        "steps": len(steps),
+        "longest_step_s": float(steps.max()),
+        "step_s_p999": float(np.quantile(steps, 0.999)),
+        "longest_step_cpu_s": float(max(each[:, 2].max() for each in times)),
+        "longest_plain_s": float(max(each[:, 3].max() for each in times)),
+        "longest_gap_s": float(gaps.max()),
+        "gap_s_p50": float(np.median(gaps)),
+        "gap_s_p999": float(np.quantile(gaps, 0.999)),
+        "goodput": status.goodput.ratio,
+        "merges": status.merges,
+        "contributions": {"accepted": counts.accepted, "merged": counts.merged, "refused": counts.refused},
+        "serving_s": serving,
+        "validation_loss": loss_of_file(directory / "last.safetensors", "tiny", None),
+    }
+
+
+def ratio(pair: dict[str, Any]) -> float:
+    """Of the longest gaps."""
+    value: float = pair["killed"]["longest_gap_s"] / pair["undisturbed"]["longest_gap_s"]
+    return value
+
+
+def change(pair: dict[str, Any]) -> float:
+    """Of the validation loss by the kills, relative."""
+    value: float = pair["killed"]["validation_loss"] / pair["undisturbed"]["validation_loss"] - 1
+    return value
+
+
+def holds(rows: list[dict[str, Any]]) -> bool:
+    """Whether what is promised was seen in every pair; the loss in the mean over pairs."""
+    return (
+        all(pair["killed"]["longest_step_s"] <= LARGEST_STEP_S for pair in rows)
+        and all(ratio(pair) <= LARGEST_RATIO for pair in rows)
+        and statistics.mean(map(change, rows)) <= LARGEST_CHANGE
+    )
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """A column for each pair."""
+    shown = Table("what", *(f"seed {seed}" for seed in range(len(rows))), title="the core killed under four learners")
+    for what, text in (
+        ("core kills", lambda p: f"{p['killed']['struck']}"),
+        ("longest step(), ms", lambda p: f"{1e3 * p['killed']['longest_step_s']:.1f}"),
+        ("  ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_step_s']:.1f}"),
+        ("  ... of processor time", lambda p: f"{1e3 * p['killed']['longest_step_cpu_s']:.1f}"),
+        ("  ... plain computing as long as each", lambda p: f"{1e3 * p['killed']['longest_plain_s']:.1f}"),
+        ("      ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_plain_s']:.1f}"),
+        ("longest gap between inner steps, ms", lambda p: f"{1e3 * p['killed']['longest_gap_s']:.0f}"),
+        ("  ... with an idle process", lambda p: f"{1e3 * p['undisturbed']['longest_gap_s']:.0f}"),
+        ("  ... ratio", lambda p: f"{ratio(p):.2f}"),
+        ("core start to serving, s, at most", lambda p: f"{max(p['killed']['serving_s'], default=0):.2f}"),
+        ("validation loss", lambda p: f"{p['killed']['validation_loss']:.4f}"),
+        ("  ... undisturbed", lambda p: f"{p['undisturbed']['validation_loss']:.4f}"),
+        ("  ... change", lambda p: f"{100 * change(p):+.2f} %"),
+        ("goodput", lambda p: f"{p['killed']['goodput']:.4f}"),
+        ("  ... undisturbed", lambda p: f"{p['undisturbed']['goodput']:.4f}"),
+    ):
+        shown.add_row(what, *(text(pair) for pair in rows))
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""Three regions behind long links, as a user would run them.
+
+python -m benchmarks.links.regions [--json PATH] [--seeds 3]
+
+As root, in network namespaces of its own: a core at home; in each region a front and two learners of the reference
+model, behind a link of 100 Mbit/s and 40 ms each way. It shows that each front took one copy of each published update,
+what the link carried in all, that the model comes out as over loopback with the same seeds, and, in a run of its own,
+what a minute without a link costs a region's learners.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import grpc
+from atoll.demo.processes import ATOLL, Child, children
+from atoll.reference.train import loss_of_file
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+
+from benchmarks.links.sites import Sites, sites
+
+REGIONS, EACH = ("eu", "us", "ap"), 2
+MBIT, DELAY_MS = 100.0, 40.0
+BATCH = 8
+CONTEXT = 128
+FRAGMENTS = 8
+PORT, METRICS = 7070, 9100
+CUT_AT, CUT_S = 0.3, 60.0  # of the tokens; how long
+COUNT_AT = 0.9  # of the tokens: while everybody trains, since nobody fetches what is published after the last step
+WATCH_S, SETTLE_S = 1.0, 5.0
+ANSWER_S = 30.0
+COPIES = (0.98, 1.02)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One run. copies: of the updates published by then that each front took; link_bytes: over its link, up and down.
+
+    pace: inner steps of the learners that were cut off beside those of the others, from the cut until they were heard
+    again, over the same before it: 1 is no step lost; merged_after: contributions of everybody since.
+    """
+
+    seed: int
+    loss: float
+    seconds: float
+    merged: int
+    refused: int  # after they were taken
+    copies: dict[str, float] = field(default_factory=dict)
+    update_bytes: dict[str, int] = field(default_factory=dict)
+    link_bytes: dict[str, list[int]] = field(default_factory=dict)
+    pace: float | None = None
+    merged_after: int | None = None
+
+
+def over_loopback(seed: int, steps: int) -> Outcome:
+    """The same learners without fronts and links."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        place, began = Path(directory), time.monotonic()
+        core, address = group.start_core(place / "run", "127.0.0.1:0", _settings(steps))
+        learners = [group.start(name, _learner(name, region, address, seed)) for region, name in _names()]
+        status = _until(address, lambda _: all(each.process.poll() is not None for each in learners), learners)
+        loss = _loss(address, place)
+        group.stop(core)
+    return Outcome(seed, loss, time.monotonic() - began, status.contributions.merged, status.contributions.refused)
+
+
+def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
+    """cut: the last region's link, for a minute."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+        path = Path(directory)
+        with sites(group, path, REGIONS, MBIT, DELAY_MS) as place:
+            began = time.monotonic()
+            options = ["--dir", str(path / "run"), *_settings(steps), "--insecure-plaintext"]
+            command = [*ATOLL, "core", "--listen", f"0.0.0.0:{PORT}", "--listen", f"unix:{path}/core", *options]
+            core = group.start("core", place.inside(place.home, command), piped=True)
+            group.serving(core)
+            for number, (region, name) in enumerate(place.names.items()):
+                upstream = f"{place.home_address(number)}:{PORT}"
+                words = [*ATOLL, "front", "--listen", f"127.0.0.1:{PORT}", "--core", upstream]
+                more = ["--region", region, "--metrics-listen", f"127.0.0.1:{METRICS}", "--insecure-plaintext"]
+                group.serving(group.start(f"front {region}", place.inside(name, [*words, *more]), piped=True))
+            learners = {}
+            for region, name in _names():
+                words = _learner(name, region, f"127.0.0.1:{PORT}", seed)
+                learners[name] = group.start(name, place.inside(place.names[region], words))
+            outcome = Outcome(seed, 0.0, 0.0, 0, 0)
+            tokens = steps * BATCH * CONTEXT
+            island = _Cut(place, outcome, tokens) if cut else None
+
+            def done(status: pb.StatusReply) -> bool:
+                if island is not None:
+                    island.look(status)
+                if not outcome.copies and status.tokens_trained >= COUNT_AT * tokens:
+                    _count(place, outcome, status)
+                return all(each.process.poll() is not None for each in learners.values())
+
+            status = _until(f"unix:{path}/core", done, list(learners.values()))
+            outcome.merged = status.contributions.merged
+            outcome.refused = status.contributions.refused
+            outcome.loss = _loss(f"unix:{path}/core", path)
+            for region in place.names:
+                outcome.link_bytes[region] = json.loads(place.counts[region].read_text())[::-1]  # it leaves home first
+            outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _count(place: Sites, outcome: Outcome, status: pb.StatusReply) -> None:
+    """What each front has taken of the updates published so far."""
+    once = sum(each.version * each.parameters for each in status.fragments)
+    bits = status.wire.down * 8 / max(1, status.wire.down_parameters)
+    for region, name in place.names.items():
+        took = _taken(place.inside(name, [sys.executable, "-c", READ, str(METRICS)]))
+        outcome.update_bytes[region] = took
+        outcome.copies[region] = took * 8 / bits / once
+
+
+READ = """
+import sys, urllib.request
+text = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=20).read().decode()
+print(sum(int(float(l.rpartition(" ")[2])) for l in text.splitlines()
+          if l.startswith('atoll_front_wan_bytes_total{direction="down",kind="update"')))
+"""
+
+
+class _Cut:
+    """Cuts the last region off for a while, and sees what its learners do."""
+
+    def __init__(self, place: Sites, outcome: Outcome, tokens: int) -> None:
+        self._link = place.links[REGIONS[-1]]
+        self._region = REGIONS[-1]
+        self._outcome = outcome
+        self._tokens = tokens
+        self._began = self._ended = 0.0
+        self._first = self._cut = (0, 0)  # steps of those who are cut off, and of the others
+        self._merged = 0
+
+    def look(self, status: pb.StatusReply) -> None:
+        """Once a second, as the core sees it; what it did not hear during the cut it hears after it."""
+        now, mine = time.monotonic(), [each for each in status.learners if each.region == self._region]
+        all_steps, my_steps = sum(each.steps for each in status.learners), sum(each.steps for each in mine)
+        steps, merged = (my_steps, all_steps - my_steps), status.contributions.merged
+        if not self._began:
+            if not self._first[0] and len(status.learners) == EACH * len(REGIONS) and all(each.steps for each in mine):
+                self._first = steps
+            if status.tokens_trained >= CUT_AT * self._tokens:
+                self._link.process.send_signal(signal.SIGUSR2)
+                self._began = now
+                self._cut = steps
+        elif not self._ended and now - self._began >= CUT_S:
+            self._link.process.send_signal(signal.SIGUSR2)
+            self._ended = now
+            self._merged = merged
+        elif self._ended and self._outcome.pace is None and self._heard(mine, my_steps, now):
+            before = (self._cut[0] - self._first[0]) / (self._cut[1] - self._first[1])
+            self._outcome.pace = (steps[0] - self._cut[0]) / (steps[1] - self._cut[1]) / before
+        if self._ended:
+            self._outcome.merged_after = merged - self._merged
+
+    def _heard(self, mine: list[pb.LearnerStatus], steps: int, now: float) -> bool:
+        """Whether all have reported since the cut was mended."""
+        after_s = now - self._ended
+        return steps > self._cut[0] and all(0 < each.heard_s < min(after_s, 1.0) for each in mine)
+
+
+def _names() -> list[tuple[str, str]]:
+    return [(region, f"{region}-{number + 1}") for region in REGIONS for number in range(EACH)]
+
+
+def _settings(steps: int) -> list[str]:
+    return ["--fragments", str(FRAGMENTS), "--total-tokens", str(steps * BATCH * CONTEXT)]
+
+
+def _learner(name: str, region: str, address: str, seed: int) -> list[str]:
+    return [
+        *ATOLL, "learner", "--server", address, "--name", name, "--region", region, "--size", "tiny",
+        "--batch", str(BATCH), "--seed", str(seed), "--device", "cpu",
+    ]  # fmt: skip
+
+
+def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[Child]) -> pb.StatusReply:
+    """Looks once a second; the last state, when nothing is pending any more."""
+    with grpc.insecure_channel(address) as channel:
+        stub, settled_at = rpc.OperatorStub(channel), 0.0
+        while True:
+            status: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=ANSWER_S, wait_for_ready=True)
+            for child in learners:
+                if child.process.poll() not in {None, 0}:
+                    raise SystemExit(f"{child.name} ended: {child.tail()}")
+            if done(status):
+                settled_at = settled_at or time.monotonic()
+                if not status.contributions.pending or time.monotonic() - settled_at > SETTLE_S:
+                    return status
+            time.sleep(WATCH_S)
+
+
+def _loss(address: str, place: Path) -> float:
+    """Of the published model, on the text that nobody trained on."""
+    path = place / "last.safetensors"
+    with grpc.insecure_channel(address) as channel, path.open("wb") as file:
+        for reply in rpc.OperatorStub(channel).ExportCheckpoint(pb.ExportCheckpointRequest()):
+            file.write(reply.chunk)
+    return loss_of_file(path, "tiny", None)
+
+
+def _taken(command: list[str]) -> int:
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> None:
+    """Measures and prints; ends with an error when a front took more or less than its copy, or the cut was not seen."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="of each: over regions, over loopback, and once more")
+    parser.add_argument("--steps", type=int, default=1500, help="of all learners together, in each run")
+    parser.add_argument("--cut-steps", type=int, default=2000, help="in the run with the cut; 0: none")
+    parser.add_argument("--json", type=Path, dest="json_path")
+    arguments = parser.parse_args()
+    found: dict[str, list[Outcome]] = {"regions": [], "loopback": [], "again": [], "cut": []}
+
+    def keep(kind: str, outcome: Outcome) -> None:
+        found[kind].append(outcome)
+        _tell(kind, outcome)
+        if arguments.json_path is not None:
+            arguments.json_path.write_text(json.dumps({k: list(map(asdict, v)) for k, v in found.items()}, indent=2))
+
+    for seed in range(arguments.seeds):
+        keep("regions", over_regions(seed, arguments.steps, cut=False))
+        keep("loopback", over_loopback(seed, arguments.steps))
+        keep("again", over_loopback(seed, arguments.steps))
+    if arguments.cut_steps:
+        keep("cut", over_regions(0, arguments.cut_steps, cut=True))
+        if found["cut"][0].pace is None:
+            raise SystemExit("the run ended before the cut did: give more --cut-steps")
+    for kind in ("regions", "again"):
+        differences = [one.loss - other.loss for one, other in zip(found[kind], found["loopback"], strict=True)]
+        print(f"loss, {kind} - loopback: {statistics.mean(differences):+.4f} {differences}")
+
+
+def _tell(kind: str, one: Outcome) -> None:
+    print(f"{kind}, seed {one.seed}: loss {one.loss:.4f}, {one.merged} merged, {one.seconds:.0f} s", flush=True)
+    if one.copies:
+        copies = ", ".join(f"{region} {share:.3f}" for region, share in one.copies.items())
+        print(f"  copies by front: {copies}; over its link, up and down: {one.link_bytes}", flush=True)
+    if one.pace is not None:
+        print(f"  cut off: {one.pace:.2f} of the steps to be expected, {one.merged_after} merged after it", flush=True)
+    if any(not COPIES[0] <= share <= COPIES[1] for share in one.copies.values()):
+        raise SystemExit("a front took more or less than its one copy")
+
+
+if __name__ == "__main__":
+    main()

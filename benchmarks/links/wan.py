@@ -1,0 +1,196 @@
+"""Uploads over an emulated wide-area link, beside raw TCP over the same one.
+
+python -m benchmarks.links.wan [--json PATH]
+
+200 Mbit/s, 40 ms each way, 0.05 % loss; as root, in network namespaces of its own. A learner joins, warms up and makes
+one sync over the quick link, through the emulator and over one connection: what the processors of the moment carry.
+Every further sync goes over the slow one. A rate is that of payload bytes, each counted once, from the sync's beginning
+to the last acknowledgement; merges wait until then. The first syncs, in which connections are tried, are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from atoll.demo.processes import Child, Children, children
+
+from benchmarks.data_plane.sync import OPTIONS, wait
+
+MBIT = 200.0
+DELAY_MS = 40.0
+LOSS = 0.0005
+QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the quick link; all but the one that warms up; of those that count
+IP = shutil.which("ip") or "ip"
+HOME, FAR = "10.77.0.1", "10.77.0.2"
+RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8), "cubic": (1, 8, 32)}
+RAW = """
+import socket, sys, threading, time
+address, congestion, count, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+server = socket.create_server((address, 0), backlog=64)
+print(server.getsockname()[1], flush=True)
+total, lock = [0], threading.Lock()
+def take(peer):
+    while data := peer.recv(1 << 18):
+        with lock: total[0] += len(data)
+for _ in range(count): threading.Thread(target=take, args=(server.accept()[0],), daemon=True).start()
+time.sleep(seconds); begun = total[0]; time.sleep(seconds); print(total[0] - begun, flush=True)
+"""
+SENDER = """
+import socket, sys, threading
+address, port, congestion, count = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+def send():
+    with socket.socket() as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode()); peer.connect((address, port))
+        while True: peer.sendall(bytes(1 << 16))
+for _ in range(count): threading.Thread(target=send).start()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Mbit/s of payload. quick: over the link without its limits; uploads: of the syncs that count; raw: of plain TCP,
+    by connections."""
+
+    congestion: str
+    quick: float
+    uploads: list[float]
+    raw: dict[int, float]
+
+
+def measure(congestion: str) -> Rates:
+    """One congestion control, on both sides."""
+    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group, _link(group) as (inside, link):
+        with _allowed(congestion):
+            for side in (0, 1):
+                inside(side, ["sysctl", "-qw", f"net.ipv4.tcp_congestion_control={congestion}"])
+        rates = _uploads(group, Path(directory), inside, link)
+        raw = {count: _raw(inside, congestion, count) for count in RAW_CONNECTIONS[congestion]}
+    return Rates(congestion, rates[QUICK - 1], rates[-COUNTED:], raw)
+
+
+@contextlib.contextmanager
+def _allowed(congestion: str) -> Iterator[None]:
+    """Namespaces may only choose what the machine allows."""
+    place = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+    before = place.read_text()
+    place.write_text(f"{before.strip()} {congestion}")
+    try:
+        yield
+    finally:
+        place.write_text(before)
+
+
+class Inside:
+    """Commands in one of the two namespaces."""
+
+    def __init__(self, namespaces: tuple[str, str]) -> None:
+        self.namespaces = namespaces
+
+    def command(self, side: int, words: list[str]) -> list[str]:
+        """The same, there."""
+        return [IP, "netns", "exec", self.namespaces[side], *words]
+
+    def __call__(self, side: int, words: list[str]) -> None:
+        """Runs it to its end."""
+        subprocess.run(self.command(side, words), check=True)
+
+
+@contextlib.contextmanager
+def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
+    """Two namespaces and the link between them, quick until it is told."""
+    names = f"atoll-home-{os.getpid()}", f"atoll-far-{os.getpid()}"
+    up, inside = Path(f"/run/netns/{names[0]}.wan0.up"), Inside(names)
+    try:
+        for name in names:
+            subprocess.run([IP, "netns", "add", name], check=True)
+        options = ["--mbit", f"{MBIT}", "--delay-ms", f"{DELAY_MS}", "--loss", f"{LOSS}", "--quick"]
+        link = group.start("link", [sys.executable, "-m", "benchmarks.links.emulator", *names, *options])
+        wait([link], [up])
+        for side, address in enumerate((HOME, FAR)):
+            inside(side, [IP, "addr", "add", f"{address}/30", "dev", "wan0"])
+            inside(side, [IP, "link", "set", "wan0", "up"])
+            inside(side, [IP, "link", "set", "lo", "up"])
+        yield inside, link
+    finally:
+        group.end()  # who is in a namespace keeps it
+        up.unlink(missing_ok=True)
+        for name in names:
+            subprocess.run([IP, "netns", "delete", name], check=False)
+
+
+def _uploads(group: Children, place: Path, inside: Inside, link: Child) -> list[float]:
+    core_command = [
+        sys.executable,
+        "-m",
+        "benchmarks.data_plane.sync_core",
+        str(place),
+        "core",
+        "--dir",
+        str(place / "run"),
+    ]
+    listen = ["--listen", f"{HOME}:0", "--insecure-plaintext", *OPTIONS]
+    core = group.start("core", inside.command(0, [*core_command, *listen]), piped=True)
+    address = group.serving(core)
+    words = [sys.executable, "-m", "benchmarks.data_plane.sync_learner", "0", address, "124m", str(SYNCS), str(place)]
+    learner, rates = group.start("learner", inside.command(1, words)), []
+    for number in range(SYNCS + 1):
+        wait([learner], [place / f"0.ready.{number}"])
+        if number == QUICK:
+            link.process.send_signal(signal.SIGUSR1)
+        (place / "hold").touch()
+        began = time.monotonic()
+        (place / f"go.{number}").touch()
+        wait([learner], [place / f"0.uploaded.{number}"])
+        (place / "hold").unlink()
+        wait([learner], [place / f"0.{number}"])
+        told = json.loads((place / f"0.{number}").read_text())
+        rates.append(told["payload_bytes"] * 8 / 1e6 / (told["uploaded"] - began))
+    (place / "leave").touch()
+    learner.process.wait(60.0)
+    group.stop(core)
+    return rates
+
+
+def _raw(inside: Inside, congestion: str, count: int) -> float:
+    arguments = [HOME, congestion, str(count), str(RAW_S)]
+    taking = inside.command(0, [sys.executable, "-c", RAW, *arguments])
+    with subprocess.Popen(taking, stdout=subprocess.PIPE, text=True) as taker:
+        assert taker.stdout is not None, "its output is read"
+        port = taker.stdout.readline().strip()
+        sending = inside.command(1, [sys.executable, "-c", SENDER, HOME, port, congestion, str(count)])
+        with subprocess.Popen(sending, stderr=subprocess.DEVNULL) as sender:
+            carried = int(taker.stdout.readline())
+            sender.kill()
+    return carried * 8 / 1e6 / RAW_S
+
+
+def main() -> None:
+    """Prints both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, dest="json_path")
+    parser.add_argument("--only", choices=("bbr", "cubic"))
+    arguments = parser.parse_args()
+    found = [measure(each) for each in ([arguments.only] if arguments.only else ["cubic", "bbr"])]
+    for rates in found:
+        raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
+        print(f"{rates.congestion}: uploads {statistics.median(rates.uploads):.0f} Mbit/s of {MBIT:.0f}", end="; ")
+        print(f"{rates.quick:.0f} over a quick link; raw TCP by connections {raw}")
+    if arguments.json_path is not None:
+        arguments.json_path.write_text(json.dumps(list(map(asdict, found)), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Subcommands of `atoll` for those who decide what to run: simulate, plan. Nothing here needs a run or a network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from atoll_wire.errors import UserError, need
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures there.", metavar="PATH")]
+Plot = Annotated[
+    Path | None, typer.Option(help="Write a picture there, SVG or PNG (needs matplotlib).", metavar="PATH")
+]
+MOST_EVENTS = 1e7  # of a simulation: minutes
+MOST_LEARNERS = 4096  # that a run can have
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this package's subcommands."""
+    simulate = typer.Typer(no_args_is_help=True, help="Simulate fleets, and print the paper's tables beside ours.")
+    simulate.command("goodput")(goodput_command)
+    simulate.command("bandwidth")(bandwidth_command)
+    simulate.command("scavenging")(scavenging_command)
+    simulate.command("hardware")(hardware_command)
+    app.add_typer(simulate, name="simulate")
+    app.command("plan")(plan_command)
+
+
+def goodput_command(
+    chips: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000_000, help="One fleet of so many chips [Table 1: 150,000 to 2,400,000]."),
+    ] = None,
+    learners: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="With --chips: M, equal parts of them [8].")
+    ] = None,
+    failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Of a chip.")] = 1.0,
+    slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
+    downscale_s: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Pause of a learner that goes on with fewer slices.")
+    ] = 18.0,
+    upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause when a slice is back.")] = 2.0,
+    repair_s: Annotated[float, typer.Option(min=1, max=1e8, help="Mean time until a slice is back.")] = 3600.0,
+    repair_shape: Annotated[
+        float, typer.Option(min=0.2, max=10, help="Of a Weibull distribution; 1: exponential.")
+    ] = 1.0,
+    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Of a job that is not elastic.")] = 76.0,
+    hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated.")] = 30.0,
+    json_path: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Goodput under failures: Table 1 of the paper, or one fleet of yours."""
+    from atoll_server.cli.tables import console
+
+    from atoll_forecast.paper import figures, goodput
+    from atoll_forecast.paper.claims import goodput_claims
+    from atoll_forecast.paper.tables import goodput_table
+
+    failures = goodput.Failures(
+        failures_per_year, slice_chips, downscale_s, upscale_s, repair_s, repair_shape, restart_s
+    )
+    events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
+    if events > MOST_EVENTS:
+        raise UserError(f"some {events:.2g} failures are too many to go through: give fewer --hours")
+    if chips is None and learners is not None:
+        raise UserError("--learners is of one fleet: give its --chips, too")
+    if chips is not None:
+        parts = learners or 8
+        if parts * slice_chips > chips:
+            raise UserError(f"{chips} chips are no {parts} learners of {slice_chips} at least: give more --chips")
+        if plot is not None:
+            raise UserError("--plot is of Table 1: leave it out, or --chips")
+        found = goodput.simulate(chips, parts, failures, hours=hours)
+        console().print(f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time")
+        _write(json_path, {"goodput": found.goodput, "uptime": found.uptime})
+        return
+    with console().status("30 fleets ..."):
+        ours = goodput_claims(failures, hours)
+    difference = goodput.rmse(ours, figures.GOODPUT)
+    console().print(goodput_table(ours, failures_per_year, difference))
+    _write(json_path, {"goodput": ours, "paper": figures.GOODPUT, "rmse": difference})
+    if plot is not None:
+        _draw(plot, lambda plots: plots.goodput(ours, plot))
+
+
+def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
+    """What links must carry: the paper's figures by its own accounting, and Atoll's coded bits."""
+    from atoll_forecast.paper.claims import bandwidth_claims
+
+    _claims("Links, 5B parameters, steps of a second", bandwidth_claims(), json_path, plot)
+
+
+def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
+    """Extra compute for half of the training: time relative to none."""
+    from atoll_forecast.paper.claims import scavenging_claims
+
+    _claims("Extra compute for half of the tokens: time relative to none", scavenging_claims(), json_path, plot)
+
+
+def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
+    """Mixed hardware: one of eight learners 18 % slower, steps 10 % uneven."""
+    from atoll_forecast.paper.claims import hardware_claims
+
+    _claims("Goodput with mixed hardware", hardware_claims(), json_path, plot)
+
+
+def plan_command(
+    parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Of the model that are trained: 12e9.")],
+    step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Seconds of one learner's inner step.")],
+    region: Annotated[
+        list[str], typer.Option(help="See above. May be given several times.", metavar="REGION")
+    ] = DEFAULT_REGIONS,
+    between_failures_h: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Hours between failures of one learner, mean; 0: none.")
+    ] = 0.0,
+    repair_min: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Minutes from a failure to the learner's next step.")
+    ] = 10.0,
+    core_mbit: Annotated[
+        float, typer.Option(min=0, max=1e9, help="The core's own link, each way; 0: it carries whatever comes.")
+    ] = 0.0,
+    fragments: Annotated[int, typer.Option(min=0, max=256, help="P; 0: 24.")] = 0,
+    values: Annotated[Path | None, typer.Option(help="Write values for the chart there.", metavar="PATH")] = None,
+    compose: Annotated[
+        Path | None, typer.Option(help="Write an override for docker/compose.yaml there.", metavar="PATH")
+    ] = None,
+    json_path: Json = None,
+) -> None:
+    """Settings for a run of yours, and what to expect: links, money, goodput, memory, a region lost.
+
+    A region is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]: its learners, its link to the core, each way, and what a gigabyte
+    costs there.
+    """
+    import math
+
+    if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit):
+        raise UserError("nan is no figure to plan with: give a number")
+
+    from atoll_server.cli.tables import console
+
+    from atoll_forecast.planning.deployment import compose_override, helm_values
+    from atoll_forecast.planning.job import Job
+    from atoll_forecast.planning.planner import plan
+    from atoll_forecast.planning.tables import plan_json, plan_tables
+
+    between_failures_s = between_failures_h * 3600 or math.inf
+    regions = tuple(map(_region, region))
+    if sum(each.learners for each in regions) > MOST_LEARNERS:
+        raise UserError(f"--region: a run has {MOST_LEARNERS} learners at most")
+    if len({each.name for each in regions}) < len(regions):
+        raise UserError("--region: two have the same name: give each its own")
+    job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
+    with console().status("a trial in virtual time ..."):
+        made = plan(job, fragments)
+    for table in plan_tables(job, made):
+        console().print(table)
+    for warning in made.warnings:
+        console().print(f"[yellow]{warning}[/]")
+    _write(json_path, plan_json(job, made))
+    if not made.works:
+        raise UserError("this plan does not work: what is to be changed is said above")
+    for path, text in ((values, helm_values(job, made)), (compose, compose_override(job, made))):
+        if path is not None:
+            _save(path, text)
+
+
+def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is loaded late
+    from atoll_forecast.planning.job import Region
+
+    name, *rest = text.split(":")
+    try:
+        learners, mbit, trip_ms, *price = rest
+        made = Region(name, int(learners), float(mbit) * 1e6, float(trip_ms) / 1e3, *map(float, price))
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f'--region "{text}" is not NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE], as in eu:2:1000:30:0.09'
+        ) from error
+    if not NAME.fullmatch(name):
+        raise UserError(f'--region "{text}": its name may have letters, digits, - and _')
+    if not (0 < made.learners <= MOST_LEARNERS and 1e3 <= made.bits_s <= 1e15):
+        raise UserError(f'--region "{text}": give 1 to {MOST_LEARNERS} learners, and a rate above 0.001 Mbit/s')
+    if not (0 <= made.round_trip_s <= 3600 and 0 <= (made.price_gb or 0.0) <= 1e6):
+        raise UserError(f'--region "{text}": give a round trip of an hour at most, and a price of zero or more')
+    return made
+
+
+def _claims(title: str, claims: Any, json_path: Path | None, plot: Path | None) -> None:  # noqa: ANN401
+    from atoll_server.cli.tables import console
+
+    from atoll_forecast.paper.tables import claims_json, claims_table
+
+    console().print(claims_table(title, claims))
+    _write(json_path, {title: claims_json(claims)})
+    if plot is not None:
+        _draw(plot, lambda plots: plots.claims(title, claims, plot))
+
+
+def _draw(path: Path, draw: Callable[[Any], None]) -> None:
+    need("simulate --plot", "plots", "matplotlib")
+    from atoll_forecast.paper import plots
+
+    try:
+        draw(plots)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): give another path") from error
+    except ValueError as error:  # matplotlib's, of the ending
+        raise UserError(f"{path}: {error}: give a path that ends in .svg or .png") from error
+
+
+def _write(path: Path | None, figures: dict[str, Any]) -> None:
+    if path is not None:
+        _save(path, json.dumps(figures, indent=1, allow_nan=False) + "\n")
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): give another path") from error

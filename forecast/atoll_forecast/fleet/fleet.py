@@ -1,0 +1,293 @@
+"""A whole run in virtual time, with the real syncer: learners that step, links that take time, failures.
+
+What is trained is somebody else's: `Work` is told what happens to each learner's parameters, in the order in which it
+happens, so that the same fleet schedules runs without any parameters and runs that train models (benchmarks/quality).
+Nothing here looks at a clock; a seed gives the same run, event by event.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+
+from atoll_server.merging.merge import weight
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.events import Key
+from atoll_server.rounds.fragment_rounds import FragmentRounds
+from atoll_server.rounds.syncer import Syncer
+from atoll_server.settings import RunSettings
+
+from atoll_forecast.fleet.islands import Account, Island, Learner, Published, Ready, Work
+
+DRAIN_STEPS = 4.0  # that a learner which leaves waits for the fates of what is in flight
+AT_ONCE = 8  # fragments adopted at a step boundary at most, and rounds answered: atoll.fragments.exchange has the same
+LEAST_WAIT_S = 0.001  # until time alone is looked at again, as in a core
+
+
+class Fleet:
+    """Learners around one syncer. `run` goes on until `until` says so, then lets everybody leave.
+
+    merge_s: from a round's end to its update. overlap: steps after which a learner stands until what it sent is
+    merged: 0 is DiLoCo as it was (2311.08105); infinite, as Atoll is: it never stands.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        fragments: int,
+        islands: Sequence[Island],
+        work: Work,
+        *,
+        merge_s: float = 0.0,
+        overlap: float = math.inf,
+        seed: int = 0,
+    ) -> None:
+        self.now = 0.0
+        self.tokens = 0
+        self._ending = False
+        self.syncer = Syncer(settings, {index: FragmentRounds() for index in range(fragments)}, weight)
+        self.work = work
+        self._merge_s = merge_s
+        self._overlap = overlap
+        self.learners = {
+            island.name: Learner(island, Random(f"{seed}/{island.name}"))  # noqa: S311 - not a secret
+            for island in sorted(islands, key=lambda island: island.name)
+        }
+        self.lapses = 0
+        self.merges: list[ev.Merge] = []
+        self._newest: dict[int, Published] = {}
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._wake_at: float | None = None
+
+    def run(self, until: Callable[[Fleet], bool]) -> None:
+        """Raises RuntimeError when nothing happens any more before the end."""
+        for learner in self.learners.values():
+            self._at(learner.island.joins_at_s, self._of(learner, self._begin))
+        while self._queue:
+            self.now, _, happens = heapq.heappop(self._queue)
+            happens()
+            if not self._ending and until(self):
+                self._ending = True
+        if not self._ending:
+            raise RuntimeError("nothing happens any more: no learner is left")
+
+    @property
+    def accounts(self) -> dict[str, Account]:
+        """Of each learner."""
+        return {name: learner.account for name, learner in self.learners.items()}
+
+    # ------------------------------------------------------------------------------ the learners' side
+
+    def _begin(self, learner: Learner) -> None:
+        if self._ending:  # it does not come back for the end
+            learner.left = True
+            self._tell(learner, ev.Gone(learner.island.name))
+            return
+        learner.incarnation += 1
+        learner.alive = True
+        learner.waits = False
+        learner.steps = 0
+        learner.ready.clear()
+        learner.due.clear()
+        learner.flying.clear()
+        self.work.begin(learner.island.name)
+        self._tell(learner, ev.Joined(learner.island.name, learner.incarnation))
+        self._go_on(learner)
+        if math.isfinite(learner.island.between_failures_s):
+            life_s = learner.random.expovariate(1 / learner.island.between_failures_s)
+            self._at(self.now + life_s, self._of(learner, self._die))
+
+    def _go_on(self, learner: Learner) -> None:
+        jitter = max(0.1, learner.random.gauss(1.0, learner.island.jitter)) if learner.island.jitter else 1.0
+        learner.step_s = learner.island.step_s * jitter
+        learner.boundary_at = self.now + learner.step_s
+        self._at(learner.boundary_at, self._of(learner, self._boundary))
+
+    def _boundary(self, learner: Learner) -> None:
+        name = learner.island.name
+        self.work.train(name)
+        learner.steps += 1
+        learner.account.steps += 1
+        learner.account.trained_s += learner.step_s
+        self.tokens += learner.island.tokens
+        self._tell(learner, ev.Heard(name, learner.steps, paused=False))
+        for _ in range(AT_ONCE):
+            self._adopt_one(learner)
+        for _ in range(AT_ONCE):
+            self._answer_one(learner)
+        if self._ending:
+            self._leave(learner)
+        else:
+            self._go_on_or_stand(learner)
+
+    def _go_on_or_stand(self, learner: Learner) -> None:
+        learner.waits = any(learner.steps - taken_at >= self._overlap for taken_at in learner.flying.values())
+        if not learner.waits:
+            learner.account.blocked_s += self.now - learner.boundary_at
+            self._go_on(learner)
+
+    def _adopt_one(self, learner: Learner) -> None:
+        if not learner.ready:
+            return
+        fragment = next(iter(learner.ready))
+        ready = learner.ready.pop(fragment)
+        if ready.merged or ready.drop:
+            learner.flying.pop(fragment, None)
+        self.work.adopt(learner.island.name, ready.published, merged=ready.merged, drop=ready.drop)
+        self._tell(learner, ev.Adopted(learner.island.name, fragment, ready.published.version))
+
+    def _answer_one(self, learner: Learner) -> None:
+        fragment = next((f for f in learner.due if f not in learner.ready), None)
+        if fragment is None:
+            return
+        cycle = learner.due.pop(fragment)
+        if fragment in learner.flying:
+            self._decline(learner, fragment, cycle, "its contribution is in flight")
+        elif not self._take(learner, fragment, cycle):
+            self._decline(learner, fragment, cycle, "nothing was trained since its anchor")
+
+    def _decline(self, learner: Learner, fragment: int, cycle: int, reason: str) -> None:
+        self._tell(learner, ev.Declined(learner.island.name, fragment, cycle, reason))
+
+    def _take(self, learner: Learner, fragment: int, cycle: int) -> bool:
+        taken = self.work.take(learner.island.name, fragment, learner.seq + 1)
+        if taken is None:
+            return False
+        learner.seq += 1
+        learner.flying[fragment] = learner.steps
+        begins = max(self.now, learner.up_free_at)
+        learner.up_free_at = begins + 8 * taken.size_bytes / learner.island.up_bits_s
+        key = Key(learner.island.name, learner.incarnation, fragment, learner.seq)
+        event = ev.Contributed(key, cycle, taken.base_version, taken.tokens, taken.steps)
+        arrives = learner.up_free_at + learner.island.delay_s
+        self._at(arrives, self._of(learner, lambda _: self._on(event)))
+        return True
+
+    def _leave(self, learner: Learner) -> None:
+        """Sends everything; goes when nothing can be sent any more, or after a few steps."""
+        if not learner.leaving:
+            learner.leaving = True
+            patience_s = DRAIN_STEPS * learner.island.step_s
+            self._at(self.now + patience_s, self._of(learner, self._gone))
+        for fragment in range(len(self.syncer.fragments)):
+            if fragment not in learner.flying:
+                self._take(learner, fragment, 0)
+
+    def _gone(self, learner: Learner) -> None:
+        learner.left = True
+        goes = max(self.now, learner.up_free_at) + learner.island.delay_s
+        self._at(goes, lambda: self._on(ev.Gone(learner.island.name)))
+
+    def _die(self, learner: Learner) -> None:
+        if self._ending or learner.left:
+            return
+        learner.alive = False
+        learner.account.down_s += learner.island.repair_s
+        self._at(self.now + learner.island.repair_s, self._of(learner, self._begin))
+
+    def _receive(self, learner: Learner, ready: Ready) -> None:
+        """A version, or the end of what is in flight, has come."""
+        if not learner.alive or learner.left:
+            return
+        fragment = ready.published.fragment
+        before = learner.ready.pop(fragment, None)
+        if before is not None:
+            ready.merged = ready.merged or before.merged
+            ready.drop = ready.drop or before.drop
+        learner.ready[fragment] = ready
+        if learner.leaving:
+            self._adopt_one(learner)
+            self._leave(learner)
+        elif learner.waits:
+            self._adopt_one(learner)
+            self._go_on_or_stand(learner)
+
+    def _of(self, learner: Learner, happens: Callable[[Learner], None]) -> Callable[[], None]:
+        """Happens only while this very process lives, or for one that is to be begun."""
+        incarnation = learner.incarnation
+
+        def when() -> None:
+            if learner.incarnation == incarnation and (learner.alive or happens == self._begin):
+                happens(learner)
+
+        return when
+
+    # ------------------------------------------------------------------------------ the core's side
+
+    def _tell(self, learner: Learner, event: ev.Event) -> None:
+        """A small message upwards."""
+        self._at(self.now + learner.island.delay_s, lambda: self._on(event))
+
+    def _on(self, event: ev.Event) -> None:
+        for effect in self.syncer.on(event, self.now):
+            self._carry_out(effect)
+        wake_at = self.syncer.next_wake(self.now)
+        if wake_at is not None and not self._over() and (self._wake_at is None or wake_at < self._wake_at):
+            self._wake_at = max(wake_at, self.now + LEAST_WAIT_S)
+            self._at(self._wake_at, self._wake)
+
+    def _over(self) -> bool:
+        return all(learner.left for learner in self.learners.values()) and not any(
+            rounds.pending for rounds in self.syncer.fragments.values()
+        )
+
+    def _wake(self) -> None:
+        if self._wake_at is not None and self.now >= self._wake_at:
+            self._wake_at = None
+            self._on(ev.Ticked())
+
+    def _carry_out(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.OpenRound():
+                for learner in self.learners.values():
+                    self._at(self.now + learner.island.delay_s, self._of(learner, self._asked(effect)))
+            case ev.Merge():
+                self._at(self.now + self._merge_s, lambda: self._merge(effect))
+            case ev.Refuse():
+                self._refuse(effect.fragment, effect.refusals)
+            case ev.Lapse():
+                self.lapses += 1
+
+    def _asked(self, effect: ev.OpenRound) -> Callable[[Learner], None]:
+        def asked(learner: Learner) -> None:
+            if not learner.leaving:
+                learner.due[effect.fragment] = effect.cycle
+            if learner.waits:  # it stands at a boundary, and others may wait for it
+                self._answer_one(learner)
+
+        return asked
+
+    def _merge(self, effect: ev.Merge) -> None:
+        published = self.work.merge(effect)
+        self.merges.append(effect)
+        self._newest[effect.fragment] = published
+        mine = {share.key.learner: share for share in effect.shares}
+        refused = {refusal.key.learner for refusal in effect.refusals}
+        for name, learner in self.learners.items():
+            share = mine.get(name)
+            if share is not None:
+                learner.account.staleness.append(share.staleness)
+            current = share is not None and share.key.incarnation == learner.incarnation
+            self._send(learner, Ready(published, current, name in refused))
+        self._on(ev.Merged(effect.fragment, effect.version))
+
+    def _refuse(self, fragment: int, refusals: Sequence[ev.Refusal]) -> None:
+        """Whoever is refused goes on from the newest version."""
+        for refusal in refusals:
+            learner = self.learners[refusal.key.learner]
+            if refusal.key.incarnation == learner.incarnation:
+                self._send(learner, Ready(self._newest[fragment], merged=False, drop=True))
+
+    def _send(self, learner: Learner, ready: Ready) -> None:
+        begins = max(self.now, learner.down_free_at)
+        learner.down_free_at = begins + 8 * ready.published.size_bytes / learner.island.down_bits_s
+        arrives = learner.down_free_at + learner.island.delay_s
+        self._at(arrives, self._of(learner, lambda learner: self._receive(learner, ready)))
+
+    def _at(self, when: float, happens: Callable[[], None]) -> None:
+        if math.isfinite(when):
+            heapq.heappush(self._queue, (when, next(self._count), happens))

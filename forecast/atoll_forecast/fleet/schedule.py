@@ -1,0 +1,84 @@
+"""PURE: the fleet's work when nothing is trained: sizes and versions only, so that days of a run take seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from atoll_server.rounds import events as ev
+
+from atoll_forecast.fleet.islands import Published, Taken
+
+
+@dataclass(slots=True)
+class _Place:
+    """One fragment at one learner; see atoll.fragments.adoption.Track, whose counters these are ("rebase")."""
+
+    base_version: int = 0
+    steps_from: int = 0
+    flying: int = 0  # steps of the contribution in flight
+
+
+@dataclass(slots=True)
+class _Process:
+    places: list[_Place]
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class Schedule:
+    """The `Work` of a fleet. sizes: bytes of each fragment, as coded, each way. tokens: of a step of each learner."""
+
+    sizes: Sequence[float]
+    tokens: dict[str, int]
+    merged: dict[str, float] = field(default_factory=dict)  # inner steps of each learner, as parts of the whole model
+    _processes: dict[str, _Process] = field(default_factory=dict)
+    _versions: dict[int, int] = field(default_factory=dict)
+    _steps: dict[ev.Key, int] = field(default_factory=dict)
+
+    @property
+    def merged_steps(self) -> float:
+        """Of all learners."""
+        return sum(self.merged.values())
+
+    def begin(self, learner: str) -> None:
+        """A process starts."""
+        places = [_Place(self._versions.get(fragment, 0)) for fragment in range(len(self.sizes))]
+        self._processes[learner] = _Process(places)
+
+    def train(self, learner: str) -> None:
+        """One inner step."""
+        self._processes[learner].steps += 1
+
+    def take(self, learner: str, fragment: int, seq: int) -> Taken | None:
+        """What was trained since the last one."""
+        process = self._processes[learner]
+        place = process.places[fragment]
+        steps = process.steps - place.steps_from
+        if not steps:
+            return None
+        place.flying = steps
+        self._steps[ev.Key(learner, 0, fragment, seq)] = steps
+        return Taken(steps * self.tokens[learner], steps, place.base_version, self.sizes[fragment])
+
+    def merge(self, effect: ev.Merge) -> Published:
+        """A new version."""
+        for share in effect.shares:
+            steps = self._steps.pop(ev.Key(share.key.learner, 0, effect.fragment, share.key.seq))
+            name = share.key.learner
+            self.merged[name] = self.merged.get(name, 0.0) + steps / len(self.sizes)
+        self._versions[effect.fragment] = effect.version
+        return Published(effect.fragment, effect.version, self.sizes[effect.fragment], None)
+
+    def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
+        """A newer anchor."""
+        process = self._processes[learner]
+        place = process.places[published.fragment]
+        if merged:
+            place.steps_from += place.flying
+        if drop:
+            place.steps_from = process.steps
+        if merged or drop:
+            place.flying = 0
+        if merged or place.steps_from == process.steps:
+            place.base_version = published.version

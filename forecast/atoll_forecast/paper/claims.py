@@ -1,0 +1,86 @@
+"""The paper's tables beside what the simulations here give: rows of figures, for tables, plots and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll_server.settings import Quorum, RunSettings
+
+from atoll_forecast.paper import figures, goodput, hardware
+from atoll_forecast.planning import bandwidth
+
+LEARNERS = (2, 4, 8, 16)
+ONE_SLOW = (1.0,) * 7 + (0.82,)
+JITTER = 0.1
+PAPER_INNER_STEPS, PAPER_OVERLAP = 24, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One figure. theirs: None when the paper has none. how: what ours is of."""
+
+    name: str
+    ours: float
+    theirs: float | None
+    unit: str
+    how: str
+
+
+def goodput_claims(failures: goodput.Failures, hours: float) -> dict[str, list[float]]:
+    """Table 1, all 30 cells, in %."""
+    return goodput.table(figures.CHIPS, LEARNERS, failures, hours)
+
+
+def bandwidth_claims() -> list[Claim]:
+    """Links by the paper's accounting, and what Atoll's own bits make of them."""
+    model, steps = bandwidth.Model(), PAPER_INNER_STEPS
+    two, eight = (
+        bandwidth.data_parallel_bits_s(model, sites, utilisation) for sites, utilisation in ((2, 0.90), (8, 0.95))
+    )
+    by_theirs: Callable[[float, float], float] = lambda bits, spread: bandwidth.decoupled_bits_s(  # noqa: E731
+        model, steps, bits, spread
+    )
+    ours_bits_s = [
+        (two, "bf16, 90 % of the time computing"),
+        (eight, "bf16, 95 % of the time computing"),
+        (by_theirs(bandwidth.BF16_BITS, PAPER_OVERLAP), "16 bits, a fragment in two steps"),
+        (by_theirs(bandwidth.INT4_BITS, PAPER_OVERLAP), "4.125 bits, a fragment in two steps"),
+        (by_theirs(bandwidth.INT4_BITS, 1), "4.125 bits, a fragment a step"),
+    ]
+    theirs = [
+        Claim(name, ours / 1e9, value, "Gbit/s", how)
+        for (name, value), (ours, how) in zip(figures.BANDWIDTH.items(), ours_bits_s, strict=True)
+    ]
+    coded = f"{bandwidth.CODED_BITS:g} bits, as measured"
+    return [
+        *theirs,
+        Claim("Atoll, int4, a fragment in two steps", by_theirs(bandwidth.CODED_BITS, 2) / 1e9, None, "Gbit/s", coded),
+        Claim("Atoll, int4, a fragment a step", by_theirs(bandwidth.CODED_BITS, 1) / 1e9, None, "Gbit/s", coded),
+    ]
+
+
+def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
+    """Time relative to none when extra compute comes for half of the tokens."""
+    rows = []
+    for extra, theirs in figures.SCAVENGING.items():
+        ours = hardware.scavenged(8, extra, RunSettings(), steps=steps)
+        rows.append(Claim(f"+{extra:.0%} learners", ours, theirs, "of the time", "the fleet with the real syncer"))
+    for extra, theirs in figures.SCAVENGING_DATA_PARALLEL.items():
+        ours = hardware.scavenged_data_parallel(extra, exchange=1.0)
+        how = "an exchange of the whole model takes one step"
+        rows.append(Claim(f"+{extra:.0%} chips, data-parallel", ours, theirs, "of the time", how))
+    return rows
+
+
+def hardware_claims(steps: int = 2000) -> list[Claim]:
+    """Goodput with one learner 18 % behind, everybody's steps 10 % uneven."""
+    one = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP)
+    bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)
+    waited = hardware.lockstep(ONE_SLOW, jitter=JITTER, overlap=PAPER_OVERLAP, steps=10 * steps)
+    ours = [100 * waited, *(100 * hardware.mixed(ONE_SLOW, s, jitter=JITTER, steps=steps).goodput for s in (bare, one))]
+    hows = ["everybody is waited for", "the fleet with the real syncer", "the fleet with the real syncer"]
+    return [
+        Claim(name, mine, theirs, "%", how)
+        for (name, theirs), mine, how in zip(figures.HARDWARE.items(), ours, hows, strict=True)
+    ]

@@ -1,0 +1,82 @@
+"""Learners of different speeds, and learners that come for a while: the fleet in virtual time, nothing trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from atoll_server.settings import RunSettings
+
+from atoll_forecast.fleet.fleet import Fleet
+from atoll_forecast.fleet.islands import Island
+from atoll_forecast.fleet.schedule import Schedule
+
+FRAGMENT_BYTES = 1.0  # links are not the matter here
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Goodput: learner-seconds whose work was merged, of all. shares: contributions of a merge. staleness: its mean."""
+
+    goodput: float
+    shares: float
+    staleness: float
+    seconds: float
+
+
+def mixed(speeds: Sequence[float], settings: RunSettings, *, jitter: float, steps: float, seed: int = 0) -> Outcome:
+    """Learners of these relative speeds. steps: of a learner of speed 1, of one second each."""
+    islands = [Island(f"learner-{i:03}", 1 / speed, jitter=jitter, delay_s=0.05) for i, speed in enumerate(speeds)]
+    return _run(islands, settings, steps * sum(speeds), seed)
+
+
+def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int, seed: int = 0) -> float:
+    """Goodput when everybody's work is waited for: no step begins before all have ended the one `overlap` + 1 ago."""
+    random = Random(seed)  # noqa: S311 - not a secret
+    ended = [0.0] * len(speeds)
+    gates = [0.0] * (overlap + 1)
+    trained_s = 0.0
+    for step in range(steps):
+        for index, speed in enumerate(speeds):
+            step_s = max(0.1, random.gauss(1.0, jitter)) / speed
+            trained_s += step_s
+            ended[index] = max(ended[index], gates[step % len(gates)]) + step_s
+        gates[step % len(gates)] = max(ended)
+    return trained_s / (len(speeds) * max(ended))
+
+
+def scavenged(learners: int, extra: float, settings: RunSettings, *, steps: float, seed: int = 0) -> float:
+    """Time relative to none, when (extra x learners) more come once half of the tokens are trained."""
+    own = [Island(f"learner-{i:03}", delay_s=0.05) for i in range(learners)]
+    guests = [Island(f"guest-{i:03}", delay_s=0.05, joins_at_s=steps / 2) for i in range(round(extra * learners))]
+    alone = _run(own, settings, steps * learners, seed)
+    return _run([*own, *guests], settings, steps * learners, seed).seconds / alone.seconds
+
+
+def scavenged_data_parallel(extra: float, exchange: float) -> float:
+    """The same for data-parallel training, whose all-reduce then spans two sites.
+
+    exchange: of a whole model, in steps of compute; a ring over 1 + extra equal parts carries 2 (1 - 1/(1 + extra)).
+    """
+    return 0.5 + 0.5 * (1 + exchange * 2 * (1 - 1 / (1 + extra))) / (1 + extra)
+
+
+def _run(islands: Sequence[Island], settings: RunSettings, steps: float, seed: int) -> Outcome:
+    """Until so many inner steps, of all learners together, are merged."""
+    fragments = settings.fragments or 24
+    work = Schedule([FRAGMENT_BYTES] * fragments, {island.name: 1 for island in islands})
+    fleet = Fleet(settings, fragments, islands, work, seed=seed)
+    at_end: list[Outcome] = []
+
+    def until(fleet: Fleet) -> bool:
+        if work.merged_steps >= steps and not at_end:
+            merged_s = sum(work.merged.get(island.name, 0.0) * island.step_s for island in islands)
+            there_s = sum(fleet.now - island.joins_at_s for island in islands)
+            shares = [share.staleness for merge in fleet.merges for share in merge.shares]
+            each = len(shares) / len(fleet.merges)
+            at_end.append(Outcome(merged_s / there_s, each, sum(shares) / len(shares), fleet.now))
+        return bool(at_end)
+
+    fleet.run(until)
+    return at_end[0]

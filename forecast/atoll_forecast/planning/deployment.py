@@ -1,0 +1,88 @@
+"""A plan as files for a deployment: values for the chart, an override for docker/compose.yaml."""
+
+from __future__ import annotations
+
+from atoll_forecast.planning.job import Job
+from atoll_forecast.planning.planner import Plan
+
+FRONT_BYTES = 1792 << 20  # of a front, beside its cache: the process, and 64 uploads that pass
+LEARNER_BYTES = 8 << 30  # of the host, beside Atoll's: torch, CUDA's libraries, and a loader
+TRAINED_BYTES = 16  # of a learner on processors, for each parameter: itself, its gradient, and AdamW's two moments
+REGIONS = ("eu", "us", "ap")  # of docker/compose.yaml
+
+
+def helm_values(job: Job, plan: Plan) -> str:
+    """For every region: `helm install atoll k8s/atoll -f k8s/atoll/values-home.yaml -f FILE`, and elsewhere -remote."""
+    memory, disk = gib(1.15 * plan.core_bytes), gib(1.25 * plan.disk_bytes)
+    cache = _cache_mib(job, plan)
+    front, learner = gib((cache << 20) + FRONT_BYTES), gib(1.15 * plan.learner_bytes + LEARNER_BYTES)
+    gigabytes, price = plan.atoll.month_gb, plan.atoll.month_price
+    return "\n".join(
+        [
+            f"# {job.parameters:.3g} parameters, {job.learners} learners, steps of {job.step_s:g} s: by `atoll plan`",
+            "core:",
+            "  settings:",
+            f"    innerSteps: {plan.settings.inner_steps}",
+            f"    fragments: {plan.settings.fragments}",
+            f"    overlap: {plan.settings.overlap_steps:g}",
+            f"    codec: {plan.settings.codec.name.lower()}",
+            "    # totalTokens: of the whole run; outer steps cool down towards its end",
+            f"  storage: {{size: {disk}Gi}}",
+            "  resources:",
+            f'    requests: {{cpu: "{processors(job, plan)}", memory: {memory}Gi}}',
+            f"    limits: {{memory: {memory}Gi}}",
+            "front:",
+            f"  cacheMib: {cache}",
+            "  resources:",
+            f'    requests: {{cpu: "1", memory: {front}Gi}}',
+            f"    limits: {{memory: {front}Gi}}",
+            "learner:  # beside what your loop takes of the host",
+            "  resources:",
+            f'    requests: {{cpu: "4", memory: {learner}Gi}}',
+            f"    limits: {{memory: {learner}Gi}}",
+            *([] if price is None else ["dashboard:", f"  pricePerGb: {price / gigabytes:.3g}"]),
+            "",
+        ]
+    )
+
+
+def compose_override(job: Job, plan: Plan) -> str:
+    """Beside docker/compose.yaml: `docker compose -f docker/compose.yaml -f FILE up`; learners without a GPU."""
+    settings, cache = plan.settings, _cache_mib(job, plan)
+    core = {
+        "INNER_STEPS": settings.inner_steps,
+        "FRAGMENTS": settings.fragments,
+        "OVERLAP": f"{settings.overlap_steps:g}",
+        "CODEC": settings.codec.name.lower(),
+    }
+    said = ", ".join(f'ATOLL_CORE_{name}: "{value}"' for name, value in core.items())
+    learner = plan.learner_bytes + TRAINED_BYTES * job.parameters + (1 << 30)
+    lines = ["services:", "  core:", f"    environment: {{{said}}}", f"    mem_limit: {_mib(1.15 * plan.core_bytes)}m"]
+    for region in REGIONS:
+        lines += [
+            f"  front-{region}:",
+            f'    environment: {{ATOLL_FRONT_CACHE_MIB: "{cache}"}}',
+            f"    mem_limit: {_mib((cache << 20) + FRONT_BYTES)}m",
+            f"  learner-{region}:",
+            f"    mem_limit: {_mib(1.15 * learner)}m",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _cache_mib(job: Job, plan: Plan) -> int:
+    """Of a front: an update of everything, and a whole fragment."""
+    return max(48, round((0.4 + 4 / plan.settings.fragments) * job.parameters / 2**20))
+
+
+def processors(job: Job, plan: Plan) -> int:
+    """Processors of the core: its seconds for each sync of the model (docs/data-plane.md), and one to spare."""
+    each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters
+    return 1 + max(1, -int(-each_s // (plan.settings.inner_steps * job.step_s)))
+
+
+def gib(size: float) -> int:
+    return max(1, -int(-size // 2**30))
+
+
+def _mib(size: float) -> int:
+    return -int(-size // 2**20)

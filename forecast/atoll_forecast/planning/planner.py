@@ -1,0 +1,224 @@
+"""PURE: settings for a run before it is begun, and what to expect of it: links, money, goodput, memory.
+
+Sizes and times are simple sums of what was measured (docs/data-plane.md, records/); whether rounds keep up with the
+links is not summed but tried: the fleet runs in virtual time with the real syncer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from atoll_server.rounds.liveness import LIVE_REPORTS, LIVE_STEPS
+from atoll_server.run.memory_budget import needed_bytes
+from atoll_server.settings import RunSettings
+from atoll_wire.layout import DEFAULT_FRAGMENTS
+
+from atoll_forecast.fleet.fleet import AT_ONCE
+from atoll_forecast.planning import bandwidth
+from atoll_forecast.planning.alternatives import DILOCO_INNER_STEPS, data_parallel, diloco
+from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
+from atoll_forecast.planning.trial import Trial, tried
+
+LINK_SHARE = 0.7  # of a link's rate that a plan may use: it carries other things too, and is not always at its best
+LEAST_INNER_STEPS = 24  # the paper's; fewer are no better but in short runs (records/quality)
+MOST_BLOCKED = 0.05  # of the learners' time, by step boundaries: H grows until they take less
+BLOCKED_S = 1.3e-9  # of a step boundary, for each parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
+ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # beside payloads: calls, heads, acknowledgements (records/wan)
+DISK_BYTES = 4 * 12.0 + 4.0  # for each parameter: four snapshots, and the first parameters' file
+LEARNER_BYTES = 7.4  # of the host's memory, for each parameter
+WAITING_BYTES = 0.5  # on disk, for each parameter, learner and outer step that a contribution may be late
+REPORT_S = 1.0  # between a learner's reports at most
+MARGIN = 1.25  # beyond what steps, trips and rounds take in the mean
+LEAST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
+MOST_CONTRIBUTIONS_S = 100.0  # to one core: more was never measured
+LARGEST_CORE = 24 << 40  # bytes of memory: no machine to be rented has more
+LEAST_GOODPUT = 0.1
+HOME = "all, at the core"
+KNOWN_INNER_STEPS = 96  # at most: with more, losses were never compared (records/quality)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """By one region's link, in bits a second: a contribution of each learner up, each update once down (by a front).
+
+    share: of the link's rate, in its busier way. month_gb: both ways.
+    """
+
+    region: Region
+    up_bits_s: float
+    down_bits_s: float
+
+    @property
+    def share(self) -> float:
+        return max(self.up_bits_s, self.down_bits_s) / self.region.bits_s
+
+    @property
+    def month_gb(self) -> float:
+        return (self.up_bits_s + self.down_bits_s) / 8e9 * MONTH_S
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """When a whole region is gone: what is left of the pace, and after how long rounds no longer wait for it."""
+
+    region: str
+    pace: float
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to start, and what will come of it. staleness: mean, in outer steps.
+
+    why: these inner steps. core: by its own link, of all regions together. contributions: in a merge, of all learners,
+    while none fails. works: if not, figures say nothing.
+    """
+
+    settings: RunSettings
+    why: str
+    carried: tuple[Carried, ...]
+    core: Carried
+    atoll: Method
+    others: tuple[Method, ...]
+    staleness: float
+    contributions: float
+    core_bytes: int
+    disk_bytes: float
+    learner_bytes: float
+    losses: tuple[Loss, ...]
+    warnings: tuple[str, ...]
+    works: bool
+
+
+def plan(job: Job, fragments: int = 0) -> Plan:
+    """The smallest H that links and step boundaries allow, the smallest tau that hides a trip. fragments: 0: 24."""
+    count = fragments or DEFAULT_FRAGMENTS
+    inner_steps, why = _inner_steps(job, count)
+    overlap = _overlap(job, count, inner_steps)
+    settings = RunSettings(inner_steps=inner_steps, fragments=count, overlap_steps=overlap)
+    carried = tuple(_carried(job, region, count, inner_steps) for region in job.regions)
+    core = _together(job, carried)
+    silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
+    utilisation = 1 / (1 + _blocked(job) / inner_steps)
+    trial = tried(job, settings, _longest_trip(job, count))
+    atoll = _atoll(job, carried, inner_steps, overlap, utilisation)
+    return Plan(
+        settings,
+        why,
+        carried,
+        core,
+        atoll,
+        (data_parallel(job), diloco(job)),
+        trial.staleness,
+        trial.contributions,
+        needed_bytes(job.parameters),
+        (DISK_BYTES + WAITING_BYTES * job.learners * settings.max_staleness) * job.parameters,
+        LEARNER_BYTES * job.parameters,
+        tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
+        tuple(_warnings(job, (*carried, core), trial, settings, atoll)),
+        all(each.share <= 1 for each in (*carried, core))
+        and trial.rounds >= LEAST_MERGED
+        and needed_bytes(job.parameters) <= LARGEST_CORE
+        and atoll.goodput >= LEAST_GOODPUT,
+    )
+
+
+def _warnings(
+    job: Job, carried: Sequence[Carried], trial: Trial, settings: RunSettings, atoll: Method
+) -> Iterator[str]:
+    for each in carried:
+        if each.share > LINK_SHARE:
+            remedy = "have" if each.region.name == HOME else "leave it out, or have"
+            yield (
+                f"{each.region.name}: {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: {remedy} "
+                "fewer learners there, longer steps, or a quicker link"
+            )
+    if trial.rounds < LEAST_MERGED:
+        yield (
+            f"only {trial.rounds:.0%} of the rounds come to a merge in time: this plan does not work; have "
+            "longer steps, or links that are quicker or shorter"
+        )
+    elif trial.contributions < LEAST_MERGED:
+        yield f"only {trial.contributions:.0%} of the learners are in each merge: have quicker or shorter links"
+    if _blocked(job) / MOST_BLOCKED > DILOCO_INNER_STEPS:
+        yield (
+            f"step boundaries take {1 - atoll.utilisation:.1%} of the learners' time: have longer steps, or smaller "
+            "models"
+        )
+    if settings.inner_steps > KNOWN_INNER_STEPS:
+        yield (
+            f"H = {settings.inner_steps}: losses were compared with {KNOWN_INNER_STEPS} at most, and in short runs more"
+            " than 24 cost loss (docs/reproduction.md): try it first, or have quicker links"
+        )
+    if atoll.goodput < LEAST_GOODPUT:
+        yield f"goodput is {atoll.goodput:.1%}: learners fail more quickly than they are back"
+    each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
+    if each_s > MOST_CONTRIBUTIONS_S:
+        yield f"{each_s:.0f} contributions a second: no core was measured with so many; have fewer --fragments"
+    if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
+        yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has one core for now: train fewer parameters"
+
+
+def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Carried:
+    each = bandwidth.decoupled_bits_s(bandwidth.Model(job.parameters, job.step_s), inner_steps, job.bits)
+    rounds_s = fragments / (inner_steps * job.step_s)
+    up, down = each + 8 * ROUND_UP_BYTES * rounds_s, each + 8 * ROUND_DOWN_BYTES * rounds_s
+    return Carried(region, region.learners * up, down)
+
+
+def _together(job: Job, carried: Sequence[Carried]) -> Carried:
+    """What the core's own link carries: up, it comes in."""
+    home = Region(HOME, job.learners, job.core_bits_s, 0.0)
+    return Carried(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
+
+
+def _blocked(job: Job) -> float:
+    """Step boundaries, for a whole model, in steps."""
+    return BLOCKED_S * job.parameters / job.step_s
+
+
+def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
+    whole = [_carried(job, region, fragments, 1) for region in job.regions]  # the model with every step
+    links = max(each.share for each in (*whole, _together(job, whole))) / LINK_SHARE
+    needed, why = max(
+        (LEAST_INNER_STEPS, "as many as the paper has"),
+        (math.ceil(links), "the fewest that the links carry"),
+        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the fewest that a round's way there and back takes"),
+        (
+            math.ceil(MARGIN * fragments / AT_ONCE),
+            f"the fewest with which learners answer {fragments} fragments in time",
+        ),
+        (math.ceil(_blocked(job) / MOST_BLOCKED), f"the fewest with which step boundaries take {MOST_BLOCKED:.0%}"),
+        key=lambda candidate: candidate[0],
+    )
+    if needed > DILOCO_INNER_STEPS:
+        return DILOCO_INNER_STEPS, "as many as DiLoCo has; no more are advised"
+    return needed, why
+
+
+def trip_steps(job: Job, region: Region, fragments: int) -> float:
+    """From a round's opening to its adoption, in steps: half a step until a boundary, twice, and the way both ways."""
+    size_bits = job.bits * job.parameters / fragments
+    carried_s = size_bits * (region.learners + 1) / region.bits_s
+    carried_s += size_bits * (job.learners + len(job.regions)) / job.core_bits_s
+    return 1.0 + (carried_s + 2 * region.round_trip_s + job.merge_s(fragments)) / job.step_s
+
+
+def _overlap(job: Job, fragments: int, inner_steps: int) -> float:
+    least: float = RunSettings().overlap_steps
+    return float(min(max(least, math.ceil(MARGIN * _longest_trip(job, fragments))), inner_steps))
+
+
+def _longest_trip(job: Job, fragments: int) -> float:
+    return max(trip_steps(job, region, fragments) for region in job.regions)
+
+
+def _atoll(job: Job, carried: Sequence[Carried], inner_steps: int, overlap: float, utilisation: float) -> Method:
+    # A process that dies takes along what it had not sent: of each fragment between nothing and H steps.
+    lost_s = job.repair_s + (inner_steps / 2 + overlap) * job.step_s
+    lives = 1.0 if math.isinf(job.between_failures_s) else job.between_failures_s / (job.between_failures_s + lost_s)
+    month_gb = sum(each.month_gb for each in carried)
+    price = total(each.region.costs(each.month_gb) for each in carried)
+    return Method("Atoll", utilisation, utilisation * lives, month_gb, price, job.step_s)

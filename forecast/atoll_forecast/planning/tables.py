@@ -1,0 +1,152 @@
+"""What a plan says, as tables for people and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from atoll_forecast.planning.deployment import gib, processors
+from atoll_forecast.planning.job import Job, Method
+from atoll_forecast.planning.planner import Plan
+
+UNKNOWN = "-"
+
+
+def plan_tables(job: Job, plan: Plan) -> list[Table]:
+    """What to start, what links carry, what comes of it beside other ways, and what when a region is lost.
+
+    Of a plan that does not work, what links had to carry.
+    """
+    if not plan.works:
+        return [_links(plan)]
+    tables = [_settings(job, plan), _links(plan), _methods([plan.atoll, *plan.others])]
+    return [*tables, _losses(plan)] if plan.losses else tables
+
+
+def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
+    """The same for machines; rates in bits a second, sizes in bytes."""
+    return {
+        "settings": {
+            "inner_steps": plan.settings.inner_steps,
+            "fragments": plan.settings.fragments,
+            "overlap_steps": plan.settings.overlap_steps,
+            "codec": plan.settings.codec.name.lower(),
+            "shards": 1,
+        },
+        "core_bytes": plan.core_bytes,
+        "disk_bytes": plan.disk_bytes,
+        "learner_bytes": plan.learner_bytes,
+        "links": [
+            {
+                "region": c.region.name,
+                "up_bits_s": c.up_bits_s,
+                "down_bits_s": c.down_bits_s,
+                "share": c.share,
+                "month_gb": c.month_gb,
+                "month_price": c.region.costs(c.month_gb),
+            }
+            for c in plan.carried
+        ],
+        "core_link": {"in_bits_s": plan.core.up_bits_s, "out_bits_s": plan.core.down_bits_s, "share": plan.core.share},
+        "methods": [
+            {
+                "name": m.name,
+                "utilisation": m.utilisation,
+                "goodput": m.goodput,
+                "month_gb": m.month_gb,
+                "month_price": m.month_price,
+                "thousand_steps_gb": m.month_gb * m.thousand_steps,
+            }
+            for m in (plan.atoll, *plan.others)
+        ],
+        "staleness": plan.staleness,
+        "contributions": plan.contributions,
+        "processors": processors(job, plan),
+        "warnings": list(plan.warnings),
+        "works": plan.works,
+        "losses": [{"region": lost.region, "pace": lost.pace, "silent_s": lost.silent_s} for lost in plan.losses],
+    }
+
+
+def _settings(job: Job, plan: Plan) -> Table:
+    table = Table(title="What to start", show_header=False)
+    rows = [
+        ("inner steps between syncs", f"H = {plan.settings.inner_steps}", plan.why),
+        ("fragments", f"P = {plan.settings.fragments}", "if the tensors allow it"),
+        ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round's way there and back may take"),
+        ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits a parameter, each way"),
+        ("core", f"{gib(plan.core_bytes)} GiB of memory, {gib(plan.disk_bytes)} GiB of disk", "one: no shards yet"),
+        ("", f"{processors(job, plan)} processors", "merging, and one to spare"),
+        ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "beside model and optimizer"),
+        ("staleness", f"{plan.staleness:.2f} outer steps", "mean, by the fleet in virtual time"),
+        ("merges", f"{plan.contributions:.0%} of those that live in each", "the others' work comes a round later"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _links(plan: Plan) -> Table:
+    table = Table(title="Links to the core")
+    for column in ("region", "learners", "up", "down", "of the link", "a month", "costs"):
+        table.add_column(column, justify="left" if column == "region" else "right")
+    for carried in (*plan.carried, plan.core):
+        known = not math.isinf(carried.region.bits_s)
+        price = plan.atoll.month_price if carried is plan.core else carried.region.costs(carried.month_gb)
+        table.add_row(
+            escape(carried.region.name),
+            str(carried.region.learners),
+            _rate(carried.up_bits_s),
+            _rate(carried.down_bits_s),
+            f"{carried.share:.0%}" if known else UNKNOWN,
+            _volume(carried.month_gb),
+            _price(price),
+            end_section=carried is plan.carried[-1],
+        )
+    return table
+
+
+def _methods(methods: Sequence[Method]) -> Table:
+    table = Table(title="Beside other ways to train the same")
+    for column in ("", "utilisation", "goodput", "a month", "costs", "1,000 steps", "cost"):
+        table.add_column(column, justify="right" if column else "left")
+    for method in methods:
+        table.add_row(
+            method.name,
+            f"{method.utilisation:.1%}",
+            f"{method.goodput:.1%}",
+            _volume(method.month_gb),
+            _price(method.month_price),
+            _volume(method.month_gb * method.thousand_steps),
+            _price(method.month_price, method.thousand_steps),
+        )
+    return table
+
+
+def _losses(plan: Plan) -> Table:
+    table = Table(title="When a region is lost")
+    for column in ("region", "the others go on at", "rounds wait for it no longer after"):
+        table.add_column(column, justify="right" if column != "region" else "left")
+    for lost in plan.losses:
+        table.add_row(escape(lost.region), f"{lost.pace:.0%} of the pace", f"{lost.silent_s:.3g} s")
+    return table
+
+
+def _rate(bits_s: float) -> str:
+    return f"{bits_s / 1e9:.2f} Gbit/s" if bits_s >= 1e9 else f"{bits_s / 1e6:.1f} Mbit/s"
+
+
+def _volume(gigabytes: float) -> str:
+    if gigabytes >= 1000:
+        return f"{gigabytes / 1000:,.1f} TB"
+    return f"{gigabytes:,.1f} GB" if gigabytes >= 1 else f"{1000 * gigabytes:,.0f} MB"
+
+
+def _price(whole: float | None, part: float = 1.0) -> str:
+    if whole is None:
+        return UNKNOWN
+    return f"{whole * part:,.0f}" if whole * part >= 100 else f"{whole * part:,.2f}"

@@ -1,0 +1,137 @@
+"""Copies of the parameters that an optimizer keeps move with them: what was adopted is there after the next step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from atoll import LearnerError
+from atoll.boundary.optimizer_copies import Copies
+from torch import nn
+
+from tests.learner.test_movement_watch import Masters
+from tests.learner.test_movement_watch_quiet import ScheduleFree
+from tests.learner.watched import Watched, mlp
+
+
+class Lookahead(torch.optim.SGD):
+    """Zhang et al. 2019: every k steps the parameters go half the way back to slow weights, which follow.
+
+    hidden: those are not in the optimizer's state.
+    """
+
+    def __init__(self, parameters, rate: float, every: int = 5, *, hidden: bool = False) -> None:
+        super().__init__(parameters, rate)
+        self.every, self.steps = every, 0
+        self.slow = defaultdict(dict) if hidden else self.state
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for fast in group["params"]:
+                slow = self.slow[fast].setdefault("slow", fast.detach().clone())
+                fast.sub_(fast.grad, alpha=group["lr"])
+                if self.steps % self.every == self.every - 1:
+                    fast.copy_(slow.lerp_(fast, 0.5))
+        self.steps += 1
+
+
+def moved_after_a_step(it: Watched) -> float:
+    """How much of an adoption is left after six more steps."""
+    before = torch.cat([p.detach().float().reshape(-1).clone() for p in it.model.parameters()])
+    it.adopt()
+    it.learner.step(tokens=0)
+    adopted = torch.cat([p.detach().float().reshape(-1).clone() for p in it.model.parameters()])
+    for _ in range(6):
+        it.model.zero_grad(set_to_none=False)
+        it._step()
+    after = torch.cat([p.detach().float().reshape(-1) for p in it.model.parameters()])
+    change = adopted - before
+    return float((after - before) @ change / (change @ change))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masters_that_are_named_follow_what_is_adopted(dtype):
+    model = mlp(dtype)
+    optimizer = Masters(model, 0.05)
+    with Watched(model, optimizer, copies=lambda: zip(optimizer.shared, optimizer.masters, strict=True)) as it:
+        it.rounds(40)
+        assert it.learner.stats().abandoned_tokens == 0
+        assert moved_after_a_step(it) == pytest.approx(1, abs=0.05)
+        for parameter, master in zip(optimizer.shared, optimizer.masters, strict=True):
+            torch.testing.assert_close(master.to(dtype), parameter.detach())
+
+
+def test_masters_that_the_optimizer_has_in_the_parameters_stead_are_named_with_them():
+    """As apex's O2 and Megatron have it."""
+    model = mlp(torch.bfloat16)
+    masters = [parameter.detach().float().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, 1e-3)
+
+    def step() -> None:
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            master.grad = parameter.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                parameter.copy_(master)
+
+    pairs = lambda: zip(model.parameters(), masters, strict=True)  # noqa: E731
+    with Watched(model, optimizer, step, copies=pairs) as it:
+        it.rounds(40)
+        assert it.learner.stats().abandoned_tokens == 0
+        before = [master.clone() for master in masters]
+        it.adopt()
+        it.turn()
+        assert all((master - old).abs().max() > 1e-3 for master, old in zip(masters, before, strict=True))
+    assert it.agent.taken
+
+
+def test_lookaheads_slow_weights_are_recognised_and_follow():
+    model = mlp()
+    with Watched(model, Lookahead(model.parameters(), 0.05)) as it:
+        it.rounds(40)
+        assert moved_after_a_step(it) == pytest.approx(1, abs=0.1)
+        assert it.learner.stats().abandoned_tokens == 0
+
+
+def test_slow_weights_that_nobody_named_end_the_learner_some_steps_after_adoptions():
+    model = mlp()
+    with (
+        pytest.raises(LearnerError, match="slow or averaged weights"),
+        Watched(model, Lookahead(model.parameters(), 0.05, hidden=True), others=0.5) as it,
+    ):
+        it.rounds(60)
+
+
+def test_schedule_free_z_is_recognised_and_follows():
+    model = mlp()
+    optimizer = ScheduleFree(model.parameters(), 0.05)
+    with Watched(model, optimizer) as it:
+        it.turn(10)
+        before = [(p.detach().clone(), optimizer.state[p]["z"].clone()) for p in model.parameters()]
+        it.adopt()
+        it.learner.step(tokens=0)
+        for (y, z), p in zip(before, model.parameters(), strict=True):
+            torch.testing.assert_close(optimizer.state[p]["z"] - z, p.detach() - y)
+
+
+def test_a_momentum_is_no_copy():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.99)
+    with Watched(model, optimizer) as it:
+        it.turn(30)
+        before = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+        it.adopt()
+        it.learner.step(tokens=0)
+        assert all(map(torch.equal, before, (optimizer.state[p]["momentum_buffer"] for p in model.parameters())))
+
+
+def test_copies_become_the_parameters_where_a_run_is_joined():
+    model = nn.Linear(4, 4)
+    master = model.weight.detach().clone()
+    copies = Copies([], lambda: [(model.weight, master)])
+    with copies.following([model.weight, model.bias], restart=True), torch.no_grad():
+        model.weight.fill_(3.0)
+    assert torch.equal(master, model.weight)
