@@ -24,8 +24,8 @@ from atoll_server.storage.spool import RECORD, Spool, Stored, Upload
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
 
 from tests.fuzz.decoders import LIMITS, SPECS
 from tests.fuzz.mutate import mutate_bytes, mutate_message, sometimes

@@ -19,8 +19,8 @@ from atoll_server.storage.spool import Spool
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.layout import MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
 
 LAYOUT = plan([TensorSpec("w", (64, 64), "float32", MergeKind.DIRECTION)], 1)
 FRAGMENT = LAYOUT.fragments[0]

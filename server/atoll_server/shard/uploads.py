@@ -18,9 +18,10 @@ from typing import Protocol
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.codec import Codec, FrameError, NotFiniteError
+from atoll_wire.codec import FrameError, NotFiniteError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Layout
+from atoll_wire.spans import Codec
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.plausibility import Declared

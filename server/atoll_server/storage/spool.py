@@ -20,11 +20,11 @@ from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.checksums import Payload, crc32c
-from atoll_wire.codec import Codec, Content, FrameError
+from atoll_wire.codec import Content, FrameError
 from atoll_wire.errors import UserError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Fragment
-from atoll_wire.spans import FrameSpan
+from atoll_wire.spans import Codec, FrameSpan
 from numpy.typing import NDArray
 
 from atoll_server.access.refusals import Refused, Status
