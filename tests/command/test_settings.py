@@ -12,6 +12,7 @@ import pytest
 import typer
 from atoll.chaos.settings import ChaosSettings
 from atoll.demo.settings import DemoSettings
+from atoll.doctor import DoctorSettings
 from atoll.reference.model import SIZES
 from atoll.reference.settings import Joining, Size, TrainSettings
 from atoll_dashboard.settings import DashboardSettings
@@ -28,6 +29,7 @@ COMMANDS = {
     "front": (FrontSettings, Logs),
     "dashboard": (DashboardSettings, Logs),
     "learner": (TrainSettings, Joining, Logs),
+    "doctor": (DoctorSettings,),
     "demo": (DemoSettings,),
     "chaos": (ChaosSettings,),
 }
@@ -174,26 +176,35 @@ def test_the_table_of_run_settings_has_their_defaults():
     assert options.keys() - said.keys() == {"keep-snapshots", "record"}
 
 
+def test_how_a_process_is_reached_is_said_alike_by_all_commands():
+    """Those that ask a core as an operator declare --tls and --insecure-plaintext themselves."""
+    for each in declared(Certificates):
+        said = {(option.help, option.envvar or each.key) for option in _all_options() if each.flag in option.opts}
+        assert said == {(each.help, each.option.variable or each.key)}
+
+
 def test_docs_name_options_that_there_are():
-    known = _all_options() | {"--help", "--version"} | OTHERS
+    known = {flag for option in _all_options() for flag in (*option.opts, *option.secondary_opts)}
+    known |= {"--help", "--version"} | OTHERS
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for line in path.read_text().splitlines():
             command_line = re.match(r"\s*(\$ )?atoll [a-z]", line)
             quoted = [line] if command_line else re.findall(r"`(--[^`]+|atoll [^`]+)`", line)
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", " ".join(quoted)):
-                assert flag in known, f"{path.name}: {flag}"
+                family = flag.endswith("-") and any(each.startswith(flag) for each in known)  # --limit-...
+                assert flag in known or family, f"{path.name}: {flag}"
 
 
 OTHERS = {"--root-certificates", "--restart", "--gpus"}  # of Flower and Docker
 
 
-def _all_options() -> set[str]:
+def _all_options() -> list:
     app = typer.Typer()
     for entry in entry_points(group="atoll.commands"):
         entry.load()(app)
-    found, waiting = set(), [typer.main.get_command(app)]
+    found, waiting = [], [typer.main.get_command(app)]
     while waiting:
         each = waiting.pop()
         waiting += getattr(each, "commands", {}).values()
-        found |= {flag for option in each.params for flag in (*option.opts, *option.secondary_opts)}
+        found += each.params
     return found
