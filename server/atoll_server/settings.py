@@ -169,10 +169,10 @@ class Limits(ServerLimits):
         1 << 40
     )
     spool_bytes: Annotated[
-        Bytes, Field(ge=1 << 20, le=1 << 50, description="Of contributions that wait for their merge, on disk.")
+        Bytes, Field(ge=1, le=1 << 50, description="Of contributions that wait for their merge, on disk.")
     ] = 64 << 30
     learner_spool_bytes: Annotated[
-        Bytes, Field(ge=1 << 20, le=1 << 50, description="Of one learner's, from a first frame to its fate.")
+        Bytes, Field(ge=1, le=1 << 50, description="Of one learner's, from a first frame to its fate.")
     ] = 16 << 30
     norm_window: int = 32  # contributions of a fragment whose running median is what is usual
     headroom_bytes: Annotated[
