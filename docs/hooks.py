@@ -111,13 +111,14 @@ def described(name: str, command: TyperCommand | TyperGroup) -> Iterator[str]:
         for each in (each for each in options if each.rich_help_panel == panel):
             option = " / ".join([*each.opts, *each.secondary_opts])
             variable = each.envvar or f"{name} {each.name}".replace(" ", "_").upper()
-            yield f"| `{option}` | {text(each.help)}{default(each)} | `{variable}` |"
+            form = f" `{each.metavar}`".replace("|", "\\|") if each.metavar else ""
+            yield f"| `{option}`{form} | {text(each.help)}{default(each)} | `{variable}` |"
         yield ""
 
 
 def default(option: TyperOption) -> str:
     """What an option is without being given, if that says something."""
-    value = option.default
+    value = option.show_default if isinstance(option.show_default, str) else option.default
     if option.required:
         return " Must be given."
     if (not value and value != 0) or value is False or callable(value):

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from atoll.reference import data
 from atoll.reference.model import SIZES, Transformer, build
-from atoll.reference.train import TrainSettings, learning_rate, optimizer_for
+from atoll.reference.settings import TrainSettings
+from atoll.reference.train import learning_rate, optimizer_for
 from torch import Tensor, nn
 
 from benchmarks.data_parallel.accounts import Event, Joined, Prepared, Saved, Step, Up, encode

@@ -15,9 +15,9 @@ import torch
 from atoll_server.merging import merge
 from atoll_server.merging.kernels import frame_step
 from atoll_wire import codec, kernels
-from atoll_wire.codec import LEVELS, Codec
+from atoll_wire.codec import LEVELS
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
-from atoll_wire.spans import BLOCK
+from atoll_wire.spans import BLOCK, Codec
 from numpy.typing import NDArray
 
 from benchmarks.data_plane.rows import Row

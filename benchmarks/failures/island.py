@@ -14,6 +14,7 @@ import time
 import numpy as np
 from atoll import learner
 from atoll.reference import train
+from atoll.reference.settings import Joining, TrainSettings
 from atoll_wire.logs import configure
 
 times: list[tuple[float, float, float, float]] = []
@@ -43,8 +44,8 @@ def main() -> None:
     path, name, address, seed = sys.argv[1:]
     configure("info", json=False)
     train.Learner = Timed  # type: ignore[attr-defined]
-    settings = train.TrainSettings(seed=int(seed), device="cpu")
-    train.train(settings, train.Joining((address,), name, name))
+    settings = TrainSettings(seed=int(seed), device="cpu")
+    train.train(settings, Joining(servers=(address,), name=name, region=name))
     np.save(path, np.array(times))
 
 

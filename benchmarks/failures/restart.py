@@ -33,8 +33,8 @@ from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
 from rich.console import Console
 
 LARGEST_START_S = 3.0  # what is promised

@@ -23,9 +23,9 @@ from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.settings import Limits, RunSettings
 from atoll_wire import codec, layout
 from atoll_wire.blocks import F32
-from atoll_wire.codec import Codec, Content
+from atoll_wire.codec import Content
 from atoll_wire.layout import MergeKind, TensorSpec
-from atoll_wire.spans import FrameSpan
+from atoll_wire.spans import Codec, FrameSpan
 from numpy.typing import NDArray
 
 from benchmarks.quality.recipe import Recipe

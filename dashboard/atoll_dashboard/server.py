@@ -7,20 +7,18 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import structlog
 import uvicorn
-from atoll_wire.access import LOCAL, Access, on_loopback
 from atoll_wire.errors import UserError
 
 from atoll_dashboard.app import application
 from atoll_dashboard.asking import Core
 from atoll_dashboard.feed import Feed
+from atoll_dashboard.settings import DashboardSettings
 
 log = structlog.get_logger()
 
-LOCAL_NAMES = ("localhost",)  # beside all addresses
 GOODBYE_S = 2  # for streams that run when it is asked to stop
 MOST_CONNECTIONS = 1000
 
@@ -29,36 +27,7 @@ class DashboardError(UserError):
     """It cannot be served as it was asked for; one line, with the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """server: the core's address; listen: the page's. token: to look with. hosts: names that it may be asked for by."""
-
-    server: str
-    listen: str = "127.0.0.1:7080"
-    plaintext: bool = False
-    hosts: tuple[str, ...] = ()
-    access: Access = LOCAL
-    token: str = ""
-    price_per_gb: float = 0.09
-
-    def check(self) -> None:
-        """Raises DashboardError and AccessError for what would be told to a whole network."""
-        self.access.check([self.server])
-        if not self.plaintext and not on_loopback([self.listen]):
-            text = f"--listen {self.listen} is not loopback: put a proxy with TLS before it, or say --plaintext"
-            raise DashboardError(text)
-        for host in self.hosts:
-            if ":" in host or "/" in host:
-                raise DashboardError(f"--host {host}: give a name alone, without scheme and port")
-        if not (self.token.isascii() and self.token.isprintable()):
-            raise DashboardError("--token has characters that no token has: give what `atoll token` printed")
-
-    def names(self) -> tuple[str, ...]:
-        """That it answers to, beside addresses."""
-        return (*LOCAL_NAMES, *self.hosts)
-
-
-async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+async def serve(settings: DashboardSettings, announce: Callable[[str], None]) -> None:
     """Runs it until SIGTERM or SIGINT. announce: told the page's address once it serves. Raises DashboardError."""
     settings.check()
     feed = Feed(Core(settings.server, settings.access, settings.token), settings.price_per_gb)

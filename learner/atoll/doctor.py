@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import grpc
 from atoll_wire import outer_pb2 as pb
@@ -26,6 +26,10 @@ from atoll_wire.calling import opened
 from atoll_wire.certificate import CertificateError, Role, may_be, show
 from atoll_wire.layout import LayoutError, TensorSpec, plan
 from atoll_wire.parts import PART_BYTES
+from atoll_wire.settings import Certificates, Option
+from pydantic import Field
+
+from atoll.reference.settings import Size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,6 +68,24 @@ class Finding:
     verdict: Verdict
     what: str
     remedy: str = ""
+
+
+class DoctorSettings(Certificates):
+    """What is examined."""
+
+    command: ClassVar[str] = "doctor"
+
+    servers: Annotated[
+        tuple[str, ...],
+        Field(description="A core or front that would be called."),
+        Option(name="server", metavar="HOST:PORT"),
+    ] = ()
+    directory: Annotated[Path | None, Field(description="Where a core would keep a run."), Option(name="dir")] = None
+    name: Annotated[str, Field(description="As which a learner would join.")] = ""
+    size: Annotated[
+        Size | None,
+        Field(description="Compare the reference model of this size with the run's; your own: atoll.doctor.of_model."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

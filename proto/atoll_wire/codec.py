@@ -11,7 +11,6 @@ import hashlib
 import struct
 import threading
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
@@ -20,21 +19,13 @@ from numpy.typing import NDArray
 
 from atoll_wire import kernels
 from atoll_wire.checksums import Payload, crc32c
-from atoll_wire.spans import BLOCK, FrameSpan, Segment
+from atoll_wire.spans import BLOCK, Codec, FrameSpan, Segment
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 Content: TypeAlias = NDArray[np.uint8]  # of a frame, before compression
 
 ZSTD_LEVEL = 1
-
-
-class Codec(IntEnum):
-    """How values travel; the numbers are those of the contract."""
-
-    FLOAT32 = 1
-    INT8 = 2
-    INT4 = 3
 
 
 LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0: there are none

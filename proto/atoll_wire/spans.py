@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 
 BLOCK = 512  # parameters that share a scale
+
+
+class Codec(IntEnum):
+    """How values travel; the numbers are those of the contract."""
+
+    FLOAT32 = 1
+    INT8 = 2
+    INT4 = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from atoll_wire import scrape
-from atoll_wire.access import LOCAL, Access
-from atoll_wire.codec import Codec
 from atoll_wire.errors import SettingsError
 from atoll_wire.frames import TENSORS
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from atoll_wire.parts import MESSAGE_BYTES
+from atoll_wire.settings import Bytes, Certificates, Metrics, Option, Settings
+from atoll_wire.spans import Codec
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from atoll_server.access.quotas import Quotas
 
 
 class Quorum(BaseModel):
@@ -27,6 +30,10 @@ class Quorum(BaseModel):
         wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
         return max(1, min(wanted, live))
 
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return f"{100 * self.share:g}%" if self.learners is None else str(self.learners)
+
     @classmethod
     def parse(cls, text: str) -> Quorum:
         """Reads "3" as three learners, "0.5" or "50%" as half of the live ones."""
@@ -40,30 +47,62 @@ class Quorum(BaseModel):
             ) from error
 
 
-class RunSettings(BaseModel):
+class RunSettings(Settings):
     """What all learners of a run share; kept with its state, told to each learner when it joins."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    command: ClassVar[str] = "core"
+    panel: ClassVar[str] = "Run settings (kept with the run; given again, they replace what it has)"
 
-    inner_steps: Annotated[int, Field(ge=1, le=100_000)] = 24
-    fragments: Annotated[int, Field(ge=0, le=4096)] = 0  # 0: what the tensors allow, at most 24
-    overlap_steps: Annotated[float, Field(gt=0, le=1000)] = 4.0  # an answer and an adoption wait for steps to end
-    quorum: Quorum = Quorum()
-    grace_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.8
-    staleness_exponent: Annotated[float, Field(ge=0, le=10)] = 0.5
-    max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 4
-    outer_lr: Annotated[float, Field(gt=0, le=10)] = 0.5
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.85
-    # outer steps of a fragment until the momentum is full: early pseudo-gradients point elsewhere
-    outer_warm_up: Annotated[int, Field(ge=0, le=1_000_000)] = 25
-    outer_cool_down: Annotated[float, Field(ge=0, le=1)] = 0.1  # last part of total_tokens, see `heat`
-    total_tokens: Annotated[int, Field(ge=0, le=1 << 60)] = 0  # of the run, all learners together; 0: not known
-    norm_limit: Annotated[float, Field(ge=0, le=1e6)] = 100.0  # times what is usual; 0: none
-    clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # the same; 0: nothing is clipped
-    codec: Codec = Codec.INT4
+    inner_steps: Annotated[int, Field(ge=1, le=100_000, description="H: inner steps between syncs of a fragment.")] = 24
+    fragments: Annotated[
+        int, Field(ge=0, le=4096, description="P: fragments. 0: what the tensors allow, at most 24.")
+    ] = 0
+    overlap_steps: Annotated[
+        float, Field(gt=0, le=1000, description="tau: inner steps that a sync may take."), Option(name="overlap")
+    ] = 4.0  # an answer and an adoption wait for steps to end
+    quorum: Annotated[
+        Quorum, Field(description="K: learners, or a share of the live ones: 3, 0.5 or 50%."), Option(metavar="<text>")
+    ] = Quorum()
+    grace_ratio: Annotated[
+        float,
+        Field(ge=0, lt=1, description="gamma: part of the slack that a round waits longer. 0: rounds do not wait."),
+    ] = 0.8
+    staleness_exponent: Annotated[
+        float, Field(ge=0, le=10, description="a: the weight of a late contribution falls as staleness^-a.")
+    ] = 0.5
+    max_staleness: Annotated[
+        int, Field(ge=0, le=1_000_000, description="Outer steps; a contribution beyond it is refused.")
+    ] = 4
+    outer_lr: Annotated[float, Field(gt=0, le=10, description="Outer learning rate.")] = 0.5
+    outer_momentum: Annotated[float, Field(ge=0, lt=1, description="Outer Nesterov momentum.")] = 0.85
+    outer_warm_up: Annotated[
+        int,
+        Field(ge=0, le=1_000_000, description="Outer steps of a fragment in which the outer momentum grows to that."),
+    ] = 25  # early pseudo-gradients point elsewhere
+    outer_cool_down: Annotated[
+        float,
+        Field(ge=0, le=1, description="Last part of --total-tokens, in which outer steps become plain means."),
+    ] = 0.1  # see `heat`
+    total_tokens: Annotated[
+        int, Field(ge=0, le=1 << 60, description="Tokens that all learners together are to train. 0: not known.")
+    ] = 0
+    norm_limit: Annotated[
+        float,
+        Field(ge=0, le=1e6, description="A contribution so many times larger than usual is refused. 0: none is."),
+    ] = 100.0
+    clip_norm: Annotated[
+        float,
+        Field(ge=0, le=1e6, description="One so many times larger than usual is scaled down to that. 0: none is."),
+    ] = 10.0
+    codec: Annotated[Codec, Field(description="How values travel, both ways.")] = Codec.INT4
     # What is kept on disk is the run's own, so that a start which does not say it deletes nothing.
-    keep_snapshots: Annotated[int, Field(ge=2)] = 3  # a payload may go only when two snapshots cover it
-    record: bool = False  # keep every payload, so that the whole run can be replayed
+    keep_snapshots: Annotated[int, Field(ge=2, description="Snapshots kept.")] = (
+        3  # a payload may go only when two snapshots cover it
+    )
+    record: Annotated[
+        bool,
+        Field(description="Keep every payload, so that the run can be replayed; --no-record deletes what was kept."),
+    ] = False
 
     def heat(self, tokens: int) -> float:
         """1 while the run goes on; falls to 0 over the last part of its tokens. tokens: trained so far."""
@@ -77,6 +116,11 @@ class RunSettings(BaseModel):
         grown = min(1.0, age / self.outer_warm_up) if self.outer_warm_up else 1.0
         return heat * self.outer_lr + (1 - heat), heat * grown * self.outer_momentum
 
+    @field_validator("quorum", mode="before")
+    @classmethod
+    def _quorum_by_text(cls, value: object) -> object:
+        return Quorum.parse(value) if isinstance(value, str) else value
+
     @field_validator("codec", mode="before")
     @classmethod
     def _codec_by_name(cls, value: object) -> object:
@@ -88,80 +132,119 @@ class RunSettings(BaseModel):
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
         """These settings with the given ones (None: not given) in place; SettingsError names what cannot be."""
-        merged = self.model_dump() | {name: value for name, value in given.items() if value is not None}
-        try:
-            return RunSettings.model_validate(merged)
-        except ValidationError as error:
-            raise _named(error) from error
+        return RunSettings.of(**self.model_dump() | {name: value for name, value in given.items() if value is not None})
 
 
-class Limits(BaseModel):
+class Serving(Certificates, Metrics):
+    """What every server of the contract is told."""
+
+    def check_reach(self, *addresses: str) -> None:
+        """Refuses an address, or metrics, that would be offered to a network in plain text."""
+        self.access.check(addresses)
+        scrape.check(self.metrics_listen, plaintext=self.metrics_plaintext)
+
+
+class ServerLimits(Settings):
+    """What a server takes at most, of all callers together."""
+
+    panel: ClassVar[str] = "Limits"
+    prefix: ClassVar[str] = "limit"
+
+    calls: Annotated[int, Field(ge=64, le=1 << 20, description="Calls at a time, of any kind.")] = 16_384
+    message_bytes: Annotated[
+        Bytes,
+        Field(ge=MESSAGE_BYTES, le=64 << 20, description="Of one message that is received; Atoll cuts larger ones."),
+    ] = MESSAGE_BYTES
+
+
+class Limits(ServerLimits):
     """What a core takes at most, whatever learners send. Reached: RESOURCE_EXHAUSTED, and the learner tries later."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    learners: int = 4096  # names a run can ever have
-    tensors: int = TENSORS
+    learners: Annotated[int, Field(ge=1, le=1 << 16, description="Names that a run can ever have.")] = 4096
+    tensors: Annotated[int, Field(ge=1, le=TENSORS, description="Trainable tensors of the model.")] = TENSORS
     tensor_name_bytes: int = 512
-    parameters: int = 1 << 36  # trainable ones of the model
+    parameters: Annotated[int, Field(ge=1, le=1 << 40, description="Trainable parameters of the model.")] = 1 << 36
     tokens: int = 1 << 50  # that one learner may say it has trained; steps as well
-    model_bytes: int = 1 << 40  # of the file with the first parameters
-    spool_bytes: int = 64 << 30
-    learner_spool_bytes: int = 16 << 30  # of one learner, from its first frame to its fate
+    model_bytes: Annotated[Bytes, Field(ge=1, le=1 << 50, description="Of the file with the first parameters.")] = (
+        1 << 40
+    )
+    spool_bytes: Annotated[
+        Bytes, Field(ge=1, le=1 << 50, description="Of contributions that wait for their merge, on disk.")
+    ] = 64 << 30
+    learner_spool_bytes: Annotated[
+        Bytes, Field(ge=1, le=1 << 50, description="Of one learner's, from a first frame to its fate.")
+    ] = 16 << 30
     norm_window: int = 32  # contributions of a fragment whose running median is what is usual
-    calls: int = 16_384  # at a time, of any kind
-    headroom_bytes: int = 64 << 20  # of disk, beside a snapshot: kept free for the ledger
+    headroom_bytes: Annotated[
+        Bytes, Field(ge=1 << 20, le=1 << 50, description="Of disk kept free for the ledger, beside a snapshot.")
+    ] = 64 << 20
     receipts: int = 10_000  # in one answer
-    contents_bytes: int = 32 << 20  # of decompressed contributions in memory; the others are read again at the merge
-    update_cache_bytes: int = 48 << 20  # published updates kept for learners that are behind; 0.4 bytes a parameter
-    update_cache_versions: int = 16  # of each fragment, while there is room: who is further behind fetches whole
-    upload_idle_s: float = 60.0  # an upload without a frame for so long loses its reservation
-    lease_s: float = 60.0  # to begin sending the first parameters
-    turn_s: float = 600.0  # to send them all, while another learner waits to; twice as long with each turn of a name
+    contents_bytes: Annotated[
+        Bytes,
+        Field(ge=0, le=1 << 50, description="Of decompressed contributions in memory; a merge reads others again."),
+    ] = 32 << 20
+    update_cache_bytes: Annotated[
+        Bytes, Field(ge=0, le=1 << 50, description="Of published updates in memory; at least 0.4 bytes per parameter.")
+    ] = 48 << 20
+    update_cache_versions: Annotated[
+        int, Field(ge=1, le=4096, description="Updates of a fragment kept; a learner behind more fetches it whole.")
+    ] = 16
+    upload_idle_s: Annotated[
+        float, Field(gt=0, le=86_400, description="Seconds; an upload without a frame loses its reservation.")
+    ] = 60.0
+    lease_s: Annotated[
+        float, Field(gt=0, le=86_400, description="Seconds in which a learner begins to send the first parameters.")
+    ] = 60.0
+    turn_s: Annotated[
+        float, Field(gt=0, le=1e6, description="Seconds to send them all, while another learner waits to.")
+    ] = 600.0  # twice as long with each turn of a name
     happenings: int = 4096  # kept for followers that are behind; others get the current state
 
 
-class CoreSettings(BaseModel):
+class CoreSettings(Serving):
     """One core process."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    command: ClassVar[str] = "core"
 
-    listen: tuple[str, ...]
-    directory: Path
-    init: Path | None = None
-    metrics_listen: str | None = None
-    access: Access = LOCAL
-    metrics_plaintext: bool = False
-    operator_tokens: Path | None = None
-    snapshot_every_s: Annotated[float, Field(gt=0)] = 120.0
-    standby: bool = False  # wait, warm, for a directory that another core has
-    wan_budget_gb: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0  # a month, both ways; 0: none
-    memory_gib: Annotated[float | None, Field(gt=0)] = None  # that it may take; None: what the machine has
+    directory: Annotated[Path, Field(description="Where the run lives."), Option(name="dir")]
+    listen: Annotated[
+        tuple[str, ...], Field(description="Where it serves. Port 0: any free one."), Option(metavar="HOST:PORT")
+    ] = ("127.0.0.1:7070",)
+    init: Annotated[
+        Path | None,
+        Field(
+            description="First parameters: a safetensors file of the model's state_dict. "
+            "Without it the first learner sends its own."
+        ),
+    ] = None
+    operator_tokens: Annotated[
+        Path | None, Field(description="Operators need a token of this file, see atoll token.")
+    ] = None
+    snapshot_every_s: Annotated[
+        float,
+        Field(gt=0, description="Seconds between snapshots at most; an earlier one keeps the next start quick."),
+    ] = 120.0
+    wan_budget_gb: Annotated[
+        float,
+        Field(ge=0, le=1e9, description="GB that the WAN may carry in a month, both ways; more is an alert. 0: none."),
+    ] = 0.0
+    memory_gib: Annotated[
+        float | None,
+        Field(gt=0, description="Memory of the core, else what the machine has; a model that needs more is refused."),
+    ] = None
+    standby: Annotated[
+        bool, Field(description="While another core has the directory wait, warm, and take over when it dies.")
+    ] = False
     limits: Limits = Limits()
+    quotas: Quotas = Quotas()
 
     @property
     def memory_bytes(self) -> int | None:
         """The same in bytes."""
         return None if self.memory_gib is None else int(self.memory_gib * 2**30)
 
-    @classmethod
-    def of(cls, **values: Any) -> CoreSettings:  # noqa: ANN401
-        """Settings from a command line; SettingsError names what cannot be."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise _named(error) from error
-
     def check(self) -> None:
         """Refuses an address that would offer the run to a network in plain text."""
-        self.access.check(self.listen)
-        scrape.check(self.metrics_listen, plaintext=self.metrics_plaintext)
+        self.check_reach(*self.listen)
         if self.init is not None and not self.init.is_file():
             raise SettingsError(f"--init {self.init} cannot be read: give a safetensors file of the model")
-
-
-def _named(error: ValidationError) -> SettingsError:
-    first = error.errors()[0]
-    name = "--" + str(first["loc"][0]).replace("_", "-")
-    wrong = first["msg"].lower().removeprefix("value error, ")
-    return SettingsError(f"{name} {first['input']}: {wrong}; see atoll core --help")

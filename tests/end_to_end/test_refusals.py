@@ -13,9 +13,9 @@ from atoll.boundary.parameters import Parameters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
+from atoll_wire.spans import Codec
 from torch import nn
 from torch.optim import SGD
 

@@ -14,8 +14,8 @@ from atoll.demo import processes
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, plan
+from atoll_wire.spans import Codec
 from torch import nn
 from torch.optim import SGD
 

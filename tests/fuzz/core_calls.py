@@ -28,8 +28,8 @@ from atoll_server.settings import CoreSettings
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.frames import TOGETHER
+from atoll_wire.spans import Codec
 from google.protobuf.message import Message
 
 from tests.fuzz.decoders import LIMITS, SPECS

@@ -12,9 +12,9 @@ from atoll_server.run.joining import declared_tensors
 from atoll_server.settings import Limits
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec, FrameError
+from atoll_wire.codec import FrameError
 from atoll_wire.layout import LayoutError, MergeKind, TensorSpec, plan
-from atoll_wire.spans import FrameSpan, Segment
+from atoll_wire.spans import Codec, FrameSpan, Segment
 
 from tests.fuzz.mutate import TEXT, mutate_message
 from tests.fuzz.payloads import unsound

@@ -21,8 +21,8 @@ from atoll_server.storage.spool import RECORD
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
 
 from tests.bare_shard import Rows, bare_shard
 from tests.fuzz.decoders import LIMITS, SPECS

@@ -7,8 +7,7 @@ import random
 import numpy as np
 import zstandard
 from atoll_wire import codec
-from atoll_wire.codec import Codec
-from atoll_wire.spans import BLOCK, FrameSpan
+from atoll_wire.spans import BLOCK, Codec, FrameSpan
 
 from tests.fuzz.mutate import mutate_bytes
 

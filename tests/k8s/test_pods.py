@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 from atoll.agent.joining import own_name
-from atoll.reference.train import Joining
+from atoll.reference.settings import Joining
 from atoll_dashboard.headers import Headers
-from atoll_dashboard.server import GOODBYE_S, Settings
+from atoll_dashboard.server import GOODBYE_S
+from atoll_dashboard.settings import DashboardSettings
 from atoll_server.rpc.process import GRACE_S
-from atoll_wire.access import Access
 from atoll_wire.certificate import ANY, NAME, Role, may_be
 from starlette.responses import PlainTextResponse
 
@@ -83,7 +83,7 @@ def test_a_start_may_take_as_long_as_it_was_given(rendered):
 def test_nobody_is_killed_before_he_has_ended_by_himself(rendered):
     everything = pods(rendered["everything"])
     a_snapshot_s, a_step_s = 120, 60
-    least_s = {"core": GRACE_S + a_snapshot_s, "front": GRACE_S, "learner": a_step_s + Joining((), "").drain_s}
+    least_s = {"core": GRACE_S + a_snapshot_s, "front": GRACE_S, "learner": a_step_s + Joining().drain_s}
     least_s["dashboard"] = GOODBYE_S
     for part, pod in everything.items():
         assert pod["terminationGracePeriodSeconds"] > least_s[part]
@@ -185,11 +185,11 @@ def test_a_users_own_script_takes_the_place_of_the_reference_model(rendered):
     assert _container(pods(rendered["other learner.image"])["learner"])["image"] == "x"
 
 
-def _dashboard(answer: dict) -> Settings:
+def _dashboard(answer: dict) -> DashboardSettings:
     """What it would be started with."""
     said = parsed(_container(pods(answer)["dashboard"])["args"])
-    without = Access(None, plaintext=True)  # there are no certificates here
-    return Settings(said["server"], said["listen"], said["plaintext"], tuple(said["host"]), without)
+    words = {name: said[name] for name in ("server", "listen", "plaintext")}
+    return DashboardSettings(**words, hosts=said["host"] or (), insecure_plaintext=True)  # no certificates here
 
 
 def test_a_dashboard_asks_the_core_of_its_release_or_the_one_that_is_named(rendered):
@@ -197,7 +197,7 @@ def test_a_dashboard_asks_the_core_of_its_release_or_the_one_that_is_named(rende
     assert asked == {"home": "atoll-core:7070", "dashboard alone": "core.example.com:7070"}
 
 
-def _status(settings: Settings, host: str) -> int:
+def _status(settings: DashboardSettings, host: str) -> int:
     """What a dashboard answers to whoever asks for it by that name."""
 
     said = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from atoll.fragments.segments import Coded
 from atoll_wire import codec
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment
+from atoll_wire.spans import Codec
 
 
 def values(coded: Coded, fragment: Fragment, kind: Codec) -> np.ndarray:

@@ -21,9 +21,9 @@ from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, TensorSpec, plan
 from atoll_wire.links import SAID
+from atoll_wire.spans import Codec
 from safetensors.torch import load
 
 RUN, CODEC = "fake", Codec.INT4

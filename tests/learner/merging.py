@@ -11,7 +11,7 @@ from atoll.fragments.adoption import Fate
 from atoll.fragments.exchange import Prepared
 from atoll.fragments.segments import Coded, Places, Shape, rebase
 from atoll_server.rounds.outer_step import OuterRule
-from atoll_wire.codec import Codec
+from atoll_wire.spans import Codec
 from torch import nn
 
 from tests.learner.watched import Watched

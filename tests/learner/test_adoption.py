@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from atoll.fragments.adoption import Fate, Outstanding, Track
 from atoll.fragments.segments import Coded, Places, Shape
-from atoll_wire.codec import Codec
 from atoll_wire.layout import MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

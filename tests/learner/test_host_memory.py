@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from atoll.boundary.host_memory import Windows
 from atoll.fragments.segments import load, store
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, plan
+from atoll_wire.spans import Codec
 from torch import nn
 
 from tests.learner.odd import Odd, parameters

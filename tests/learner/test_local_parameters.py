@@ -11,9 +11,8 @@ from atoll.boundary.parameters import Parameters
 from atoll.fragments.adoption import Fate
 from atoll.fragments.exchange import Prepared
 from atoll_wire import codec
-from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
-from atoll_wire.spans import FrameSpan, Segment
+from atoll_wire.spans import Codec, FrameSpan, Segment
 from torch import nn
 
 

@@ -9,8 +9,8 @@ import pytest
 from atoll.agent.partial_fetch import MOST_UPDATES, Incoming, UnsoundError
 from atoll_wire import codec, layout
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec
+from atoll_wire.spans import Codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from atoll.fragments.segments import Coded, Places, Shape, load, rebase, store, take
 from atoll_wire import codec
-from atoll_wire.codec import Codec, CodecError
+from atoll_wire.codec import CodecError
 from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
-from atoll_wire.spans import BLOCK
+from atoll_wire.spans import BLOCK, Codec
 
 SIZES = (FRAME_PARAMETERS + 3 * BLOCK + 5, 1, BLOCK, BLOCK + 1, 77)  # one goes over two frames; odd ends
 

@@ -21,8 +21,8 @@ from atoll.fragments import segments
 from atoll.fragments.adoption import Fate, Outstanding
 from atoll.fragments.exchange import Prepared, Taken
 from atoll.learner import Learner
-from atoll_wire.codec import Codec
 from atoll_wire.layout import plan
+from atoll_wire.spans import Codec
 
 torch.set_num_threads(1)  # what is counted is the interpreter's switches
 

@@ -12,8 +12,8 @@ from atoll.boundary.ranks import Alone
 from atoll.fragments.adoption import Fate, Outstanding
 from atoll.fragments.exchange import Prepared, Taken
 from atoll.fragments.segments import load
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, plan
+from atoll_wire.spans import Codec
 from torch import nn
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from atoll_server.front.metrics import FrontMetrics
 from atoll_server.learners.accounts import CAUSES
 from atoll_server.service.gauges import STATES
 from atoll_server.telemetry.metrics import READ, Metrics
-from atoll_wire.codec import Codec
+from atoll_wire.spans import Codec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 Labels = dict[str, set[str]]  # label -> its values; none: any

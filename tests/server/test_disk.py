@@ -18,9 +18,10 @@ from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, Merg
 from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
 from atoll_wire import codec
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec, FrameError
+from atoll_wire.codec import FrameError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
 
 LAYOUT = plan([TensorSpec("w", (FRAME_PARAMETERS + 9_000,), "float32", MergeKind.DIRECTION)], 1)
 FRAGMENT = LAYOUT.fragments[0]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 
 import grpc
 import grpc.aio
 import pytest
 from atoll_server.access.audit_log import Acts
-from atoll_server.access.quotas import QUOTAS
+from atoll_server.access.quotas import Quotas
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import Gate
 from atoll_server.telemetry.metrics import Metrics
@@ -18,7 +17,7 @@ from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.frames import FrameStub, frames_in
-from atoll_wire.parts import PART_BYTES
+from atoll_wire.parts import MESSAGE_BYTES, PART_BYTES
 
 WRONG = 66  # a checksum
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -57,8 +56,8 @@ async def served(**changes):
     """A stub, the service, and what is counted by limit."""
     metrics, service = Metrics(), Service()
     vouched = lambda _, session: session.learner  # noqa: E731
-    gate = Gate(replace(QUOTAS, **changes), vouched, metrics.limited, lambda: Acts(None))
-    server = grpc.aio.server(options=message_options(QUOTAS.window_bytes), interceptors=[gate])
+    gate = Gate(Quotas(**changes), vouched, metrics.limited, lambda: Acts(None))
+    server = grpc.aio.server(options=message_options(Quotas().window_bytes, MESSAGE_BYTES), interceptors=[gate])
     frames.serve(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -12,9 +12,9 @@ from atoll_server.rounds.events import Cause
 from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.settings import RunSettings
 from atoll_wire import codec
-from atoll_wire.codec import Codec, FrameError
+from atoll_wire.codec import FrameError
 from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
-from atoll_wire.spans import FrameSpan
+from atoll_wire.spans import Codec, FrameSpan
 
 RULE = OuterRule(lr=0.9, momentum=0.5, codec=Codec.INT4)
 

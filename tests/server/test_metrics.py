@@ -11,7 +11,7 @@ from atoll_server.run.core import Core
 from atoll_server.service.gauges import read
 from atoll_server.settings import CoreSettings
 from atoll_server.telemetry.metrics import READ, Metrics
-from atoll_wire.codec import Codec
+from atoll_wire.spans import Codec
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 

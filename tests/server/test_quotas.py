@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from atoll_server.access.quotas import QUOTAS, Bucket, NoPlaceError, Pool
+from atoll_server.access.quotas import Bucket, NoPlaceError, Pool, Quotas
 from atoll_server.rpc.open_calls import METHODS
 from atoll_wire.lanes import MOST, SLOTS
 from atoll_wire.parts import MESSAGE_BYTES
@@ -13,11 +13,11 @@ from grpc_health.v1 import health_pb2
 def test_half_sent_messages_of_one_learner_hold_64_mib_at_most():
     methods = [*METHODS.values(), *(each.name for each in health_pb2.DESCRIPTOR.services_by_name["Health"].methods)]
     assert {"Push", "Initialise", "Probe", "Status", "Watch"} < set(methods)
-    assert QUOTAS.half_sent_bytes(MESSAGE_BYTES, methods) <= 64 << 20
+    assert Quotas().half_sent_bytes(MESSAGE_BYTES, methods) <= 64 << 20
 
 
 def test_a_learner_may_use_all_the_connections_that_it_would():
-    assert min(QUOTAS.pushes, QUOTAS.fetches) >= SLOTS * MOST
+    assert min(Quotas().pushes, Quotas().fetches) >= SLOTS * MOST
 
 
 def test_a_rate_lets_a_burst_through_and_then_so_many_a_second():

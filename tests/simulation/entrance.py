@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
-from atoll_server.access.quotas import QUOTAS
+from atoll_server.access.quotas import Quotas
 from atoll_server.rpc.limiter import Gate
 from atoll_server.run.core import Core
 from atoll_server.service.server import _vouched
@@ -20,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tests.simulation.network import Call, Context, Half
 
-QUICK = replace(QUOTAS, first_s=2.0, stalled_s=3.0)  # a storm does not last a minute
+QUICK = Quotas(first_s=2.0, stalled_s=3.0)  # a storm does not last a minute
 REPLIES = {
     method.name: frames.fetch_reply if method.name == "Fetch" else GetMessageClass(method.output_type).FromString
     for method in pb.DESCRIPTOR.services_by_name["Outer"].methods

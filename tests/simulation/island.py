@@ -27,8 +27,8 @@ from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
+from atoll_wire.spans import Codec
 
 from tests.simulation.books import Violation
 from tests.simulation.checks import Checks

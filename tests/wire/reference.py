@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from atoll_wire.codec import LEVELS, Codec
-from atoll_wire.spans import BLOCK, FrameSpan
+from atoll_wire.codec import LEVELS
+from atoll_wire.spans import BLOCK, Codec, FrameSpan
 
 F32 = np.float32
 

@@ -7,8 +7,8 @@ import pytest
 import zstandard
 from atoll_wire import codec
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec, CodecError, FrameError
-from atoll_wire.spans import BLOCK, FrameSpan, Segment
+from atoll_wire.codec import CodecError, FrameError
+from atoll_wire.spans import BLOCK, Codec, FrameSpan, Segment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

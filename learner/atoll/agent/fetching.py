@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec
 from atoll_wire.links import hung_up
+from atoll_wire.spans import Codec
 from atoll_wire.streams import download
 
 from atoll.agent.calls import Cure, backoff_s, cure, detail, one_line

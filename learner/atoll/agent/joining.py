@@ -18,8 +18,8 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import LOCAL, Access, AccessError
 from atoll_wire.calling import opened, until_it_ends
 from atoll_wire.certificate import CertificateError, Role, check_role
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
 
 from atoll.agent.core_state import Standing
 from atoll.errors import NONSENSE, LearnerError

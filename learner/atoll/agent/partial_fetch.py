@@ -15,10 +15,10 @@ from atoll_wire import codec, memory
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.blocks import F32
 from atoll_wire.checksums import Payload
-from atoll_wire.codec import Codec, FrameError
+from atoll_wire.codec import FrameError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Fragment
-from atoll_wire.spans import FrameSpan
+from atoll_wire.spans import Codec, FrameSpan
 
 MOST_UPDATES = 8  # more than these cost more bytes than the frames themselves
 

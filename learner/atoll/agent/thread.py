@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 from atoll_wire import codec, logs
 from atoll_wire.blocks import F32
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
+from atoll_wire.spans import Codec
 
 from atoll.agent.calls import GOODBYE_S
 from atoll.agent.joining import FirstModel, Identity

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from atoll_wire.blocks import F32
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, Layout
+from atoll_wire.spans import Codec
 from torch import nn
 
 from atoll.fragments.segments import Places, Shape

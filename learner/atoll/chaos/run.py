@@ -7,7 +7,6 @@ import signal
 import tempfile
 import time
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from atoll.chaos.deployment import Deployment, procfile, reference
 from atoll.chaos.observer import Hit, Observer
 from atoll.chaos.schedule import CORE, KILL, Blow, drawn, parse
+from atoll.chaos.settings import ChaosSettings
 from atoll.chaos.show import summary_table
 from atoll.demo.processes import Child, Children, DemoError, children
 from atoll.demo.show import Progress
@@ -24,34 +24,6 @@ TICK_S = 0.1
 READY_S = 180.0  # for all learners to train
 LEAVE_S = 90.0
 BACK_S = 120.0  # a core is waited for at the end
-
-
-@dataclass(frozen=True, slots=True)
-class ChaosSettings:
-    """See `atoll chaos --help`. seconds: from when all learners train."""
-
-    learners: int
-    seconds: float
-    mtbf_s: float
-    core_mtbf_s: float
-    pauses: float
-    restart_after_s: float
-    schedule: str | None
-    seed: int
-    size: str
-    batch: int
-    total_tokens: int
-    core_options: tuple[str, ...]
-    procfile: Path | None
-    server: str
-    json_path: Path | None
-    keep: Path | None
-
-    def blows(self, deployment: Deployment) -> list[Blow]:
-        """What is to happen."""
-        if self.schedule is not None:
-            return parse(self.schedule, list(deployment.commands))
-        return drawn(self.seed, self.seconds, deployment.learners, self.mtbf_s, self.core_mtbf_s, self.pauses)
 
 
 def run_chaos(settings: ChaosSettings) -> None:
@@ -72,7 +44,7 @@ def run_chaos(settings: ChaosSettings) -> None:
                 settings.seed,
                 list(settings.core_options),
             )
-        blows = settings.blows(deployment)
+        blows = _blows(settings, deployment)
         with (
             children(directory) as group,
             closing(Observer(deployment.address)) as observer,
@@ -88,6 +60,15 @@ def run_chaos(settings: ChaosSettings) -> None:
     console.print(summary_table(summary))
     if settings.json_path is not None:
         settings.json_path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def _blows(settings: ChaosSettings, deployment: Deployment) -> list[Blow]:
+    """What is to happen."""
+    if settings.schedule is not None:
+        return parse(settings.schedule, list(deployment.commands))
+    return drawn(
+        settings.seed, settings.seconds, deployment.learners, settings.mtbf_s, settings.core_mtbf_s, settings.pauses
+    )
 
 
 class Chaos:

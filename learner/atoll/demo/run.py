@@ -20,11 +20,11 @@ from rich.console import Console
 
 from atoll.demo.processes import ATOLL, Child, Children, DemoError, children
 from atoll.demo.regions import Regions
+from atoll.demo.settings import BATCH, CONTEXT, DemoSettings, region_name
 from atoll.demo.show import Progress, summary_table
+from atoll.reference.settings import TrainSettings
 
-NAMES = ("eu-west", "us-east", "ap-south", "us-west", "eu-north", "sa-east")
 SLOW_DOWN = (1.0, 1.15, 1.35)  # unequal on purpose, in turn
-BATCH, CONTEXT = 8, 128
 FRAGMENTS = 8  # a model of 1M parameters does not fill 24
 KILL_FRONT_AT = 0.2  # of the tokens, as the next three
 KILL_LEARNER_AT = 0.3
@@ -33,34 +33,6 @@ KILL_CORE_AT = 0.6
 CUT_S = 10.0
 POLL_S = 0.5
 ANSWER_S = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class DemoSettings:
-    """See `atoll demo --help`. steps: inner steps of all learners together; regions: 0 for none."""
-
-    learners: int
-    regions: int
-    steps: int
-    kills: bool
-    solo: bool
-    seed: int
-    data: Path | None
-    json_path: Path | None
-    keep: Path | None
-
-    @property
-    def total_tokens(self) -> int:
-        """At which the run ends."""
-        return self.steps * BATCH * CONTEXT
-
-    def region(self, learner: int) -> str:
-        """Of a learner: its own, where there are no fronts."""
-        return _name(learner % self.regions if self.regions else learner)
-
-    def name(self, learner: int) -> str:
-        """As which it joins."""
-        return f"{self.region(learner)}-{learner // self.regions + 1}" if self.regions else _name(learner)
 
 
 @dataclass(slots=True)
@@ -113,13 +85,13 @@ def _train(
     options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30", "--total-tokens", str(settings.total_tokens)]
     options += ["--record"] if settings.keep is not None else []
     core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
-    progress.note(f"core serves {address}; {settings.learners} learners start")
+    progress.note(f"core serves {address}; {settings.count} learners start")
     if find_spec("fastapi") is not None:  # not everybody who trains needs a page
         _, url = group.start_dashboard("127.0.0.1:0", address)
         progress.note(f"dashboard: {url}")
-    regions = Regions(group, directory, address, [_name(n) for n in range(settings.regions)])
+    regions = Regions(group, directory, address, [region_name(n) for n in range(settings.regions)])
     servers = [region.address for region in regions.all] or [address]
-    commands = [_learner(settings, n, servers[n % len(servers)]) for n in range(settings.learners)]
+    commands = [_learner(settings, n, servers[n % len(servers)]) for n in range(settings.count)]
     learners = [group.start(settings.name(n), command) for n, command in enumerate(commands)]
     killed, mended_at = Killed(), 0.0
     with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 1000)]) as channel:
@@ -131,7 +103,7 @@ def _train(
             progress.show(status)
             done = status.tokens_trained / settings.total_tokens
             if settings.kills and not killed.learner and done >= KILL_LEARNER_AT:
-                victim = min(1, settings.learners - 1)
+                victim = min(1, settings.count - 1)
                 learners[victim].kill()
                 progress.note(f"SIGKILL to learner {learners[victim].name}; started again")
                 learners[victim] = group.start(settings.name(victim), learners[victim].command)
@@ -174,10 +146,6 @@ def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _name(number: int) -> str:
-    return NAMES[number] if number < len(NAMES) else f"island-{number + 1}"
-
-
 def _check(learners: list[Child], *servers: Child) -> None:
     """A child that ended by itself and not well ends the demo."""
     for child in (*learners, *servers):
@@ -215,7 +183,7 @@ def _summary(
 ) -> dict[str, Any]:
     counts, wire = status.contributions, status.wire
     return {
-        "learners": settings.learners,
+        "learners": settings.count,
         "parameters": status.parameters,
         "merges": status.merges,
         "tokens_trained": status.tokens_trained,
@@ -255,7 +223,7 @@ def _evaluate(settings: DemoSettings, path: Path) -> float:
 def _alone(settings: DemoSettings, status: pb.StatusReply, console: Console) -> float:
     """Validation loss of one learner trained alone on the tokens that the busiest one saw."""
     from atoll.reference import data  # noqa: PLC0415 - see above
-    from atoll.reference.train import TrainSettings, train_alone, validation_loss  # noqa: PLC0415 - see above
+    from atoll.reference.train import train_alone, validation_loss  # noqa: PLC0415 - see above
 
     busiest = max(status.learners, key=lambda each: each.tokens)
     console.print(f"training {busiest.learner}'s {busiest.tokens:,} tokens alone ...")

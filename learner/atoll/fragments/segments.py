@@ -25,10 +25,10 @@ from atoll_wire.blocks import (
     scale_of,
     scales_at,
 )
-from atoll_wire.codec import LEVELS, Codec, CodecError, Content
+from atoll_wire.codec import LEVELS, CodecError, Content
 from atoll_wire.layout import Fragment
 from atoll_wire.quantising import encode_block
-from atoll_wire.spans import BLOCK
+from atoll_wire.spans import BLOCK, Codec
 from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]

@@ -7,10 +7,9 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal, cast
+from typing import cast
 
 import structlog
 import torch
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 from atoll.learner import Learner
 from atoll.reference import data
 from atoll.reference.model import SIZES, Transformer, build
+from atoll.reference.settings import Joining, TrainSettings
 from atoll.stats import Stats
 
 log = structlog.get_logger()
@@ -33,37 +33,6 @@ EVALUATION_WINDOWS, EVALUATION_BATCH = 256, 32
 
 class DeviceError(UserError):
     """A device that torch does not have here."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """One reference learner. slow_down: see `train`."""
-
-    size: str = "tiny"
-    data: Path | None = None
-    batch: int = 8
-    learning_rate: float = 3e-3
-    max_steps: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    threads: int = 1
-    slow_down: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """Where and as whom the learner joins."""
-
-    servers: tuple[str, ...]
-    name: str
-    region: str = ""
-    adoption: Literal["rebase", "overwrite"] = "rebase"
-    connect_timeout_s: float = 600.0
-    drain_s: float = 30.0
-    metrics_listen: str | None = None
-    metrics_plaintext: bool = False
-    tls: Path | None = None
-    insecure_plaintext: bool = False
 
 
 def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, TypeVar
+
+from atoll_wire.settings import Bytes, Settings
+from pydantic import Field
 
 LIMITS = (
     "first_message",
@@ -23,17 +25,23 @@ LIMITS = (
 MANY = 16  # times, for a peer that speaks for many: a front, or whoever comes without a certificate
 
 
-@dataclass(frozen=True, slots=True)
-class Quotas:
+class Quotas(Settings):
     """Of each peer or learner. Reached: RESOURCE_EXHAUSTED, or a wait; `atoll_limited_total` counts by limit."""
+
+    panel: ClassVar[str] = "Quotas of one caller"
+    prefix: ClassVar[str] = "quota"
 
     window_bytes: int = 64 << 10  # that gRPC takes of a call before it is read
     first_calls: int = 12  # of a peer, whose first message is being read: what is half sent is held
     first_waiting: int = 80  # of a peer, for a place among these
-    first_s: float = 60.0  # until the first message is here: a Join may be large
+    first_s: Annotated[float, Field(gt=0, le=3600, description="Seconds until a call's first message is here.")] = (
+        60.0  # a Join may be large
+    )
     fresh_s: float = 1.0  # so old a call without a first message makes room for a new one
-    pushes: int = 72  # streams of a learner: two for each of 32 connections, and those that ask
-    fetches: int = 72
+    pushes: Annotated[int, Field(ge=1, le=4096, description="Streams of a learner that send contributions.")] = (
+        72  # two for each of 32 connections, and those that ask
+    )
+    fetches: Annotated[int, Field(ge=1, le=4096, description="Streams of a learner that fetch parameters.")] = 72
     follows: int = 4
     reports: int = 4
     initialises: int = 2  # of first parameters: a newer one ends the older
@@ -41,20 +49,36 @@ class Quotas:
     reflections: int = 4  # on loopback only
     other_calls: int = 4  # of a peer or learner, to each other method: calls of one message
     frame_bytes: int = (2 << 20) + (64 << 10)  # of a message of frames whose pieces are put together
-    joining_bytes: int = 10 << 20  # of a Join, of which a peer may send one at a time in pieces
+    joining_bytes: Annotated[
+        Bytes, Field(ge=64 << 10, le=1 << 30, description="Of a Join, which grows with the model's tensors.")
+    ] = 10 << 20  # a peer may send one at a time in pieces
     assembling: int = 4  # messages of a learner or peer whose pieces are put together at a time
-    calls_per_s: float = 300.0
-    calls_burst: float = 600.0
-    joins_per_s: float = 0.5  # of a peer, that come in pieces: each costs as much as its tensors are many
-    joins_burst: float = 6.0
+    calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="Calls per second of a peer.")] = 300.0
+    calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls of a peer that may come at once.")] = 600.0
+    joins_per_s: Annotated[
+        float, Field(gt=0, le=1e6, description="Joins per second of a peer that come in pieces.")
+    ] = 0.5  # each costs as much as its tensors are many
+    joins_burst: Annotated[float, Field(ge=1, le=1e6, description="Such joins of a peer that may come at once.")] = 6.0
     spoilt_per_s: float = 0.5  # of a learner or peer: calls that end because of a wrong checksum
     spoilt_burst: float = 5.0
-    messages_per_s: float = 1000.0  # of a learner, over all its streams of one method
-    messages_burst: float = 2000.0
-    reports_per_s: float = 20.0  # a learner sends four
-    reports_burst: float = 40.0
-    patience_s: float = 10.0  # with a rate: who would have to wait longer is refused
-    stalled_s: float = 120.0  # until a reader has taken a piece of an answer: 18 kbit/s
+    messages_per_s: Annotated[
+        float, Field(gt=0, le=1e6, description="Messages per second of a learner, over its streams of one method.")
+    ] = 1000.0
+    messages_burst: Annotated[
+        float, Field(ge=1, le=1e6, description="Such messages of a learner that may come at once.")
+    ] = 2000.0
+    reports_per_s: Annotated[float, Field(gt=0, le=1e6, description="Reports per second of a learner.")] = (
+        20.0  # it sends four
+    )
+    reports_burst: Annotated[float, Field(ge=1, le=1e6, description="Reports of a learner that may come at once.")] = (
+        40.0
+    )
+    patience_s: Annotated[
+        float, Field(ge=0, le=3600, description="Seconds that a caller above a rate waits; beyond them it is refused.")
+    ] = 10.0
+    stalled_s: Annotated[
+        float, Field(gt=0, le=3600, description="Seconds until a reader has taken a piece of an answer.")
+    ] = 120.0  # 18 kbit/s
 
     def streams(self, method: str) -> int:
         """Open calls of one learner or peer to a method."""
@@ -82,9 +106,6 @@ class Quotas:
         unread = self.first_waiting + sum(self.streams(each) for each in methods if each not in self._read())
         buffered = (read + unread) * self.window_bytes + read * message_bytes
         return buffered + self.assembling * self.frame_bytes + self.joining_bytes
-
-
-QUOTAS = Quotas()
 
 
 class Bucket:

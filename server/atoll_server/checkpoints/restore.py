@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import structlog
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
 
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.tensor_file import TensorFile, TensorFileError, open_tensors

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from atoll_wire import lazy_commands
 from atoll_wire.errors import UserError, need
 
 KEEPING = ("numba", "zstandard")
@@ -32,12 +33,12 @@ Plaintext = Annotated[
     bool,
     typer.Option("--insecure-plaintext", help="Allow an address beyond loopback without TLS.", rich_help_panel=REACH),
 ]
-RUN = "Run settings (kept with the run; given again, they replace what it has)"
 
 
 def register(app: typer.Typer) -> None:
     """Adds this package's subcommands."""
-    app.command()(core)
+    text = "Run the outer optimizer of one run: a directory, a port, and nothing else to keep."
+    lazy_commands.add(app, "core", text, _start_core)
     app.command("status")(status_command)
     app.command("receipts")(receipts_command)
     app.command("pause")(pause_command)
@@ -52,66 +53,22 @@ def register(app: typer.Typer) -> None:
     app.add_typer(checkpoint, name="checkpoint")
 
 
-def core(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the run lives.", envvar="ATOLL_CORE_DIR")],
-    listen: Annotated[list[str], typer.Option(help="May be given several times. Port 0: any free one.", metavar="HOST:PORT")] = ["127.0.0.1:7070"],  # noqa: B006 - typer copies it
-    init: Annotated[Path | None, typer.Option(help="First parameters: a safetensors file of the model's state_dict. Without it the first learner sends its own.")] = None,
-    metrics_listen: Annotated[str | None, typer.Option(help="Serve Prometheus metrics there.", metavar="HOST:PORT")] = None,
-    metrics_plaintext: Annotated[bool, typer.Option("--metrics-plaintext", help="Allow metrics beyond loopback: they are plain HTTP.")] = False,
-    tls: Tls = None,
-    insecure_plaintext: Plaintext = False,
-    operator_tokens: Annotated[Path | None, typer.Option(help="Operators need a token of this file, see atoll token.")] = None,
-    snapshot_every_s: Annotated[float, typer.Option(help="Seconds between snapshots at most; much to merge again at a start brings one earlier.")] = 120.0,
-    wan_budget_gb: Annotated[float, typer.Option(help="That the WAN may carry in a month, both ways; more is an alert. 0: none is set.")] = 0.0,
-    memory_gib: Annotated[float | None, typer.Option(help="Memory that the core may take; a model that needs more is refused [what the machine has].")] = None,
-    standby: Annotated[bool, typer.Option("--standby", help="While another core has the directory wait, warm, and take over when it dies.")] = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    inner_steps: Annotated[int | None, typer.Option(help="H: inner steps between syncs of a fragment [24].", rich_help_panel=RUN)] = None,
-    fragments: Annotated[int | None, typer.Option(help="P: fragments [24, or what the tensors allow].", rich_help_panel=RUN)] = None,
-    overlap: Annotated[float | None, typer.Option(help="tau: inner steps that a sync may take [4].", rich_help_panel=RUN)] = None,
-    quorum: Annotated[str | None, typer.Option(help="K: learners, or a share of the live ones [50%].", rich_help_panel=RUN)] = None,
-    grace_ratio: Annotated[float | None, typer.Option(help="gamma: part of the slack that a round waits longer; 0: what is late is merged when it comes [0.8].", rich_help_panel=RUN)] = None,
-    staleness_exponent: Annotated[float | None, typer.Option(help="a: the weight of what is late falls as staleness^-a [0.5].", rich_help_panel=RUN)] = None,
-    max_staleness: Annotated[int | None, typer.Option(help="Outer steps; beyond it a contribution is refused [4].", rich_help_panel=RUN)] = None,
-    outer_lr: Annotated[float | None, typer.Option(help="Outer learning rate [0.5].", rich_help_panel=RUN)] = None,
-    outer_momentum: Annotated[float | None, typer.Option(help="Outer Nesterov momentum [0.85].", rich_help_panel=RUN)] = None,
-    outer_warm_up: Annotated[int | None, typer.Option(help="Outer steps of a fragment in which the outer momentum grows to that [25].", rich_help_panel=RUN)] = None,
-    outer_cool_down: Annotated[float | None, typer.Option(help="Last part of --total-tokens, in which outer steps become plain means [0.1].", rich_help_panel=RUN)] = None,
-    total_tokens: Annotated[int | None, typer.Option(help="That the run is to train, all learners together; 0: not known [0].", rich_help_panel=RUN)] = None,
-    norm_limit: Annotated[float | None, typer.Option(help="A contribution so many times larger than usual is refused; 0: none is [100].", rich_help_panel=RUN)] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="One so many times larger than usual is scaled down to that; 0: none is [10].", rich_help_panel=RUN)] = None,
-    codec: Annotated[str | None, typer.Option(help="int4, int8 or float32, both ways [int4].", rich_help_panel=RUN)] = None,
-    keep_snapshots: Annotated[int | None, typer.Option(help="Snapshots kept, at least 2 [3].", rich_help_panel=RUN)] = None,
-    record: Annotated[bool | None, typer.Option("--record/--no-record", help="Keep every payload, so that the run can be replayed; --no-record deletes what was kept [no].", rich_help_panel=RUN)] = None,
-) -> None:  # fmt: skip
-    """Run the outer optimizer of one run: a directory, a port, and nothing else to keep."""
-    need("core", "server", *KEEPING)
-    from atoll_wire.access import Access
-    from atoll_wire.logs import configure
+def _start_core() -> lazy_commands.Command:
+    from atoll_wire.settings import Given, Logs, command
 
-    from atoll_server.service.server import serve
-    from atoll_server.settings import CoreSettings, Quorum
-    from atoll_server.storage import crash_points
+    from atoll_server.settings import CoreSettings, RunSettings
 
-    configure(log_level, json=log_json)
-    if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
-        crash_points.watch(crash_points.kill_at(wanted))
-    given: dict[str, Any] = {
-        "inner_steps": inner_steps, "fragments": fragments, "overlap_steps": overlap,
-        "quorum": Quorum.parse(quorum).model_dump() if quorum is not None else None, "grace_ratio": grace_ratio,
-        "staleness_exponent": staleness_exponent, "max_staleness": max_staleness, "outer_lr": outer_lr,
-        "outer_momentum": outer_momentum, "outer_warm_up": outer_warm_up,
-        "outer_cool_down": outer_cool_down, "total_tokens": total_tokens, "norm_limit": norm_limit, "clip_norm": clip_norm, "codec": codec,
-        "keep_snapshots": keep_snapshots, "record": record,
-    }  # fmt: skip
-    settings = CoreSettings.of(
-        listen=tuple(listen), directory=directory, init=init, metrics_listen=metrics_listen,
-        access=Access(tls, insecure_plaintext), metrics_plaintext=metrics_plaintext, operator_tokens=operator_tokens,
-        snapshot_every_s=snapshot_every_s,
-        standby=standby, memory_gib=memory_gib, wan_budget_gb=wan_budget_gb,
-    )  # fmt: skip
-    asyncio.run(serve(settings, given, announce=lambda address: print(f"atoll core serves {address}", flush=True)))
+    def core(settings: CoreSettings, given: dict[str, Any], logs: Logs) -> None:
+        need("core", "server", *KEEPING)
+        from atoll_server.service.server import serve
+        from atoll_server.storage import crash_points
+
+        logs.begin()
+        if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
+            crash_points.watch(crash_points.kill_at(wanted))
+        asyncio.run(serve(settings, given, announce=lambda address: print(f"atoll core serves {address}", flush=True)))
+
+    return command(core, CoreSettings, Given(RunSettings), Logs)
 
 
 def status_command(

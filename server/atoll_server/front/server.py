@@ -13,7 +13,6 @@ from atoll_wire.certificate import Role, check_role
 
 from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import Caller
-from atoll_server.access.quotas import QUOTAS
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.passing import pass_on
 from atoll_server.front.service import FrontService
@@ -37,9 +36,9 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
     upstream, acts = Upstream(settings.core, settings.access), Acts(settings.audit_log)
     service = FrontService(upstream, metrics, settings.cache_bytes, acts)
-    gate = Gate(QUOTAS, _said, metrics.limited, lambda: acts)
-    options = message_options(QUOTAS.window_bytes)
-    public = Public.of(settings.listen, settings.access, options, settings.calls, gate, metrics.served)
+    gate = Gate(settings.quotas, _said, metrics.limited, lambda: acts)
+    options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
+    public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, metrics.served)
     frames.serve(service, public.server)
     pass_on(public.server, upstream, settings.region, acts, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from atoll_wire import scrape
-from atoll_wire.access import LOCAL, Access
+from atoll_wire.settings import Address, Option
+from pydantic import Field
+
+from atoll_server.access.quotas import Quotas
+from atoll_server.settings import ServerLimits, Serving
 
 
-@dataclass(frozen=True, slots=True)
-class FrontSettings:
-    """One front process. core: the address that it passes calls on to."""
+class FrontSettings(Serving):
+    """One front process."""
 
-    listen: tuple[str, ...]
-    core: str
-    region: str = ""
-    metrics_listen: str | None = None
-    access: Access = LOCAL
-    metrics_plaintext: bool = False
-    cache_bytes: int = 48 << 20  # of updates and whole fragments; what does not fit is passed through
-    calls: int = 16_384  # at a time, of any kind
-    audit_log: Path | None = None
+    command: ClassVar[str] = "front"
+
+    core: Annotated[Address, Field(description="The core that calls are passed on to.")]
+    listen: Annotated[
+        tuple[str, ...], Field(description="Where it serves. Port 0: any free one."), Option(metavar="HOST:PORT")
+    ] = ("127.0.0.1:7071",)
+    region: Annotated[str, Field(description="Its name in metrics.")] = ""
+    audit_log: Annotated[Path | None, Field(description="Write down who was refused, as JSON lines.")] = None
+    cache_mib: Annotated[
+        int,
+        Field(ge=1, description="Memory for updates and whole fragments; what does not fit is passed through."),
+    ] = 48
+    limits: ServerLimits = ServerLimits()
+    quotas: Quotas = Quotas()
+
+    @property
+    def cache_bytes(self) -> int:
+        """The same in bytes."""
+        return self.cache_mib << 20
 
     def check(self) -> None:
         """Refuses an address that would offer the run to a network in plain text."""
-        self.access.check((*self.listen, self.core))
-        scrape.check(self.metrics_listen, plaintext=self.metrics_plaintext)
+        self.check_reach(*self.listen, self.core)

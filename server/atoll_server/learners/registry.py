@@ -209,10 +209,8 @@ class Roster:
 
     def _add(self, name: str, region: str, nonce: int, age_s: float, token: bytes, wall: float) -> Entry:
         if len(self.entries) >= self._limit:
-            raise Refused(
-                Status.RESOURCE_EXHAUSTED,
-                f"this run has seen {self._limit} learners, its limit: use a known name again",
-            )
+            text = f"this run has seen {self._limit} learners, its limit: use a known name, or raise --limit-learners"
+            raise Refused(Status.RESOURCE_EXHAUSTED, text)
         twin = next((known for known in self.entries if known.lower() == name.lower()), None)
         if twin is not None:  # payloads are files of that name, and some file systems do not tell the two apart
             text = f'learner name "{name}" differs from "{twin}" in case only: use that one, or another name'

@@ -20,9 +20,9 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 from atoll_wire import codec
-from atoll_wire.codec import LEVELS, Codec, Content
+from atoll_wire.codec import LEVELS, Content
 from atoll_wire.layout import Fragment, MergeKind, Piece
-from atoll_wire.spans import FrameSpan, Segment
+from atoll_wire.spans import Codec, FrameSpan, Segment
 from numpy.typing import NDArray
 
 from atoll_server.merging.kernels import frame_squares, frame_step

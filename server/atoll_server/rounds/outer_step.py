@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atoll_wire.codec import Codec
+from atoll_wire.spans import Codec
 
 from atoll_server.rounds.events import Cause
 from atoll_server.settings import RunSettings

@@ -13,7 +13,6 @@ from weakref import WeakSet
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
-from atoll_wire import parts
 from atoll_wire.links import SAID
 
 from atoll_server.access.refusals import Refused, Status
@@ -25,10 +24,10 @@ End: TypeAlias = Callable[["Refused"], None]
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
-def message_options(window_bytes: int) -> list[tuple[str, int]]:
+def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, int]]:
     """Of the server's channel: limits on what it takes, and how it finds out that a peer is gone."""
     return [
-        ("grpc.max_receive_message_length", parts.MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", MOST_SENT_BYTES),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
         ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: arrivals tell much earlier

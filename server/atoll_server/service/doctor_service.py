@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire import parts
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
@@ -62,7 +61,7 @@ class DoctorService(rpc.DoctorServicer):
         return pb.ProbeReply(
             wall_s=time.time(),
             run=core.run_id,
-            message_bytes=parts.MESSAGE_BYTES,
+            message_bytes=self._core.settings.limits.message_bytes,
             fingerprint=core.layout.fingerprint if core.layout is not None else b"",
             frozen_digest=bytes.fromhex(core.frozen_digest),
             fragments=len(core.layout.fragments) if core.layout is not None else 0,

@@ -12,8 +12,8 @@ from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec
 from atoll_wire.frames import Pushed, Sent
+from atoll_wire.spans import Codec
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status

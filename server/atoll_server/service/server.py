@@ -19,7 +19,6 @@ from atoll_wire.errors import SettingsError, UserError
 
 from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import Caller
-from atoll_server.access.quotas import QUOTAS
 from atoll_server.access.refusals import Refused
 from atoll_server.access.tokens import Tokens
 from atoll_server.checkpoints.verification import Audit
@@ -65,9 +64,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         return
     core.acts = Acts(settings.directory / AUDIT_LOG)
     tokens = None if settings.operator_tokens is None else Tokens(settings.operator_tokens)
-    gate = Gate(QUOTAS, partial(_vouched, core), core.metrics.limited, lambda: core.acts)
-    options, most_calls = message_options(QUOTAS.window_bytes), settings.limits.calls
-    public = Public.of(settings.listen, settings.access, options, most_calls, gate, core.metrics.served)
+    gate = Gate(settings.quotas, partial(_vouched, core), core.metrics.limited, lambda: core.acts)
+    options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
+    public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, core.metrics.served)
     service = OuterService(core)
     frames.serve(service, public.server)
     rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Fragment
+from atoll_wire.spans import Codec
 
 from atoll_server.access.refusals import Refused, Status
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import structlog
-from atoll_wire.codec import Codec
+from atoll_wire.spans import Codec
 
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.learners.registry import Entry

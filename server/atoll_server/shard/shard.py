@@ -17,8 +17,8 @@ from typing import Any, assert_never
 import structlog
 from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout
+from atoll_wire.spans import Codec
 
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.learners.registry import Entry, Roster

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.codec import Codec, FrameError
+from atoll_wire.codec import FrameError
 from atoll_wire.layout import Layout
+from atoll_wire.spans import Codec
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rounds.events import Key

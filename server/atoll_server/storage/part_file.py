@@ -17,7 +17,7 @@ import numpy as np
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import Payload, crc32c
-from atoll_wire.codec import Codec, Content, FrameError
+from atoll_wire.codec import Content, FrameError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Fragment
 from numpy.typing import NDArray

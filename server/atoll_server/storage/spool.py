@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from atoll_wire import codec
 from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Codec, Content, FrameError
+from atoll_wire.codec import Content, FrameError
 from atoll_wire.errors import UserError
-from atoll_wire.spans import FrameSpan
+from atoll_wire.spans import Codec, FrameSpan
 from numpy.typing import NDArray
 
 from atoll_server.rounds.events import Key

@@ -1,0 +1,46 @@
+"""Subcommands that load their options only when they run or show help, so that `atoll --help` stays quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+Command = Callable[..., None]
+
+
+def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> None:
+    """Adds a subcommand. text: its help. load: imports what it needs; returns its function, see `settings.command`."""
+
+    @cache
+    def loaded() -> Any:  # noqa: ANN401 - typer's command
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(name)(load())
+        return typer.main.get_command(alone)
+
+    class Lazy(TyperCommand):
+        """Looks its parameters and its function up in the command that `load` gives."""
+
+        @property
+        def params(self) -> list[Any]:
+            return loaded().params  # type: ignore[no-any-return]
+
+        @params.setter
+        def params(self, _: Any) -> None:  # noqa: ANN401 - those of the empty function below
+            """Typer's constructor sets what it found in the function below."""
+
+        @property
+        def callback(self) -> Command:
+            return loaded().callback  # type: ignore[no-any-return]
+
+        @callback.setter
+        def callback(self, _: Any) -> None:  # noqa: ANN401 - the empty function below
+            """The same."""
+
+    def nothing() -> None:
+        """Stands for the function until it is loaded."""
+
+    app.command(name, cls=Lazy, help=text)(nothing)
