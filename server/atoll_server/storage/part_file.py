@@ -20,6 +20,7 @@ from atoll_wire.checksums import Payload, crc32c
 from atoll_wire.codec import Content, FrameError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import Fragment
+from atoll_wire.spans import Codec
 from numpy.typing import NDArray
 
 from atoll_server.rounds.events import Key
