@@ -15,6 +15,7 @@ import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import AccessError
+from atoll_wire.calling import LinkLost
 from atoll_wire.links import said
 
 from atoll_dashboard import telling
@@ -107,9 +108,7 @@ class Feed:
             self._away(one_line(error, self.core.address))
         except AccessError as error:
             self._away(str(error))
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is None or task.cancelling():
-                raise
+        except LinkLost:
             self._away("the connection to the core was given up: dialling again")
         except Exception:
             log.exception("the core's answer cannot be shown")

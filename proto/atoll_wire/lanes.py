@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll_wire import frames
+from atoll_wire.calling import LinkLost
 
 FEWEST, FAR, MOST = 1, 8, 32  # far away at first; what more bring is tried
 SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
@@ -153,11 +154,11 @@ class Lanes:
         return self._taken_s + self._off_s
 
     async def take(self) -> Lane:
-        """Waits for a turn, in the order of asking; `give` it back. CancelledError once these were given up."""
+        """Waits for a turn, in the order of asking; `give` it back. Raises LinkLost once the lanes were given up."""
         await self._turns.acquire()
         if self._given_up:
             self._turns.release()
-            raise asyncio.CancelledError
+            raise LinkLost("the connections were given up")
         lane = min(self._lanes, key=lambda lane: lane.busy)
         if lane.busy and len(self._lanes) < self.count:
             try:

@@ -41,16 +41,10 @@ WINDOWS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 << 20)]
 
 
 class Call(Protocol):
-    """Of gRPC, as far as it is needed to give it up."""
+    """The part of a gRPC call that is needed to give it up."""
 
     def cancel(self) -> object:
-        """Whoever waits for it sees a CancelledError."""
-
-
-def hung_up() -> bool:
-    """After a CancelledError: it was the call that was cancelled, with its connection, and not the task that waited."""
-    task = asyncio.current_task()
-    return task is not None and not task.cancelling()
+        """The call raises LinkLost where it is waited for."""
 
 
 def said(error: grpc.RpcError) -> bool:

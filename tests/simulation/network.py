@@ -174,6 +174,7 @@ class Call:
         self._told: list[Callable[[Call], None]] = []  # of its end
         self._first: Any = None
         self._broken = False  # what is sent from now on gets nowhere
+        self._cancelled = False  # by its caller: gRPC then raises what asyncio does
         self.hung_up = False  # the server knows that nobody listens
         self.read_by_its_caller = True  # or what the server writes waits for that, where there is a gate
         self._connected = network.servers[address][1] if address in network.servers else None
@@ -244,6 +245,7 @@ class Call:
     def cancel(self) -> None:
         """The caller lost interest; the server hears of it later, or never if the caller dies first."""
         if not self._status.done():
+            self._cancelled = True
             self._finish((grpc.StatusCode.CANCELLED, "cancelled", ()))
 
     async def code(self) -> grpc.StatusCode:
@@ -258,6 +260,8 @@ class Call:
     trailing_metadata = initial_metadata
 
     def _raise_status(self) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
         code, details, trailing = self._status.result()
         if code is not grpc.StatusCode.OK:
             raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)

@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.calling import LinkLost
 from atoll_wire.codec import Codec
-from atoll_wire.links import hung_up
 from atoll_wire.streams import download
 
 from atoll.agent.calls import Cure, backoff_s, cure, detail, one_line
@@ -90,9 +90,7 @@ class Fetcher:
                     attempt = 0 if _came(line) > came else attempt
                     await self._failed(line, session, error, attempt)
                     attempt += 1
-                except asyncio.CancelledError:
-                    if self._standing.leaving or not hung_up():
-                        raise
+                except LinkLost:
                     attempt += 1
         finally:
             line.fetching = None
@@ -132,7 +130,7 @@ class Fetcher:
         return line.incoming
 
     async def _ask(self, fragment: int, incoming: Incoming, ask: Ask) -> bool:
-        """Fetches some frames. False when the core sent something else. Raises AioRpcError."""
+        """Fetches some frames. False when the core sent something else. Raises AioRpcError and LinkLost."""
         request = pb.FetchRequest(
             session=self._standing.session, fragment=fragment, version=ask.version, whole=not ask.version
         )

@@ -16,7 +16,7 @@ import psutil
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import LOCAL, Access, AccessError
-from atoll_wire.calling import opened, until_it_ends
+from atoll_wire.calling import answer, opened, until_it_ends
 from atoll_wire.certificate import CertificateError, Role, check_role
 from atoll_wire.codec import Codec
 from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, plan
@@ -79,10 +79,11 @@ class Joiner:
         self._nonce = secrets.randbits(63) | 1
 
     async def join(self) -> pb.JoinReply:
-        """Returns once the run has parameters; AioRpcError when the core is away or refuses."""
+        """Returns once the run has parameters. Raises AioRpcError when the core is away or refuses, and LinkLost."""
         proof, confirming = b"", False
         while True:
-            reply: pb.JoinReply = await self._standing.link.control.Join(self._request(proof), timeout=JOIN_S)
+            request = self._request(proof)
+            reply: pb.JoinReply = await answer(self._standing.link.control.Join(request, timeout=JOIN_S))
             if reply.state == pb.JoinReply.STATE_CONFIRM:
                 if confirming:  # once more: another one of this name joined in between
                     await asyncio.sleep(SHORTEST_RETRY_S)

@@ -15,8 +15,8 @@ import grpc.aio
 import structlog
 from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.calling import LinkLost
 from atoll_wire.checksums import crc32c
-from atoll_wire.links import hung_up
 from atoll_wire.logs import contribution
 from atoll_wire.streams import upload
 
@@ -96,9 +96,8 @@ class Sender:
                 await asyncio.sleep(backoff_s(attempt, self._rng))
             except grpc.aio.AioRpcError as error:
                 await self._failed(line, flight, error, attempt)
-            except asyncio.CancelledError:
-                if self._standing.leaving or not hung_up():
-                    raise
+            except LinkLost:
+                pass  # there is another link, or this one is left
             attempt += 1
 
     async def _push(self, line: Line, flight: Flight) -> bool:

@@ -18,9 +18,9 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.calling import opened, until_it_ends
+from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
 from atoll_wire.layout import Layout
-from atoll_wire.links import Link, hung_up, retire
+from atoll_wire.links import Link, retire
 
 from atoll.agent.calls import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, backoff_s, cure, detail, one_line
 from atoll.agent.core_state import Line, Standing
@@ -89,6 +89,8 @@ class Presence:
                 except grpc.aio.AioRpcError as error:
                     if not self._leaving:  # else it is how the core says that it heard
                         self._note(error, time.monotonic() - began)
+                except LinkLost:
+                    pass  # there is another link
                 if self._leaving:
                     await asyncio.Event().wait()
                 self.standing.connected.clear()
@@ -300,10 +302,7 @@ class Presence:
         if self.standing.connected.is_set():
             request = pb.LeaveRequest(session=self.standing.session, last=self._progress())
             try:
-                await self.standing.link.control.Leave(request, timeout=GOODBYE_S)
-            except grpc.aio.AioRpcError as error:
-                log.warning("good-bye was not heard", learner=self._identity.name, error=one_line(error))
-            except asyncio.CancelledError:
-                if not hung_up():
-                    raise
-                log.warning("good-bye was not heard", learner=self._identity.name, error="the connection was given up")
+                await answer(self.standing.link.control.Leave(request, timeout=GOODBYE_S))
+            except (grpc.aio.AioRpcError, LinkLost) as error:
+                why = str(error) if isinstance(error, LinkLost) else one_line(error)
+                log.warning("good-bye was not heard", learner=self._identity.name, error=why)

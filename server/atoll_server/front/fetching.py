@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import opened
+from atoll_wire.calling import LinkLost, opened
 from atoll_wire.frames import Sent, WireFrame, frames_in
-from atoll_wire.links import SAID, hung_up, said
+from atoll_wire.links import SAID, said
 from atoll_wire.streams import download
 
 from atoll_server.access.refusals import Refused, Status
@@ -45,7 +45,7 @@ class Fetching:
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        """What a core would answer. Raises AioRpcError as the core did, and Refused."""
+        """What a core would answer. Raises AioRpcError as the core did, LinkLost and Refused."""
         served = self._metrics.learner(request.session.learner, "down")
         if not request.header_only:
             for _ in range(TRIES):
@@ -143,11 +143,11 @@ class Fetching:
             else:
                 mark = SAID if said(error) else ()
                 item.failed(claimed, partial(_again, error.code(), error.details() or "", mark))
+        except LinkLost:
+            item.failed(claimed, LinkLost)
         except asyncio.CancelledError:
-            text = "the connection to the core was given up"
-            item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, text))
-            if not hung_up():
-                raise
+            item.failed(claimed, LinkLost)
+            raise
         except Exception as error:
             log.exception("a fetch failed", fragment=request.fragment)
             item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))

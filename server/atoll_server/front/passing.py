@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import opened, until_it_ends
-from atoll_wire.links import hung_up, said
+from atoll_wire.calling import LinkLost, opened, until_it_ends
+from atoll_wire.links import said
 
 from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import caller
@@ -65,9 +65,7 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
             await end(context, error.code(), error.details() or "", meant=said(error))
-        except asyncio.CancelledError:
-            if not hung_up():
-                raise
+        except LinkLost:
             await end(context, grpc.StatusCode.UNAVAILABLE, "the core is silent: try again")
         finally:
             await let_go(requests)

@@ -14,11 +14,11 @@ import structlog
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.calling import opened, until_it_ends
+from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
 from atoll_wire.certificate import Role
 from atoll_wire.checksums import crc32c
 from atoll_wire.frames import Pushed, Sent
-from atoll_wire.links import hung_up, said
+from atoll_wire.links import said
 from atoll_wire.logs import contribution
 
 from atoll_server.access.audit_log import Acts
@@ -59,7 +59,7 @@ class FrontService(rpc.OuterServicer):
             self._may(context, request.learner)
             began = time.monotonic()
             with self._upstream.quick.line() as line:
-                reply: pb.JoinReply = await line.stub.Join(request, timeout=JOIN_S)
+                reply: pb.JoinReply = await answer(line.stub.Join(request, timeout=JOIN_S))
             self._upstream.link.answered(time.monotonic() - began)
             session = pb.Session(
                 run=reply.run, learner=request.learner, incarnation=reply.incarnation, generation=reply.generation,
@@ -139,7 +139,7 @@ class FrontService(rpc.OuterServicer):
         async with self._answering(context, request.session):
             self._may(context, request.session.learner)
             with self._upstream.quick.line() as line:
-                reply: pb.LeaveReply = await line.stub.Leave(request, timeout=QUICK_S)
+                reply: pb.LeaveReply = await answer(line.stub.Leave(request, timeout=QUICK_S))
             self._sessions.refused(request.session)
             return reply
 
@@ -226,9 +226,7 @@ class FrontService(rpc.OuterServicer):
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {self._upstream.address}: {details}"
             if session is not None:
                 self._sessions.refused(session)
-        except asyncio.CancelledError:
-            if not hung_up():
-                raise
+        except LinkLost:
             code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {self._upstream.address} is silent: try again"
         else:
             return

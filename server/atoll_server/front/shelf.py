@@ -95,7 +95,7 @@ class Item:
         return self.header
 
     async def read(self, wanted: Sequence[int]) -> AsyncIterator[bytes]:
-        """These frames, some in a message, as soon as they are here. Raises an error above, or the core's."""
+        """These frames, some in a message, as soon as they are here. Raises an error above, LinkLost, or the core's."""
         self.readers += 1
         try:
             while wanted:
