@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -12,6 +12,8 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import Access
 from atoll_wire.calling import answer, opened
+from atoll_wire.contract import token_metadata
+from google.protobuf.message import Message
 
 TIMEOUT_S = 5.0
 SLOW_S = 300.0  # a checkpoint of a large model
@@ -25,19 +27,11 @@ OPTIONS = [
 ]
 
 
-Metadata: TypeAlias = tuple[tuple[str, str], ...]
-
-
-def bearer(token: str) -> Metadata:
-    """The metadata that shows a token; none for none."""
-    return (("authorization", f"Bearer {token}"),) if token else ()
-
-
 class Core:
     """One core, or a front of it. token: this dashboard's own, for looking; acts are asked for with their caller's."""
 
     def __init__(self, address: str, access: Access, token: str) -> None:
-        self.address, self._access, self._own = address, access, bearer(token)
+        self.address, self._access, self._own = address, access, token_metadata(token)
         self._stamp: Any = None
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -58,13 +52,15 @@ class Core:
                 closing.add_done_callback(self._closing.discard)
         return rpc.OperatorStub(self._channel)
 
-    async def _ask(self, method: str, request: Any, shown: Metadata, timeout_s: float = TIMEOUT_S) -> Any:  # noqa: ANN401
+    async def _ask(
+        self, method: str, request: Message, shown: tuple[tuple[str, str], ...], timeout_s: float = TIMEOUT_S
+    ) -> Any:  # noqa: ANN401
         """Raises grpc.aio.AioRpcError, LinkLost, and AccessError for certificates; so does every method below."""
         return await answer(getattr(self._stub(), method)(request, timeout=timeout_s, metadata=shown))
 
     async def status(self, token: str = "") -> pb.StatusReply:
         """The run at this moment."""
-        reply: pb.StatusReply = await self._ask("Status", pb.StatusRequest(), bearer(token) or self._own)
+        reply: pb.StatusReply = await self._ask("Status", pb.StatusRequest(), token_metadata(token) or self._own)
         return reply
 
     async def rounds(self, last: int, learner: str = "", *, brief: bool = False) -> list[pb.Round]:
@@ -90,20 +86,22 @@ class Core:
 
     async def pause(self, token: str, reason: str) -> None:
         """Or lets the run go on (no reason)."""
-        await self._ask("Pause", pb.PauseRequest(reason=reason), bearer(token))
+        await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
 
     async def evict(self, token: str, learner: str, reason: str) -> None:
         """Or lets it in again (no reason)."""
-        await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), bearer(token))
+        await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), token_metadata(token))
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
         """Answers when it is durable."""
-        reply: pb.Checkpoint = await self._ask("TakeCheckpoint", pb.TakeCheckpointRequest(), bearer(token), SLOW_S)
+        reply: pb.Checkpoint = await self._ask(
+            "TakeCheckpoint", pb.TakeCheckpointRequest(), token_metadata(token), SLOW_S
+        )
         return reply
 
     async def export(self, token: str) -> AsyncIterator[bytes]:
         """The published model as a safetensors file."""
         request = pb.ExportCheckpointRequest()
-        with opened("ExportCheckpoint", self._stub().ExportCheckpoint(request, metadata=bearer(token))) as call:
+        with opened("ExportCheckpoint", self._stub().ExportCheckpoint(request, metadata=token_metadata(token))) as call:
             async for reply in call:
                 yield reply.chunk

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import FATE_NAMES
 
 from atoll_dashboard.shapes import (
     Answer,
@@ -30,8 +31,6 @@ OUTCOMES: dict[int, Outcome] = {
     pb.ROUND_OUTCOME_LAPSED: "lapsed",
 }  # fmt: skip
 GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
-FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
-NAMES = {number: name for name, number in FATES.items()}
 
 
 def known(value: float) -> float | None:
@@ -142,7 +141,7 @@ def receipt(told: pb.LoggedReceipt) -> Receipt:
         number=told.number, key=f"{key.learner}/{key.incarnation}/{key.fragment}/{key.seq}", learner=key.learner,
         fragment=key.fragment, accepted_at=told.accepted_at, tokens=told.tokens, steps=told.steps,
         size_bytes=told.size_bytes, norm=told.norm, clipped=told.clipped,
-        fate=NAMES.get(key.fate, "pending"),  # type: ignore[arg-type]
+        fate=FATE_NAMES.get(key.fate, "pending"),  # type: ignore[arg-type]
         version=key.version, weight=key.weight, staleness=key.staleness, reason=key.reason,
     )  # fmt: skip
 

@@ -14,14 +14,14 @@ import grpc.aio
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.frames import FrameStub
 from atoll_wire.lanes import Lanes
+from atoll_wire.parts import REPLY_BYTES
 
-MESSAGE_BYTES = 16 << 20
 SAID = (("atoll-said", "1"),)  # trailing metadata of whatever a core or a front answers on purpose
 DEAD_S = 20.0  # without a frame on a connection that was given up: a message is 8 MiB at most, of float32
 
 OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", REPLY_BYTES),
+    ("grpc.max_send_message_length", REPLY_BYTES),
     ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: `Presence` knows much earlier
     ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
     ("grpc.http2.ping_timeout_ms", 20_000),  # the one that counts where frames are on their way: a minute otherwise
@@ -51,6 +51,11 @@ def said(error: grpc.RpcError) -> bool:
     """Whether a core or a front ended the call so, and not gRPC, a proxy, or whatever else answers on that port."""
     metadata: Any = error.trailing_metadata()
     return any(key == SAID[0][0] for key, _ in metadata or ())
+
+
+def away(error: grpc.RpcError) -> bool:
+    """Whether a call failed because neither a core nor a front answered."""
+    return error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED} and not said(error)
 
 
 class Transfers:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from atoll_wire import scrape
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.codec import Codec
+from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.errors import SettingsError
 from atoll_wire.frames import TENSORS
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -114,7 +115,7 @@ class Limits(BaseModel):
     receipts: int = 10_000  # in one answer
     contents_bytes: int = 32 << 20  # of decompressed contributions in memory; the others are read again at the merge
     update_cache_bytes: int = 48 << 20  # published updates kept for learners that are behind; 0.4 bytes a parameter
-    update_cache_versions: int = 16  # of each fragment, while there is room: who is further behind fetches whole
+    update_cache_versions: int = UPDATES_KEPT  # of each fragment, while there is room
     upload_idle_s: float = 60.0  # an upload without a frame for so long loses its reservation
     lease_s: float = 60.0  # to begin sending the first parameters
     turn_s: float = 600.0  # to send them all, while another learner waits to; twice as long with each turn of a name

@@ -8,13 +8,13 @@ import sys
 import grpc
 import numpy as np
 import pytest
-from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll.boundary.parameters import Parameters
 from atoll.demo import processes
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
 from atoll_wire.codec import Codec
+from atoll_wire.contract import PROTOCOL, tensor_message
 from atoll_wire.layout import FRAME_PARAMETERS, plan
 from torch import nn
 from torch.optim import SGD

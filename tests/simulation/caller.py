@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import numpy as np
 import safetensors.numpy
-from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll_server.run.core import Core
 from atoll_server.run.eviction import evict
 from atoll_server.shard.reader_limits import MOST_OLD
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import until_it_ends
+from atoll_wire.contract import PROTOCOL, tensor_message
 from atoll_wire.parts import MORE, PART
 
 from tests.simulation.books import Violation

@@ -19,7 +19,8 @@ from atoll_wire.access import LOCAL, Access, AccessError
 from atoll_wire.calling import answer, opened, until_it_ends
 from atoll_wire.certificate import CertificateError, Role, check_role
 from atoll_wire.codec import Codec
-from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, plan
+from atoll_wire.contract import JOIN_S, PROTOCOL, tensor_message
+from atoll_wire.layout import Layout, LayoutError, TensorSpec, plan
 
 from atoll.agent.core_state import Standing
 from atoll.errors import NONSENSE, LearnerError
@@ -27,12 +28,9 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-PROTOCOL = 1
 CODECS = frozenset(int(kind) for kind in Codec)
-JOIN_S = 60.0  # a core may have to read a whole model before it answers
 SHORTEST_RETRY_S = 0.5
 CHUNK_BYTES = 256 << 10
-KINDS = {MergeKind.AVERAGE: pb.MERGE_KIND_AVERAGE, MergeKind.DIRECTION: pb.MERGE_KIND_DIRECTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +136,6 @@ class Joiner:
 def process_age_s() -> float:
     """Since this process was started."""
     return time.time() - psutil.Process().create_time()
-
-
-def tensor_message(tensor: TensorSpec) -> pb.Tensor:
-    """A tensor as the contract has it."""
-    return pb.Tensor(
-        name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, kind=KINDS[tensor.kind], tied_names=tensor.tied_names
-    )
 
 
 def _sha256(path: Path) -> bytes:

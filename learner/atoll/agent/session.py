@@ -19,6 +19,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
+from atoll_wire.contract import REPORT_S, REPORTED
 from atoll_wire.layout import Layout
 from atoll_wire.links import Link, retire
 
@@ -33,9 +34,8 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-REPORT_S, LONGEST_REPORT_S = 0.25, 1.0
+LOOK_S = 0.25  # between looks whether there is something to report
 PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
-MOST_TOLD = 128  # rounds declined, or adoptions, in one report
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a core that is silent; between them, by what was usual
 WATCH_S = 0.5
 HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
@@ -271,7 +271,7 @@ class Presence:
                 now = time.monotonic()
                 state = (self._counters.steps, self._counters.pausing(time.perf_counter()))
                 news = bool(self._handover.adopted or self._handover.declined) or state != told
-                if news or now - told_at >= LONGEST_REPORT_S:
+                if news or now - told_at >= REPORT_S:
                     progress = self._progress()
                     if told[0] < 0:
                         progress.session.CopyFrom(self.standing.session)
@@ -279,15 +279,15 @@ class Presence:
                     with until_it_ends():
                         await call.write(progress)
                 if not call.done():
-                    await asyncio.sleep(REPORT_S)
+                    await asyncio.sleep(LOOK_S)
             await call
 
     def _progress(self) -> pb.Progress:
         """All counters, and what was adopted and declined since the last message, as much as one takes."""
         progress = self._counters.progress()
         declined, adopted = self._handover.declined, self._handover.adopted
-        progress.declined.extend(declined.popleft() for _ in range(min(MOST_TOLD, len(declined))))
-        progress.adopted.extend(adopted.popleft() for _ in range(min(MOST_TOLD, len(adopted))))
+        progress.declined.extend(declined.popleft() for _ in range(min(REPORTED, len(declined))))
+        progress.adopted.extend(adopted.popleft() for _ in range(min(REPORTED, len(adopted))))
         return progress
 
     # ------------------------------------------------------------------------------ told by the agent

@@ -10,12 +10,12 @@ import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost, opened, until_it_ends
+from atoll_wire.contract import AUTHORIZATION
 from atoll_wire.links import said
 
 from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.access.tokens import HEADER
 from atoll_server.front.upstream import Upstream
 from atoll_server.rpc.calls import Context, abort, end, let_go
 
@@ -46,7 +46,7 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
     async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         try:
             caller(context)
-            shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == HEADER)
+            shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION)
             if token_needed and not shown:
                 text = "through this front operators need a token: give --token, or call the core"
                 raise Refused(Status.PERMISSION_DENIED, text)

@@ -17,6 +17,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
 from atoll_wire.certificate import Role
 from atoll_wire.checksums import crc32c
+from atoll_wire.contract import JOIN_S
 from atoll_wire.frames import Pushed, Sent
 from atoll_wire.links import said
 from atoll_wire.logs import contribution
@@ -32,7 +33,6 @@ from atoll_server.rpc.calls import Context, Waits, end, let_go
 
 log = structlog.get_logger()
 
-JOIN_S = 60.0  # a core may have to read a whole model before it answers
 QUICK_S = 20.0
 
 

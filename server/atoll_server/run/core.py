@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import structlog
 from atoll_wire import allocator
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import PROTOCOL
 from atoll_wire.errors import SettingsError
 from atoll_wire.layout import Layout
 
@@ -43,7 +44,6 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-PROTOCOL = 1
 HOUSEKEEPING_S = 1.0
 STANDBY_S = 0.01  # between two looks whether the core that has the directory is gone
 

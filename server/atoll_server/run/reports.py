@@ -8,6 +8,7 @@ from functools import partial
 
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import REPORTED
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.accounts import Spent
@@ -19,7 +20,7 @@ from atoll_server.storage import ledger
 
 log = structlog.get_logger()
 
-MOST_REPORTED = 256  # declined rounds and adoptions in one report: a learner tells 128 of each at most
+MOST_REPORTED = 2 * REPORTED  # declined rounds and adoptions together
 
 
 def progress(core: Core, entry: Entry, seen: pb.Progress) -> None:

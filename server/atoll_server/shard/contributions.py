@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import FATES
 from atoll_wire.layout import Layout
 
 from atoll_server.learners.registry import Roster
@@ -22,8 +23,6 @@ from atoll_server.storage.spool import Stored
 from atoll_server.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
-
-FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
 
 
 @dataclass(frozen=True, slots=True)
