@@ -401,11 +401,12 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
     """After a reconnection the learner sends its work again under a new number."""
     failed = sending.Sender._failed
 
-    async def replace(self: sending.Sender, line: Any, flight: Any, error: Any, attempt: int) -> None:
-        await failed(self, line, flight, error, attempt)
+    def replace(self: sending.Sender, line: Any, flight: Any, failure: Any) -> bool:
+        acted = failed(self, line, flight, failure)
         if line.flight is flight:
             line.seq += 1
             flight.seq = line.seq
+        return acted
 
     with patch(sending.Sender, "_failed", replace):
         yield
