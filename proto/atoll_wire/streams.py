@@ -18,8 +18,9 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost, opened, until_it_ends
 from atoll_wire.checksums import crc32c
 from atoll_wire.frames import WireFrame, fitting, frames_in
-from atoll_wire.lanes import Carried, Lane
+from atoll_wire.lanes import Carried
 from atoll_wire.links import Link
+from atoll_wire.pool import Connection
 
 LOOK_S = 0.05  # between looks for frames that are late
 LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
@@ -41,20 +42,17 @@ async def upload(
     # Before the core makes room for it: waiting may be long.
     lane = None if known else await link.up.take()
     header = head()
-    try:
-        with (
-            opened("Push", link.offers.Push()) as call,
-            link.transfers.of(call) as moved,
-            link.up.carrying() as carried,
-        ):
-            streams = _Streams(link, header, messages, lane, sent, moved, carried, call.cancel)
-            try:
-                return await _offer(link, header, call, streams)
-            finally:
-                await streams.end()
-    except LinkLost:
-        streams.raise_why()
-        raise
+    with link.offers.use() as connection, link.up.carrying() as carried:
+        try:
+            with opened("Push", connection.stub.Push()) as call, link.transfers.of(call) as moved:
+                streams = _Streams(link, header, messages, lane, sent, moved, carried, call.cancel)
+                try:
+                    return await _offer(link, header, call, streams)
+                finally:
+                    await streams.end()
+        except LinkLost:
+            streams.raise_why()
+            raise
 
 
 async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401
@@ -82,7 +80,7 @@ class _Streams:
         link: Link,
         header: pb.PushHeader,
         messages: Sequence[bytes],
-        lane: Lane | None,
+        lane: Connection | None,
         sent: Callable[[int], None],
         moved: Callable[[], None],
         carried: Carried,
@@ -135,7 +133,7 @@ class _Streams:
         if nobody or task.cancelled() or task.exception() is not None:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
-    async def _first(self, lane: Lane) -> None:
+    async def _first(self, lane: Connection) -> None:
         self._lane = None  # from now on the stream gives it back
         await self._carry(lane, self._left)
 
@@ -166,7 +164,7 @@ class _Streams:
             lane = await self._link.up.take()
             await self._carry(lane, deque([] if index in self._have else [index]))
 
-    async def _carry(self, lane: Lane, frames: deque[int]) -> None:
+    async def _carry(self, lane: Connection, frames: deque[int]) -> None:
         """One stream: sends these frames until none is left, and reads which arrived. Raises AioRpcError, LinkLost."""
         if not frames:
             self._link.up.give(lane)

@@ -65,7 +65,7 @@ class Caller:
     def __init__(self, harm: Harm, world: World, rng: random.Random) -> None:
         self.harm, self._world, self._rng = harm, world, rng
         self.process = Process(f"{NAME}#{harm.name.lower()}")
-        self._stub = SimulatedLink(world.network, self.process, CORE).control
+        self._stub = SimulatedLink(world.network, self.process, CORE).quick.take().stub
         self.calls: list[Call] = []
         self._session: pb.Session | None = None
         self._turns = self._seq = 0

@@ -17,8 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire import frames
-from atoll_wire.lanes import Lanes
-from atoll_wire.links import Transfers
+from atoll_wire.links import Link
 
 from tests.simulation.loop import Process, VirtualLoop, here
 
@@ -457,28 +456,16 @@ class Stub:
             call.cancel()
 
 
-class SimulatedLink:
-    """`atoll_wire.links.Link` of the simulation."""
-
-    stale = False
+class SimulatedLink(Link):
+    """The product's, with connections of the simulation."""
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
-        self.address, self.transfers = address, Transfers()
         self._network, self._learner = network, learner
-        self.control = self.offers = self.lane()[0]
-        self.up, self.down = Lanes(self.lane), Lanes(self.lane)
+        super().__init__(address)
 
-    def lane(self) -> tuple[Stub, Stub]:
+    def _dial(self, options: object) -> tuple[Any, Any]:
         stub = Stub(self._network, self._learner, self.address)
         return stub, stub
 
-    quick_lane = lane
-
     def answered(self, after_s: float) -> None:
-        pass
-
-    def rest(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
+        """Nothing is far: one connection carries the frames."""

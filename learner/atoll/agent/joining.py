@@ -81,7 +81,8 @@ class Joiner:
         proof, confirming = b"", False
         while True:
             request = self._request(proof)
-            reply: pb.JoinReply = await answer(self._standing.link.control.Join(request, timeout=JOIN_S))
+            with self._standing.link.quick.use() as connection:
+                reply: pb.JoinReply = await answer(connection.stub.Join(request, timeout=JOIN_S))
             if reply.state == pb.JoinReply.STATE_CONFIRM:
                 if confirming:  # once more: another one of this name joined in between
                     await asyncio.sleep(SHORTEST_RETRY_S)

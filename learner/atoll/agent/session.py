@@ -196,7 +196,7 @@ class Presence:
         self._arrivals.again(time.monotonic())
         while not self._arrivals.overdue(time.monotonic()) and not self.standing.link.stale:
             await asyncio.sleep(WATCH_S)
-            self.standing.link.rest()
+            await self.standing.link.rest()
         why = "new certificates" if self.standing.link.stale else "the core is silent"
         patience_s = round(self._arrivals.patience_s(), 1)
         log.warning(f"{why}: dialling again", learner=self._identity.name, patience_s=patience_s)
@@ -214,7 +214,10 @@ class Presence:
     async def _follow(self) -> None:
         standing = self.standing
         request = pb.FollowRequest(session=standing.session, log=standing.log, sequence=standing.sequence)
-        with opened("Follow", standing.link.control.Follow(request)) as call:
+        with (
+            standing.link.quick.use() as connection,
+            opened("Follow", connection.stub.Follow(request)) as call,
+        ):
             async for happening in call:
                 if not self._happened(happening):
                     return
@@ -264,7 +267,10 @@ class Presence:
 
     async def _report(self) -> None:
         told, told_at = (-1, False), 0.0
-        with opened("Report", self.standing.link.control.Report()) as call:
+        with (
+            self.standing.link.quick.use() as connection,
+            opened("Report", connection.stub.Report()) as call,
+        ):
             while not call.done():
                 for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
                     self._decline(due.fragment, due.cycle, "no inner step while it was open")
@@ -302,7 +308,8 @@ class Presence:
         if self.standing.connected.is_set():
             request = pb.LeaveRequest(session=self.standing.session, last=self._progress())
             try:
-                await answer(self.standing.link.control.Leave(request, timeout=GOODBYE_S))
+                with self.standing.link.quick.use() as connection:
+                    await answer(connection.stub.Leave(request, timeout=GOODBYE_S))
             except (grpc.aio.AioRpcError, LinkLost) as error:
                 why = str(error) if isinstance(error, LinkLost) else one_line(error)
                 log.warning("good-bye was not heard", learner=self._identity.name, error=why)

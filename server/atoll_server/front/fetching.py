@@ -111,7 +111,10 @@ class Fetching:
         asked.MergeFrom(request)
         asked.ClearField("frames")
         began = time.monotonic()
-        with self._upstream.quick.line() as line, opened("Fetch", line.stub.Fetch(asked, timeout=ASK_S)) as call:
+        with (
+            self._upstream.link.quick.use() as connection,
+            opened("Fetch", connection.stub.Fetch(asked, timeout=ASK_S)) as call,
+        ):
             reply = await call.read()
         self._upstream.link.answered(time.monotonic() - began)
         if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
@@ -161,8 +164,8 @@ class Fetching:
         served = self._metrics.learner(request.session.learner, "down")
         counter = self._metrics.whole if request.whole else self._metrics.updates
         with (
-            self._upstream.carriers.line() as line,
-            opened("Fetch", line.stub.Fetch(request)) as call,
+            self._upstream.link.carriers.use() as connection,
+            opened("Fetch", connection.stub.Fetch(request)) as call,
             self._upstream.link.transfers.of(call) as moved,
         ):
             async for reply in call:

@@ -50,8 +50,8 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
             if token_needed and not shown:
                 text = "through this front operators need a token: give --token, or call the core"
                 raise Refused(Status.PERMISSION_DENIED, text)
-            with upstream.carriers.line() as line:
-                channel: Any = line.channel
+            with upstream.link.carriers.use() as connection:
+                channel: Any = connection.channel
                 with opened(method, channel.stream_stream(path)(metadata=shown)) as call:
                     sending = asyncio.create_task(_send(requests, call))
                     try:
