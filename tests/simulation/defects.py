@@ -540,7 +540,7 @@ def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
     restore_rounds = syncer.Syncer.restore
 
     def whole(self: syncer.Syncer, versions: Any, *values: Any) -> None:
-        restore_rounds(self, reader_limits, *values[:-1], [{version: float(version)} for version in reader_limits])
+        restore_rounds(self, versions, *values[:-1], [{version: float(version)} for version in versions])
 
     with patch(syncer.Syncer, "restore", whole):
         yield
