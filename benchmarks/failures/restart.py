@@ -24,7 +24,6 @@ from typing import Any
 import grpc
 import numpy as np
 import safetensors.numpy
-from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll.demo.processes import children
 from atoll_server.rounds.events import Key
 from atoll_server.storage import database, ledger, totals
@@ -33,6 +32,7 @@ from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import crc32c
+from atoll_wire.contract import PROTOCOL, tensor_message
 from atoll_wire.layout import Layout, MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
 from rich.console import Console

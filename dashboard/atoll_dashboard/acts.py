@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from atoll_wire.contract import AUTHORIZATION, BEARER
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
@@ -21,7 +22,7 @@ Reason = Annotated[str, Field(max_length=200)]
 TICKET_S = 60.0
 MOST_TICKETS = 100
 MOST_OF_ONE = 5
-BEARER, TOKEN_HEADER = "Bearer ", "x-atoll-token"
+HEADER = "x-atoll-token"
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 router = APIRouter(tags=["act"])
@@ -97,8 +98,8 @@ def asked(request: Request) -> Act:
     The page has a header of its own for it: a proxy before it may want `Authorization` for itself.
     """
     feed: Feed = request.app.state.feed
-    shown = request.headers.get("authorization", "")
-    token = request.headers.get(TOKEN_HEADER, shown.removeprefix(BEARER) if shown.startswith(BEARER) else "").strip()
+    shown = request.headers.get(AUTHORIZATION, "")
+    token = request.headers.get(HEADER, shown.removeprefix(BEARER) if shown.startswith(BEARER) else "").strip()
     if not token:
         raise HTTPException(401, "this needs an operator's token: make one with `atoll token NAME`", CHALLENGE)
     if not (token.isascii() and token.isprintable()):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc.aio
 from atoll_wire.access import AccessError
+from atoll_wire.calling import LinkLost
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
@@ -31,6 +32,7 @@ def application(feed: Feed, hosts: tuple[str, ...]) -> FastAPI:
     app.add_middleware(Headers, hosts=hosts)
     app.add_exception_handler(grpc.aio.AioRpcError, _core_said(feed))
     app.add_exception_handler(AccessError, _core_said(feed))
+    app.add_exception_handler(LinkLost, _core_said(feed))
     app.add_exception_handler(RequestValidationError, _not_asked_well)
     app.state.feed = feed
     app.state.tickets = acts.Tickets()

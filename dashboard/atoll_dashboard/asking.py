@@ -11,7 +11,9 @@ import grpc.aio
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import Access
-from atoll_wire.calling import opened
+from atoll_wire.calling import answer, opened
+from atoll_wire.contract import token_metadata
+from google.protobuf.message import Message
 
 TIMEOUT_S = 5.0
 SLOW_S = 300.0  # a checkpoint of a large model
@@ -25,18 +27,13 @@ OPTIONS = [
 ]
 
 
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that shows a token; none for none."""
-    return (("authorization", f"Bearer {token}"),) if token else ()
-
-
 class Core:
     """One core, or a front of it. token: this dashboard's own, for looking; acts are asked for with their caller's."""
 
     def __init__(self, address: str, access: Access, token: str) -> None:
         self.address = address
         self._access = access
-        self._own = bearer(token)
+        self._own = token_metadata(token)
         self._stamp: Any = None
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -59,56 +56,56 @@ class Core:
                 closing.add_done_callback(self._closing.discard)
         return rpc.OperatorStub(self._channel)
 
+    async def _ask(
+        self, method: str, request: Message, shown: tuple[tuple[str, str], ...], timeout_s: float = TIMEOUT_S
+    ) -> Any:  # noqa: ANN401
+        """Raises grpc.aio.AioRpcError, LinkLost, and AccessError for certificates; so does every method below."""
+        return await answer(getattr(self._stub(), method)(request, timeout=timeout_s, metadata=shown))
+
     async def status(self, token: str = "") -> pb.StatusReply:
-        """The run at this moment. Every method raises grpc.aio.AioRpcError, AccessError for certificates."""
-        shown = bearer(token) or self._own
-        reply: pb.StatusReply = await self._stub().Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=shown)
+        """The run at this moment."""
+        reply: pb.StatusReply = await self._ask("Status", pb.StatusRequest(), token_metadata(token) or self._own)
         return reply
 
     async def rounds(self, last: int, learner: str = "", *, brief: bool = False) -> list[pb.Round]:
         """The newest, newest first. brief: without answers."""
         request = pb.ListRoundsRequest(last=last, learner=learner, brief=brief)
-        reply = await self._stub().ListRounds(request, timeout=TIMEOUT_S, metadata=self._own)
-        return list(reply.rounds)
+        return list((await self._ask("ListRounds", request, self._own)).rounds)
 
     async def events(self, log: int, after: int) -> pb.ListEventsReply:
         """Those after a position."""
-        request = pb.ListEventsRequest(log=log, after=after)
-        reply: pb.ListEventsReply = await self._stub().ListEvents(request, timeout=TIMEOUT_S, metadata=self._own)
+        reply: pb.ListEventsReply = await self._ask("ListEvents", pb.ListEventsRequest(log=log, after=after), self._own)
         return reply
 
     async def receipts(self, learner: str, fate: pb.Fate, before: int, limit: int) -> list[pb.LoggedReceipt]:
         """Newest first."""
         request = pb.ListReceiptsRequest(learner=learner, fate=fate, before=before, limit=limit)
-        reply = await self._stub().ListReceipts(request, timeout=TIMEOUT_S, metadata=self._own)
-        return list(reply.receipts)
+        return list((await self._ask("ListReceipts", request, self._own)).receipts)
 
     async def checkpoints(self) -> list[pb.Checkpoint]:
         """Oldest first."""
-        reply = await self._stub().ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S, metadata=self._own)
-        return list(reply.checkpoints)
+        return list((await self._ask("ListCheckpoints", pb.ListCheckpointsRequest(), self._own)).checkpoints)
 
     # ------------------------------------------------------------------------------ acts: with the caller's token
 
     async def pause(self, token: str, reason: str) -> None:
         """Or lets the run go on (no reason)."""
-        await self._stub().Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S, metadata=bearer(token))
+        await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
 
     async def evict(self, token: str, learner: str, reason: str) -> None:
         """Or lets it in again (no reason)."""
-        request = pb.EvictRequest(learner=learner, reason=reason)
-        await self._stub().Evict(request, timeout=TIMEOUT_S, metadata=bearer(token))
+        await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), token_metadata(token))
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
         """Answers when it is durable."""
-        reply: pb.Checkpoint = await self._stub().TakeCheckpoint(
-            pb.TakeCheckpointRequest(), timeout=SLOW_S, metadata=bearer(token)
+        reply: pb.Checkpoint = await self._ask(
+            "TakeCheckpoint", pb.TakeCheckpointRequest(), token_metadata(token), SLOW_S
         )
         return reply
 
     async def export(self, token: str) -> AsyncIterator[bytes]:
         """The published model as a safetensors file."""
         request = pb.ExportCheckpointRequest()
-        with opened("ExportCheckpoint", self._stub().ExportCheckpoint(request, metadata=bearer(token))) as call:
+        with opened("ExportCheckpoint", self._stub().ExportCheckpoint(request, metadata=token_metadata(token))) as call:
             async for reply in call:
                 yield reply.chunk

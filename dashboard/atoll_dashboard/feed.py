@@ -15,7 +15,8 @@ import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import AccessError
-from atoll_wire.links import said
+from atoll_wire.calling import LinkLost
+from atoll_wire.links import away
 
 from atoll_dashboard import telling
 from atoll_dashboard.asking import Core
@@ -33,7 +34,6 @@ FEW_DOTS = 8
 MANY_REGIONS = 16
 AT_ONCE = 4  # questions to the core, beside looks
 T = TypeVar("T")
-AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 MONTH_S = 30 * 86400.0
 NO_TOKENS = (
     "the core takes no tokens: make one with `atoll token NAME --file FILE`, and start it with --operator-tokens FILE"
@@ -114,9 +114,7 @@ class Feed:
             self._away(one_line(error, self.core.address))
         except AccessError as error:
             self._away(str(error))
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is None or task.cancelling():
-                raise
+        except LinkLost:
             self._away("the connection to the core was given up: dialling again")
         except Exception:
             log.exception("the core's answer cannot be shown")
@@ -279,7 +277,7 @@ class Feed:
 
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
     """What is wrong, and what helps."""
-    if error.code() not in AWAY or said(error):
+    if not away(error):
         return f"the core at {address} refused: {error.details()}"
     why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()
     if any(word in why.lower() for word in ("handshake", "certificate", "ssl")):

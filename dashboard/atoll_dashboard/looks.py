@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import FATES
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
 
@@ -129,7 +130,7 @@ async def receipts(
     limit: Limit = 100,
 ) -> Receipts:
     """Contributions and what became of them, newest first."""
-    wanted = telling.FATES[fate] if fate is not None else pb.FATE_UNSPECIFIED
+    wanted = FATES[fate] if fate is not None else pb.FATE_UNSPECIFIED
     found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)
     items = [telling.receipt(each) for each in found]
     return Receipts(items=items, before=items[-1].number if len(items) == limit else None)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import FATE_NAMES
 
 from atoll_dashboard.shapes import (
     Answer,
@@ -32,8 +33,6 @@ OUTCOMES: dict[int, Outcome] = {
     pb.ROUND_OUTCOME_LAPSED: "lapsed",
 }
 GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
-FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
-NAMES = {number: name for name, number in FATES.items()}
 
 
 def known(value: float) -> float | None:
@@ -190,7 +189,7 @@ def receipt(told: pb.LoggedReceipt) -> Receipt:
         size_bytes=told.size_bytes,
         norm=told.norm,
         clipped=told.clipped,
-        fate=NAMES.get(key.fate, "pending"),  # type: ignore[arg-type]
+        fate=FATE_NAMES.get(key.fate, "pending"),  # type: ignore[arg-type]
         version=key.version,
         weight=key.weight,
         staleness=key.staleness,

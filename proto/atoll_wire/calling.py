@@ -1,8 +1,8 @@
-"""How a streaming call is opened: it is counted until it has ended, and ends with the block that opened it.
+"""How calls are made: what every call raises, and how a streaming call is opened.
 
-A call that nobody reads or cancels stays open on both sides, and a connection has room for few. gRPC cancels some of
-them with the task that waits for them, and none whose task was elsewhere at that moment. `tests/test_tidy.py` sees to
-it that there is no other way.
+A streaming call is counted until it has ended, and ends with the block that opened it. One that is neither read nor
+cancelled stays open on both sides, and a connection has room for few. gRPC cancels some calls with the task that waits
+for them, and none whose task was elsewhere at that moment. `tests/test_tidy.py` checks that there is no other way.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
 
+class LinkLost(Exception):  # noqa: N818 - says what happened
+    """A call ended with neither an answer nor an error: this process gave its connection up. Try again over another."""
+
+
 class Streaming(Protocol):
-    """Of gRPC's calls, as far as it is needed here."""
+    """The part of gRPC's calls that is needed here."""
 
     def cancel(self) -> object:
-        """Whoever waits for it sees a CancelledError; one that has ended stays as it ended."""
+        """Ends the call for this side; a call that has ended stays as it ended."""
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Called when it has ended, in whatever way."""
@@ -29,20 +33,40 @@ class Streaming(Protocol):
 
 TOLD = ("Fetch", "Follow", "Push", "Report")  # in metrics, also while there are none
 C = TypeVar("C", bound=Streaming)
+T = TypeVar("T")
 
 _open = set[tuple[str, Streaming]]()  # of this process; gRPC tells on whatever thread when one has ended
 
 
 @contextlib.contextmanager
 def opened(method: str, call: C) -> Iterator[C]:
-    """While it lasts the call may go on; at the end it is cancelled."""
+    """The call may go on inside the block, and is cancelled at its end. The block may raise LinkLost."""
     mine = (method, call)
     _open.add(mine)
     call.add_done_callback(lambda _: _ended(mine))
     try:
-        yield call
+        with _losing_the_link():
+            yield call
     finally:
         call.cancel()
+
+
+async def answer(call: Awaitable[T]) -> T:
+    """The reply of a call that is not a stream. Raises AioRpcError, and LinkLost."""
+    with _losing_the_link():
+        return await call
+
+
+@contextlib.contextmanager
+def _losing_the_link() -> Iterator[None]:
+    """gRPC raises CancelledError for a cancelled call, as asyncio does for a cancelled task: tells the two apart."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise LinkLost("the connection was given up") from error
 
 
 def _ended(mine: tuple[str, Streaming]) -> None:

@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import Payload
-from atoll_wire.parts import PART_BYTES, Pieces, split
+from atoll_wire.parts import PART_BYTES, REPLY_BYTES, Pieces, split
 
 TENSORS = 100_000  # in one JoinRequest at most
 TOGETHER = 4  # frames in one message at most: it costs more than the bytes in it
@@ -190,7 +190,6 @@ def _varint(value: int) -> bytes:
 
 
 READERS = {"Push": push_request, "Join": join_request}  # of requests
-REPLY_BYTES = 16 << 20  # of a reply to Fetch: its frames are 2 MiB each at most
 
 
 class _Pushing:

@@ -12,10 +12,11 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from atoll_wire import frames
+from atoll_wire.calling import LinkLost
+from atoll_wire.pool import IDLE_S, Closing, Connection, Pool
 
 FEWEST = 1
 FAR = 8  # far away at first; what more bring is tried
@@ -28,7 +29,6 @@ REST_S = 30.0  # before more are tried again
 ENOUGH = 150e6  # bytes/s: here the processor is what limits
 QUICK_S = 0.25  # a frame was taken in
 FIRST_TAKEN_S, SHARE = 1.0, 1 / 8  # of a frame until it was taken in; of the newest in what is usual
-IDLE_S = 30.0  # without a frame: back to the fewest
 
 
 class Width:
@@ -88,22 +88,6 @@ class Width:
             self._before = None
 
 
-class Closing(Protocol):
-    """A gRPC channel, as far as it is needed here."""
-
-    async def close(self) -> None:
-        """Hangs up."""
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """One connection. stub: of the calls that go over it; busy: how many have a turn now."""
-
-    stub: Any
-    channel: Closing
-    busy: int = 0
-
-
 class Carried:
     """How one contribution or update goes: of what is waiting beside what is under way a rate can be told."""
 
@@ -125,9 +109,8 @@ class Lanes:
     """To one address. dial: a stub and its channel, as a connection of their own."""
 
     def __init__(self, dial: Callable[[], tuple[Any, Closing]]) -> None:
-        self._dial = dial
+        self._pool = Pool(dial, 1, FEWEST, FEWEST)
         self._width = Width()
-        self._lanes = [Lane(*dial())]
         self._turns = asyncio.Semaphore(SLOTS * FEWEST)
         self._capacity = SLOTS * FEWEST
         self._arrived_at = 0.0
@@ -135,13 +118,12 @@ class Lanes:
         self._waiting = 0
         self._taken_s = FIRST_TAKEN_S  # smoothed, as the next
         self._off_s = 0.0
-        self._closing: set[asyncio.Task[None]] = set()
         self._given_up = False
 
     @property
     def first(self) -> Any:  # noqa: ANN401 - a stub
         """For calls that need no turn."""
-        return self._lanes[0].stub
+        return self._pool.connections[0].stub
 
     @property
     def count(self) -> int:
@@ -159,7 +141,8 @@ class Lanes:
         """A connection beside others has nothing to do, and nobody waits for one."""
         if self._given_up or self.count == FEWEST or self._turns.locked():
             return False
-        return len(self._lanes) < self.count or not all(lane.busy for lane in self._lanes)
+        connections = self._pool.connections
+        return len(connections) < self.count or not all(each.busy for each in connections)
 
     @property
     def patience_s(self) -> float:
@@ -169,26 +152,21 @@ class Lanes:
         """
         return self._taken_s + self._off_s
 
-    async def take(self) -> Lane:
-        """Waits for a turn, in the order of asking; `give` it back. CancelledError once these were given up."""
+    async def take(self) -> Connection:
+        """Waits for a turn, in the order of asking; `give` it back. Raises LinkLost once the lanes were given up."""
         await self._turns.acquire()
-        if self._given_up:
+        try:
+            if self._given_up:
+                raise LinkLost("the connections were given up")
+            self._pool.most = self.count
+            return self._pool.take()
+        except BaseException:
             self._turns.release()
-            raise asyncio.CancelledError
-        lane = min(self._lanes, key=lambda lane: lane.busy)
-        if lane.busy and len(self._lanes) < self.count:
-            try:
-                lane = Lane(*self._dial())
-            except BaseException:
-                self._turns.release()
-                raise
-            self._lanes.append(lane)
-        lane.busy += 1
-        return lane
+            raise
 
-    def give(self, lane: Lane) -> None:
+    def give(self, connection: Connection) -> None:
         """The turn is over."""
-        lane.busy -= 1
+        self._pool.give(connection)
         if self._capacity > SLOTS * self.count:
             self._capacity -= 1
         else:
@@ -230,16 +208,12 @@ class Lanes:
             self._capacity += 1
             self._turns.release()
 
-    def rest(self) -> None:
+    async def rest(self) -> None:
         """Called now and then: hangs up what was not needed for a while."""
-        spare = [lane for lane in self._lanes[1:] if not lane.busy]
-        if spare and not self._carrying and time.monotonic() - self._arrived_at > IDLE_S:
+        some = len(self._pool.connections) > FEWEST
+        if some and not self._carrying and time.monotonic() - self._arrived_at > IDLE_S:
             self._width.idle()
-            self._lanes = [lane for lane in self._lanes if lane not in spare]
-            for lane in spare:
-                task = asyncio.get_running_loop().create_task(lane.channel.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+            await self._pool.rest(0.0)
 
     def give_up(self) -> None:
         """Nobody else gets a turn: the address is called elsewhere from now on."""
@@ -248,5 +222,4 @@ class Lanes:
     async def close(self) -> None:
         """Hangs all up."""
         self.give_up()
-        for lane in self._lanes:
-            await lane.channel.close()
+        await self._pool.close()

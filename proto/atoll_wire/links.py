@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -14,14 +15,17 @@ import grpc.aio
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.frames import FrameStub
 from atoll_wire.lanes import Lanes
+from atoll_wire.parts import REPLY_BYTES
+from atoll_wire.pool import Pool
 
-MESSAGE_BYTES = 16 << 20
 SAID = (("atoll-said", "1"),)  # trailing metadata of whatever a core or a front answers on purpose
+QUICK_CALLS = 48  # on one connection: a core takes 64
+MOST_CARRIERS = 64  # connections: who has a slow one has more of them
 DEAD_S = 20.0  # without a frame on a connection that was given up: a message is 8 MiB at most, of float32
 
 OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", REPLY_BYTES),
+    ("grpc.max_send_message_length", REPLY_BYTES),
     ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: `Presence` knows much earlier
     ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
     ("grpc.http2.ping_timeout_ms", 20_000),  # the one that counts where frames are on their way: a minute otherwise
@@ -41,22 +45,21 @@ WINDOWS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 << 20)]
 
 
 class Call(Protocol):
-    """Of gRPC, as far as it is needed to give it up."""
+    """The part of a gRPC call that is needed to give it up."""
 
     def cancel(self) -> object:
-        """Whoever waits for it sees a CancelledError."""
-
-
-def hung_up() -> bool:
-    """After a CancelledError: it was the call that was cancelled, with its connection, and not the task that waited."""
-    task = asyncio.current_task()
-    return task is not None and not task.cancelling()
+        """The call raises LinkLost where it is waited for."""
 
 
 def said(error: grpc.RpcError) -> bool:
     """Whether a core or a front ended the call so, and not gRPC, a proxy, or whatever else answers on that port."""
     metadata: Any = error.trailing_metadata()
     return any(key == SAID[0][0] for key, _ in metadata or ())
+
+
+def away(error: grpc.RpcError) -> bool:
+    """Whether a call failed because neither a core nor a front answered."""
+    return error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED} and not said(error)
 
 
 class Transfers:
@@ -88,30 +91,26 @@ class Transfers:
 
 
 class Link:
-    """The connections to one address: for what must be quick, for what is said of uploads, and lanes for frames."""
+    """The connections to one address, by what goes over them.
 
-    def __init__(self, address: str, access: Access = LOCAL) -> None:
+    quick: calls that must not wait behind frames; offers: what is said of uploads; carriers: streams that have a
+    connection each; up, down: the frames of uploads and fetches. alert: dead quick connections are found soon.
+    """
+
+    def __init__(self, address: str, access: Access = LOCAL, *, alert: bool = False) -> None:
         self.address = address
         self._access = access
         self._stamp = access.stamp()
-        self._channel = self._dial()
-        self.control = FrameStub(self._channel)
-        self.offers, self._offering = self.lane()
-        self.up = Lanes(self.lane)
-        self.down = Lanes(self.lane)
+        quick, frames = partial(self._dial, ALERT if alert else OPTIONS), partial(self._dial, OPTIONS + WINDOWS)
+        self.quick = Pool(quick, QUICK_CALLS)
+        self.offers = Pool(frames, 1, most=1, fewest=1)
+        self.carriers = Pool(frames, 1, MOST_CARRIERS)
+        self.up = Lanes(frames)
+        self.down = Lanes(frames)
         self.transfers = Transfers()
 
-    def _dial(self, *options: tuple[str, int]) -> grpc.aio.Channel:
-        return self._access.dial(self.address, [*OPTIONS, *options])
-
-    def quick_lane(self) -> tuple[FrameStub, grpc.aio.Channel]:
-        """A connection of its own for what carries no frames: its death is found out soon."""
-        channel = self._access.dial(self.address, ALERT)
-        return FrameStub(channel), channel
-
-    def lane(self) -> tuple[FrameStub, grpc.aio.Channel]:
-        """A connection of its own."""
-        channel = self._dial(*WINDOWS)
+    def _dial(self, options: Sequence[tuple[str, int]]) -> tuple[FrameStub, grpc.aio.Channel]:
+        channel = self._access.dial(self.address, options)
         return FrameStub(channel), channel
 
     @property
@@ -124,23 +123,22 @@ class Link:
         self.up.answered(after_s)
         self.down.answered(after_s)
 
-    def rest(self) -> None:
+    async def rest(self) -> None:
         """Called now and then: hangs up what was not needed for a while."""
-        self.up.rest()
-        self.down.rest()
+        for each in (self.quick, self.offers, self.carriers, self.up, self.down):
+            await each.rest()
 
     async def close(self) -> None:
-        """Hangs up."""
-        await self._channel.close()
-        await self._offering.close()
-        await self.up.close()
-        await self.down.close()
+        """Hangs up; the calls that still wait raise LinkLost."""
+        for each in (self.quick, self.offers, self.carriers, self.up, self.down):
+            await each.close()
 
 
 async def retire(link: Link) -> None:
-    """Hangs up when nothing moves on it any more."""
+    """Ends the quick calls at once, and hangs up when no frame moves any more."""
     link.up.give_up()
     link.down.give_up()
+    await link.quick.close()
     try:
         await link.transfers.end()
     finally:

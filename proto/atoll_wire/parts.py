@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 PART_BYTES = 264 << 10  # a frame in int4, the usual codec, is not cut
 MESSAGE_BYTES = PART_BYTES + (8 << 10)  # the largest that a server takes
+REPLY_BYTES = 16 << 20  # the largest that a server sends, whole or in pieces: frames of float32 have 2 MiB each
 PART, MORE = 0x72, b"\x78\x01"  # field 14, bytes; field 15, true
 
 

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import opened, until_it_ends
+from atoll_wire.calling import LinkLost, opened, until_it_ends
 from atoll_wire.checksums import crc32c
 from atoll_wire.frames import WireFrame, fitting, frames_in
-from atoll_wire.lanes import Carried, Lane
-from atoll_wire.links import Link, hung_up
+from atoll_wire.lanes import Carried
+from atoll_wire.links import Link
+from atoll_wire.pool import Connection
 
 LOOK_S = 0.05  # between looks for frames that are late
 LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
@@ -36,38 +37,39 @@ async def upload(
     """Offers a contribution, sends the frames that the core lacks, and returns its answer, if it gives one.
 
     head: gives its header, as it is when it is this contribution's turn; messages: of all frames; sent: told the index
-    of each that was handed over; known: the core should have all of it. Raises AioRpcError.
+    of each that was handed over; known: the core should have all of it. Raises AioRpcError and LinkLost.
     """
     # Before the core makes room for it: waiting may be long.
     lane = None if known else await link.up.take()
     header = head()
-    with (
-        opened("Push", link.offers.Push()) as call,
-        link.transfers.of(call) as moved,
-        link.up.carrying() as carried,
-    ):
-        streams = _Streams(link, header, messages, lane, sent, moved, carried, call.cancel)
+    with link.offers.use() as connection, link.up.carrying() as carried:
         try:
-            asked_at = time.monotonic()
-            # Not a frame goes this way: what the core says must not wait behind one.
-            asking = pb.PushHeader(asks_only=True)
-            asking.MergeFrom(header)
-            await call.write(pb.PushRequest(header=asking))
-            reply = await call.read()
-            link.answered(time.monotonic() - asked_at)
-            if isinstance(reply, pb.PushReply) and reply.HasField("have"):
-                streams.begin(reply.have.frames)
-                with contextlib.suppress(grpc.aio.InternalError):  # the call has ended: reading tells why
-                    await call.done_writing()
-                while isinstance(reply, pb.PushReply) and reply.HasField("have"):
-                    reply = await call.read()
-            return reply.receipt if isinstance(reply, pb.PushReply) else None
-        except asyncio.CancelledError:
-            if hung_up():
-                streams.raise_why()
+            with opened("Push", connection.stub.Push()) as call, link.transfers.of(call) as moved:
+                streams = _Streams(link, header, messages, lane, sent, moved, carried, call.cancel)
+                try:
+                    return await _offer(link, header, call, streams)
+                finally:
+                    await streams.end()
+        except LinkLost:
+            streams.raise_why()
             raise
-        finally:
-            await streams.end()
+
+
+async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401
+    """Over a call that carries no frame: what the core says must not wait behind one."""
+    asked_at = time.monotonic()
+    asking = pb.PushHeader(asks_only=True)
+    asking.MergeFrom(header)
+    await call.write(pb.PushRequest(header=asking))
+    reply = await call.read()
+    link.answered(time.monotonic() - asked_at)
+    if isinstance(reply, pb.PushReply) and reply.HasField("have"):
+        streams.begin(reply.have.frames)
+        with contextlib.suppress(grpc.aio.InternalError):  # the call has ended: reading tells why
+            await call.done_writing()
+        while isinstance(reply, pb.PushReply) and reply.HasField("have"):
+            reply = await call.read()
+    return reply.receipt if isinstance(reply, pb.PushReply) else None
 
 
 class _Streams:
@@ -78,7 +80,7 @@ class _Streams:
         link: Link,
         header: pb.PushHeader,
         messages: Sequence[bytes],
-        lane: Lane | None,
+        lane: Connection | None,
         sent: Callable[[int], None],
         moved: Callable[[], None],
         carried: Carried,
@@ -119,9 +121,10 @@ class _Streams:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def raise_why(self) -> None:
-        """Why the upload was given up, if a stream was the reason."""
+        """Raises why the upload was given up, if a stream was the reason and knows it."""
         for task in self._tasks:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, LinkLost):
                 raise error
         if self._failed is not None and self._left:
             raise self._failed
@@ -136,7 +139,7 @@ class _Streams:
         if nobody or task.cancelled() or task.exception() is not None:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
-    async def _first(self, lane: Lane) -> None:
+    async def _first(self, lane: Connection) -> None:
         self._lane = None  # from now on the stream gives it back
         await self._carry(lane, self._left)
 
@@ -144,9 +147,7 @@ class _Streams:
         """When it is its turn, if frames are left then, and the lanes were not given up."""
         try:
             lane = await self._link.up.take()
-        except asyncio.CancelledError:
-            if not hung_up():
-                raise
+        except LinkLost:
             return  # those that have begun go on
         await self._carry(lane, self._left)
 
@@ -165,12 +166,12 @@ class _Streams:
 
     async def _once_more(self, index: int) -> None:
         """A frame that another stream is sending."""
-        lane = await self._link.up.take()
-        with contextlib.suppress(grpc.aio.AioRpcError):  # the other one may get it through, or a third
+        with contextlib.suppress(grpc.aio.AioRpcError, LinkLost):  # the other one may get it through, or a third
+            lane = await self._link.up.take()
             await self._carry(lane, deque([] if index in self._have else [index]))
 
-    async def _carry(self, lane: Lane, frames: deque[int]) -> None:
-        """One stream: takes from these frames until none is left, and hears of them. Raises AioRpcError."""
+    async def _carry(self, lane: Connection, frames: deque[int]) -> None:
+        """One stream: sends these frames until none is left, and reads which arrived. Raises AioRpcError, LinkLost."""
         if not frames:
             self._link.up.give(lane)
             return
@@ -191,7 +192,7 @@ class _Streams:
                     hearing.cancel()
                 [error] = await asyncio.gather(hearing, return_exceptions=True)
             if not mine <= self._have:
-                raise error or asyncio.CancelledError  # it hung up
+                raise error or LinkLost("a stream was closed before its frames were acknowledged")
             if not mine and isinstance(error, grpc.aio.AioRpcError):
                 self._failed = error  # those that have begun go on
             if not self._left and not self._helping:
@@ -243,7 +244,7 @@ Took: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 
 
 async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], took: Took) -> bool:
-    """Brings some frames of what is asked for, in any order, each once. Raises AioRpcError.
+    """Brings some frames of what is asked for, in any order, each once. Raises AioRpcError and LinkLost.
 
     wanted: their indices, ascending; took: told each frame when it is here, with the header of its stream. What was
     told stays good when the rest fails: a further call asks for less. Returns False when a stream broke the protocol.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from atoll_wire import scrape
+from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.errors import SettingsError
 from atoll_wire.frames import TENSORS
 from atoll_wire.parts import MESSAGE_BYTES
@@ -188,7 +189,7 @@ class Limits(ServerLimits):
     ] = 48 << 20
     update_cache_versions: Annotated[
         int, Field(ge=1, le=4096, description="Updates of a fragment kept; a learner behind more fetches it whole.")
-    ] = 16
+    ] = UPDATES_KEPT
     upload_idle_s: Annotated[
         float, Field(gt=0, le=86_400, description="Seconds; an upload without a frame loses its reservation.")
     ] = 60.0

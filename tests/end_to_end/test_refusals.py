@@ -8,11 +8,11 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll.boundary.parameters import Parameters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.contract import PROTOCOL, tensor_message
 from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
 from atoll_wire.spans import Codec

@@ -8,12 +8,12 @@ import sys
 import grpc
 import numpy as np
 import pytest
-from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll.boundary.parameters import Parameters
 from atoll.demo import processes
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.contract import PROTOCOL, tensor_message
 from atoll_wire.layout import FRAME_PARAMETERS, plan
 from atoll_wire.spans import Codec
 from torch import nn

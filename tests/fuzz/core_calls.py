@@ -20,7 +20,6 @@ from unittest import mock
 import grpc
 import numpy as np
 import safetensors.numpy
-from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll_server.run.core import Core
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
@@ -28,6 +27,7 @@ from atoll_server.settings import CoreSettings
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.contract import PROTOCOL, tensor_message
 from atoll_wire.frames import TOGETHER
 from atoll_wire.spans import Codec
 from google.protobuf.message import Message

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from atoll_wire.lanes import Lanes
 from atoll_wire.links import Transfers
+from atoll_wire.pool import Pool
 
 from tests.fuzz.mutate import TEXT
 
@@ -82,7 +83,7 @@ class Hostile:
     address = "hostile"
 
     def __init__(self) -> None:
-        self.control = self.offers = self
+        self.quick = self.offers = Pool(lambda: (self, self), 1)
         self.up, self.down = Lanes(lambda: (self, self)), Lanes(lambda: (self, self))
         self.transfers = Transfers()
         self.answered = self.up.answered

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,9 +12,11 @@ from unittest import mock
 import grpc.aio
 import numpy as np
 from atoll.agent import sending
+from atoll.agent.calls import cure
 from atoll.agent.core_state import Flight, Line
 from atoll.agent.joining import FirstModel, Identity
 from atoll.agent.partial_fetch import Incoming, UnsoundError
+from atoll.agent.retrying import Failure
 from atoll.agent.session import Presence
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Outstanding
@@ -202,8 +203,7 @@ class Ears:
             with in_room(MOST_BYTES):
                 return await presence._sender._push(line, line.flight)
         except grpc.aio.AioRpcError as error:
-            with mock.patch("asyncio.sleep", partial(_sleep, 0)):
-                await presence._sender._failed(line, line.flight, error, 0)
+            presence._sender._failed(line, line.flight, Failure(error, cure(error), presence.standing.session, 0))
             return False
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import grpc
 import numpy as np
-from atoll.agent.joining import KINDS
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import crc32c
-from atoll_wire.layout import Layout, TensorSpec, plan
+from atoll_wire.contract import tensor_spec
+from atoll_wire.layout import Layout, plan
 from atoll_wire.links import SAID
 from atoll_wire.spans import Codec
 from safetensors.torch import load
@@ -130,7 +130,7 @@ class FakeCore(rpc.OuterServicer):
         self._may("Join", context)
         with self._news:
             self.joins.append(request)
-            self.layout = self.layout or plan([_spec(tensor) for tensor in request.tensors], self.fragments)
+            self.layout = self.layout or plan([tensor_spec(tensor) for tensor in request.tensors], self.fragments)
             nonce, incarnation = self.names.get(request.learner, (request.nonce, 1))
             self.names[request.learner] = (request.nonce, incarnation + (nonce != request.nonce))
             token = f"{request.learner} {request.nonce} {self.epoch}".encode()
@@ -299,11 +299,6 @@ def _refuse(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) 
     """As a core does, with its mark."""
     context.set_trailing_metadata(SAID)
     context.abort(code, details)
-
-
-def _spec(tensor: pb.Tensor) -> TensorSpec:
-    kind = next(kind for kind, number in KINDS.items() if number == tensor.kind)
-    return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind, tuple(tensor.tied_names))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from atoll.agent.session import REPORT_S
+from atoll.agent.session import LOOK_S
 from atoll.stats import Counters
 from atoll_server.rounds.liveness import Member
 
@@ -19,7 +19,7 @@ def trained(counters: Counters, member: Member, busy_s: float, pause_s: float, u
         counters.resting_since = turns * turn_s + busy_s if counters.paused else None
         member.hear(counters.steps, counters.pausing(now), now)
         seen.append((now, member.state(now)))
-        now += REPORT_S
+        now += LOOK_S
     return seen
 
 
@@ -38,7 +38,7 @@ def test_a_long_pause_is_told_before_the_learner_would_be_silent():
     counters.paused, counters.resting_since = True, 20.0
     states = []
     for quarter in range(400):
-        now = 20.0 + REPORT_S * quarter
+        now = 20.0 + LOOK_S * quarter
         member.hear(counters.steps, counters.pausing(now), now)
         states.append(member.state(now))
     assert set(states) == {"live", "paused"}

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 from atoll_server.front.sessions import KNOWN_S, MOST, Sessions
-from atoll_server.front.shelf import VERSIONS, Item, NoRoomError, Place, Shelf, SpoiltError
+from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import UPDATES_KEPT
 
 SIZE = 100
 
@@ -124,8 +125,8 @@ def test_of_each_fragment_as_many_updates_are_kept_as_a_core_keeps():
         for fragment in range(2):
             fill(shelf, place(version, fragment))
     found = [(v, f) for v in range(1, 101) for f in range(2) if shelf.find(place(v, f)) is not None]
-    assert found == [(v, f) for v in range(101 - VERSIONS, 101) for f in range(2)]
-    assert shelf.size_bytes == 2 * VERSIONS * SIZE
+    assert found == [(v, f) for v in range(101 - UPDATES_KEPT, 101) for f in range(2)]
+    assert shelf.size_bytes == 2 * UPDATES_KEPT * SIZE
 
 
 def test_what_is_read_is_read_to_its_end_also_when_its_fragment_is_many_versions_further():
@@ -136,7 +137,7 @@ def test_what_is_read_is_read_to_its_end_also_when_its_fragment_is_many_versions
         item.took(header(), frame(0))
         reading = item.read(range(2))
         read = [await anext(reading)]
-        for version in range(2, 2 + VERSIONS):
+        for version in range(2, 2 + UPDATES_KEPT):
             fill(shelf, place(version))
         assert shelf.find(place(1)) is None
         item.took(header(), frame(1))

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import numpy as np
 import safetensors.numpy
-from atoll.agent.joining import PROTOCOL, tensor_message
 from atoll_server.shard.reader_limits import MOST_OLD
 from atoll_server.shard.shard import Shard
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import until_it_ends
+from atoll_wire.contract import PROTOCOL, tensor_message
 from atoll_wire.parts import MORE, PART
 
 from tests.simulation.books import Violation, shard_of, the_shard
@@ -64,7 +64,7 @@ class Caller:
     def __init__(self, harm: Harm, world: World, rng: random.Random) -> None:
         self.harm, self._world, self._rng = harm, world, rng
         self.process = Process(f"{NAME}#{harm.name.lower()}")
-        self._stub = SimulatedLink(world.network, self.process, CORE).control
+        self._stub = SimulatedLink(world.network, self.process, CORE).quick.take().stub
         self.calls: list[Call] = []
         self._session: pb.Session | None = None
         self._turns = self._seq = 0

@@ -12,15 +12,14 @@ import asyncio
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import grpc
 import numpy as np
 from atoll.agent import partial_fetch, sending, session
 from atoll.boundary import movement, movement_watch, optimizer_copies
@@ -28,7 +27,6 @@ from atoll.fragments import adoption
 from atoll_server.access import quotas
 from atoll_server.checkpoints import restore
 from atoll_server.front import service as front_service
-from atoll_server.front import upstream
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.shelf import Place, Shelf
 from atoll_server.learners import accounts, plausibility, registry
@@ -40,6 +38,7 @@ from atoll_server.run import core, first_parameters, joining, registrar
 from atoll_server.shard import intake, publications, reader_limits, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger, ledger_writer, rows
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.calling import LinkLost
 
 from tests.simulation import disk
 from tests.simulation.books import Violation
@@ -404,11 +403,12 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
     """After a reconnection the learner sends its work again under a new number."""
     failed = sending.Sender._failed
 
-    async def replace(self: sending.Sender, line: Any, flight: Any, error: Any, attempt: int) -> None:
-        await failed(self, line, flight, error, attempt)
+    def replace(self: sending.Sender, line: Any, flight: Any, failure: Any) -> bool:
+        acted = failed(self, line, flight, failure)
         if line.flight is flight:
             line.seq += 1
             flight.seq = line.seq
+        return acted
 
     with patch(sending.Sender, "_failed", replace):
         yield
@@ -619,15 +619,18 @@ def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
 @defect
 def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
     """Calls that end because it dialled again make it dial again (found by seed 19)."""
-    lost = upstream.lost
+    answering = front_service.FrontService._answering
 
-    def or_hung_up(error: Any) -> bool:
-        return lost(error) or error.code() is grpc.StatusCode.CANCELLED
+    @asynccontextmanager
+    async def suspicious(self: front_service.FrontService, *values: Any) -> AsyncIterator[None]:
+        async with answering(self, *values):
+            try:
+                yield
+            except LinkLost:
+                self._upstream._suspected = True
+                raise
 
-    def suspect(self: upstream.Upstream, _: Any) -> None:
-        self._suspected = True
-
-    with patch(front_service, "lost", or_hung_up), patch(upstream.Upstream, "suspect", suspect):
+    with patch(front_service.FrontService, "_answering", suspicious):
         yield
 
 

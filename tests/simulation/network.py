@@ -17,8 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire import frames
-from atoll_wire.lanes import Lanes
-from atoll_wire.links import Transfers
+from atoll_wire.links import Link
 
 from tests.simulation.loop import Process, VirtualLoop, here
 
@@ -174,6 +173,7 @@ class Call:
         self._told: list[Callable[[Call], None]] = []  # of its end
         self._first: Any = None
         self._broken = False  # what is sent from now on gets nowhere
+        self._cancelled = False  # by its caller: gRPC then raises what asyncio does
         self.hung_up = False  # the server knows that nobody listens
         self.read_by_its_caller = True  # or what the server writes waits for that, where there is a gate
         self._connected = network.servers[address][1] if address in network.servers else None
@@ -244,6 +244,7 @@ class Call:
     def cancel(self) -> None:
         """The caller lost interest; the server hears of it later, or never if the caller dies first."""
         if not self._status.done():
+            self._cancelled = True
             self._finish((grpc.StatusCode.CANCELLED, "cancelled", ()))
 
     async def code(self) -> grpc.StatusCode:
@@ -258,6 +259,8 @@ class Call:
     trailing_metadata = initial_metadata
 
     def _raise_status(self) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
         code, details, trailing = self._status.result()
         if code is not grpc.StatusCode.OK:
             raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)
@@ -453,28 +456,16 @@ class Stub:
             call.cancel()
 
 
-class SimulatedLink:
-    """`atoll_wire.links.Link` of the simulation."""
-
-    stale = False
+class SimulatedLink(Link):
+    """The product's, with connections of the simulation."""
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
-        self.address, self.transfers = address, Transfers()
         self._network, self._learner = network, learner
-        self.control = self.offers = self.lane()[0]
-        self.up, self.down = Lanes(self.lane), Lanes(self.lane)
+        super().__init__(address)
 
-    def lane(self) -> tuple[Stub, Stub]:
+    def _dial(self, options: object) -> tuple[Any, Any]:
         stub = Stub(self._network, self._learner, self.address)
         return stub, stub
 
-    quick_lane = lane
-
     def answered(self, after_s: float) -> None:
-        pass
-
-    def rest(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
+        """Nothing is far: one connection carries the frames."""

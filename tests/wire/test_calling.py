@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.calling import open_calls, opened
+from atoll_wire.calling import LinkLost, answer, open_calls, opened
 
 
 class Call:
@@ -62,6 +62,54 @@ def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
 
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)),
+        pytest.raises(LinkLost),
     ):
         asyncio.run(written(f"127.0.0.1:{silent.getsockname()[1]}"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
+    async def asked(address: str) -> None:
+        channel = grpc.aio.insecure_channel(address)
+        stub = rpc.OuterStub(channel)
+
+        async def wait() -> None:
+            if not stream:
+                await answer(stub.Leave(pb.LeaveRequest()))
+            with opened("Follow", stub.Follow(pb.FollowRequest())) as call:
+                await call.read()
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0.05)
+        await channel.close()
+        with pytest.raises(LinkLost):
+            await asyncio.wait_for(waiting, 10)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(asked(f"127.0.0.1:{silent.getsockname()[1]}"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_task_that_is_cancelled_ends_as_cancelled_and_ends_its_call(stream):
+    async def main() -> None:
+        channel = grpc.aio.insecure_channel("127.0.0.1:1")
+        calls = []
+
+        async def wait() -> None:
+            stub = rpc.OuterStub(channel)
+            call = stub.Follow(pb.FollowRequest()) if stream else stub.Leave(pb.LeaveRequest())
+            calls.append(call)
+            if not stream:
+                await answer(call)
+            with opened("Follow", call):
+                await call.read()
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=10)
+        assert waiting.cancelled()
+        assert calls[0].done()
+        await channel.close()
+
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -145,7 +146,7 @@ def test_turns_are_bounded_and_given_in_the_order_of_asking():
 
 def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(lanes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     async def main() -> None:
         Channel.opened = 0
@@ -167,10 +168,10 @@ def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
         assert Channel.opened == group.count
         for each in (lane, *more):
             group.give(each)
-        group.rest()
+        await group.rest()
         assert Channel.opened == group.count, "it was busy just now"
         now[0] += lanes.IDLE_S + 1
-        group.rest()
+        await group.rest()
         await asyncio.sleep(0)
         assert (Channel.opened, group.count) == (1, FEWEST)
         answered(group, LONG_S)

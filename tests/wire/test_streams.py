@@ -10,8 +10,10 @@ import grpc.aio
 import pytest
 from atoll_wire import frames, streams
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.calling import LinkLost
 from atoll_wire.lanes import SLOTS, Lanes
 from atoll_wire.links import Transfers
+from atoll_wire.pool import Pool
 
 FRAMES = 5
 MESSAGES = [frames.encode(n, 0, bytes([n])) for n in range(FRAMES)]
@@ -31,7 +33,7 @@ class Core:
         self.lanes = 0
         up = Lanes(self._dial)
         up._width.lanes, up._capacity, up._turns = 2, 2 * SLOTS, asyncio.Semaphore(2 * SLOTS)
-        offers = SimpleNamespace(Push=lambda: Call(self, None))
+        offers = Pool(lambda: (SimpleNamespace(Push=lambda: Call(self, None)), SimpleNamespace()), 1)
         self.link = SimpleNamespace(up=up, offers=offers, transfers=Transfers(), answered=lambda _seconds: None)
 
     def _dial(self):
@@ -139,3 +141,17 @@ def test_a_stream_that_fails_ends_the_upload_with_its_reason():
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         uploaded(Core(fails=3))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_link_that_was_given_up_takes_no_upload():
+    core = Core()
+
+    async def main() -> None:
+        core.link.up.give_up()
+        with pytest.raises(LinkLost):
+            await streams.upload(core.link, lambda: HEADER, MESSAGES, lambda _: None)
+        core.link.offers._closed = True
+        with pytest.raises(LinkLost):
+            await streams.upload(core.link, lambda: HEADER, MESSAGES, lambda _: None, known=True)
+
+    asyncio.run(main())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from atoll_server.rounds.liveness import LIVE_REPORTS, LIVE_STEPS
 from atoll_server.run.memory_budget import needed_bytes
 from atoll_server.settings import RunSettings
+from atoll_wire.contract import REPORT_S
 from atoll_wire.layout import DEFAULT_FRAGMENTS
 
 from atoll_forecast.fleet.fleet import AT_ONCE
@@ -29,7 +30,6 @@ ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # beside payloads: calls, hea
 DISK_BYTES = 4 * 12.0 + 4.0  # for each parameter: four snapshots, and the first parameters' file
 LEARNER_BYTES = 7.4  # of the host's memory, for each parameter
 WAITING_BYTES = 0.5  # on disk, for each parameter, learner and outer step that a contribution may be late
-REPORT_S = 1.0  # between a learner's reports at most
 MARGIN = 1.25  # beyond what steps, trips and rounds take in the mean
 LEAST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
 MOST_CONTRIBUTIONS_S = 100.0  # to one core: more was never measured

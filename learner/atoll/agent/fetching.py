@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
 import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.links import hung_up
 from atoll_wire.spans import Codec
 from atoll_wire.streams import download
 
-from atoll.agent.calls import Cure, backoff_s, cure, detail, one_line
+from atoll.agent.calls import Cure, cure, one_line
 from atoll.agent.core_state import Line, Standing
 from atoll.agent.partial_fetch import MOST_UPDATES, Ask, Incoming, UnsoundError
+from atoll.agent.retrying import Failure, retry
 from atoll.agent.sending import Sender
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.adoption import Fate
@@ -72,44 +73,33 @@ class Fetcher:
                 task.result()
 
     async def _bring(self, line: Line) -> None:
-        attempt = 0
+        once, failed, came = partial(self._once, line), partial(self._failed, line), partial(_came, line)
         try:
             while line.behind() and not self._standing.leaving:
-                await self._standing.connected.wait()
-                session = self._standing.session
-                came = _came(line)
-                try:
-                    async with self._at_once:
-                        sound = await self._step(line)
-                    if not sound:
-                        self._counters.mismatches += 1
-                        line.whole = True
-                        await asyncio.sleep(backoff_s(attempt, self._rng))
-                    attempt = 0 if sound else attempt + 1
-                except grpc.aio.AioRpcError as error:
-                    attempt = 0 if _came(line) > came else attempt
-                    await self._failed(line, session, error, attempt)
-                    attempt += 1
-                except asyncio.CancelledError:
-                    if self._standing.leaving or not hung_up():
-                        raise
-                    attempt += 1
+                await retry(self._standing, line.behind, once, failed, self._rng, came)
         finally:
             line.fetching = None
 
-    async def _failed(self, line: Line, session: pb.Session, error: grpc.aio.AioRpcError, attempt: int) -> None:
-        match cure(error):
+    async def _once(self, line: Line) -> bool:
+        async with self._at_once:
+            sound = await self._step(line)
+        if not sound:
+            self._counters.mismatches += 1
+            line.whole = True
+        return sound
+
+    def _failed(self, line: Line, failure: Failure) -> bool:
+        match failure.cure:
             case Cure.FETCH_WHOLE | Cure.GIVE_UP | Cure.DROP_WORK if not line.whole:
                 line.whole = True
-            case Cure.STOP:
-                raise LearnerError(detail(error))
             case Cure.JOIN_AGAIN:
-                self._standing.lose(session)
+                self._standing.lose(failure.session)
             case _:
-                self._counters.last_error = one_line(error)
-                if attempt == MANY:
-                    log.warning("a fetch fails again and again", fragment=line.fragment, error=one_line(error))
-                await asyncio.sleep(backoff_s(attempt, self._rng))
+                self._counters.last_error = one_line(failure.error)
+                if failure.before == MANY:
+                    log.warning("a fetch fails again and again", fragment=line.fragment, error=one_line(failure.error))
+                return False
+        return True
 
     async def _step(self, line: Line) -> bool:
         """One update, or the fragment whole. False when what came is not what was published."""
@@ -132,7 +122,7 @@ class Fetcher:
         return line.incoming
 
     async def _ask(self, fragment: int, incoming: Incoming, ask: Ask) -> bool:
-        """Fetches some frames. False when the core sent something else. Raises AioRpcError."""
+        """Fetches some frames. False when the core sent something else. Raises AioRpcError and LinkLost."""
         request = pb.FetchRequest(
             session=self._standing.session, fragment=fragment, version=ask.version, whole=not ask.version
         )

@@ -16,9 +16,10 @@ import psutil
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import LOCAL, Access, AccessError
-from atoll_wire.calling import opened, until_it_ends
+from atoll_wire.calling import answer, opened, until_it_ends
 from atoll_wire.certificate import CertificateError, Role, check_role
-from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, plan
+from atoll_wire.contract import JOIN_S, PROTOCOL, tensor_message
+from atoll_wire.layout import Layout, LayoutError, TensorSpec, plan
 from atoll_wire.spans import Codec
 
 from atoll.agent.core_state import Standing
@@ -27,12 +28,9 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-PROTOCOL = 1
 CODECS = frozenset(int(kind) for kind in Codec)
-JOIN_S = 60.0  # a core may have to read a whole model before it answers
 SHORTEST_RETRY_S = 0.5
 CHUNK_BYTES = 256 << 10
-KINDS = {MergeKind.AVERAGE: pb.MERGE_KIND_AVERAGE, MergeKind.DIRECTION: pb.MERGE_KIND_DIRECTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +77,12 @@ class Joiner:
         self._nonce = secrets.randbits(63) | 1
 
     async def join(self) -> pb.JoinReply:
-        """Returns once the run has parameters; AioRpcError when the core is away or refuses."""
+        """Returns once the run has parameters. Raises AioRpcError when the core is away or refuses, and LinkLost."""
         proof, confirming = b"", False
         while True:
-            reply: pb.JoinReply = await self._standing.link.control.Join(self._request(proof), timeout=JOIN_S)
+            request = self._request(proof)
+            with self._standing.link.quick.use() as connection:
+                reply: pb.JoinReply = await answer(connection.stub.Join(request, timeout=JOIN_S))
             if reply.state == pb.JoinReply.STATE_CONFIRM:
                 if confirming:  # once more: another one of this name joined in between
                     await asyncio.sleep(SHORTEST_RETRY_S)
@@ -137,13 +137,6 @@ class Joiner:
 def process_age_s() -> float:
     """Since this process was started."""
     return time.time() - psutil.Process().create_time()
-
-
-def tensor_message(tensor: TensorSpec) -> pb.Tensor:
-    """A tensor as the contract has it."""
-    return pb.Tensor(
-        name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, kind=KINDS[tensor.kind], tied_names=tensor.tied_names
-    )
 
 
 def _sha256(path: Path) -> bytes:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
-import grpc
-import grpc.aio
 import structlog
 from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
-from atoll_wire.links import hung_up
 from atoll_wire.logs import contribution
 from atoll_wire.streams import upload
 
-from atoll.agent.calls import Cure, backoff_s, cure, detail, one_line
+from atoll.agent.calls import Cure, detail, one_line
 from atoll.agent.core_state import Flight, Line, Standing
-from atoll.errors import LearnerError
+from atoll.agent.retrying import Failure, retry
 from atoll.fragments.exchange import Handover, Taken
 from atoll.fragments.segments import Coded
 from atoll.stats import Counters
@@ -87,19 +85,8 @@ class Sender:
 
     async def _offer(self, line: Line, flight: Flight) -> None:
         """Pushes until the core has answered, or the fate came another way."""
-        attempt = 0
-        while line.flight is flight and not self._standing.leaving:
-            await self._standing.connected.wait()
-            try:
-                if await self._push(line, flight):
-                    return
-                await asyncio.sleep(backoff_s(attempt, self._rng))
-            except grpc.aio.AioRpcError as error:
-                await self._failed(line, flight, error, attempt)
-            except asyncio.CancelledError:
-                if self._standing.leaving or not hung_up():
-                    raise
-            attempt += 1
+        once, failed = partial(self._push, line, flight), partial(self._failed, line, flight)
+        await retry(self._standing, lambda: line.flight is flight, once, failed, self._rng)
 
     async def _push(self, line: Line, flight: Flight) -> bool:
         """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
@@ -127,23 +114,23 @@ class Sender:
         self.decided(receipt)
         return True
 
-    async def _failed(self, line: Line, flight: Flight, error: grpc.aio.AioRpcError, attempt: int) -> None:
+    def _failed(self, line: Line, flight: Flight, failure: Failure) -> bool:
+        error = failure.error
         self._counters.last_error = one_line(error)
         if line.flight is not flight:
-            return  # its fate came another way meanwhile
-        match cure(error):
+            return True  # its fate came another way meanwhile
+        match failure.cure:
             case Cure.DROP_WORK:
                 log.warning("outstanding work is given up", contribution=self._name(line, flight), detail=detail(error))
                 self._drop(line)
             case Cure.GIVE_UP:
                 log.error("contribution refused", contribution=self._name(line, flight), detail=detail(error))
                 self.end(line, merged=False)
-            case Cure.STOP:
-                raise LearnerError(detail(error))
             case Cure.JOIN_AGAIN:
                 self._standing.lose(flight.session)
             case _:
-                await asyncio.sleep(backoff_s(attempt, self._rng))
+                return False
+        return True
 
     # ------------------------------------------------------------------------------ fates
 

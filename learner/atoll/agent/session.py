@@ -18,9 +18,10 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.arrivals import Arrivals
-from atoll_wire.calling import opened, until_it_ends
+from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
+from atoll_wire.contract import REPORT_S, REPORTED
 from atoll_wire.layout import Layout
-from atoll_wire.links import Link, hung_up, retire
+from atoll_wire.links import Link, retire
 
 from atoll.agent.calls import FIRST_BACKOFF_S, GOODBYE_S, LONGEST_BACKOFF_S, Cure, backoff_s, cure, detail, one_line
 from atoll.agent.core_state import Line, Standing
@@ -33,9 +34,8 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-REPORT_S, LONGEST_REPORT_S = 0.25, 1.0
+LOOK_S = 0.25  # between looks whether there is something to report
 PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
-MOST_TOLD = 128  # rounds declined, or adoptions, in one report
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a core that is silent; between them, by what was usual
 WATCH_S = 0.5
 HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
@@ -89,6 +89,8 @@ class Presence:
                 except grpc.aio.AioRpcError as error:
                     if not self._leaving:  # else it is how the core says that it heard
                         self._note(error, time.monotonic() - began)
+                except LinkLost:
+                    pass  # there is another link
                 if self._leaving:
                     await asyncio.Event().wait()
                 self.standing.connected.clear()
@@ -194,7 +196,7 @@ class Presence:
         self._arrivals.again(time.monotonic())
         while not self._arrivals.overdue(time.monotonic()) and not self.standing.link.stale:
             await asyncio.sleep(WATCH_S)
-            self.standing.link.rest()
+            await self.standing.link.rest()
         why = "new certificates" if self.standing.link.stale else "the core is silent"
         patience_s = round(self._arrivals.patience_s(), 1)
         log.warning(f"{why}: dialling again", learner=self._identity.name, patience_s=patience_s)
@@ -212,7 +214,10 @@ class Presence:
     async def _follow(self) -> None:
         standing = self.standing
         request = pb.FollowRequest(session=standing.session, log=standing.log, sequence=standing.sequence)
-        with opened("Follow", standing.link.control.Follow(request)) as call:
+        with (
+            standing.link.quick.use() as connection,
+            opened("Follow", connection.stub.Follow(request)) as call,
+        ):
             async for happening in call:
                 if not self._happened(happening):
                     return
@@ -262,14 +267,17 @@ class Presence:
 
     async def _report(self) -> None:
         told, told_at = (-1, False), 0.0
-        with opened("Report", self.standing.link.control.Report()) as call:
+        with (
+            self.standing.link.quick.use() as connection,
+            opened("Report", connection.stub.Report()) as call,
+        ):
             while not call.done():
                 for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
                     self._decline(due.fragment, due.cycle, "no inner step while it was open")
                 now = time.monotonic()
                 state = (self._counters.steps, self._counters.pausing(time.perf_counter()))
                 news = bool(self._handover.adopted or self._handover.declined) or state != told
-                if news or now - told_at >= LONGEST_REPORT_S:
+                if news or now - told_at >= REPORT_S:
                     progress = self._progress()
                     if told[0] < 0:
                         progress.session.CopyFrom(self.standing.session)
@@ -277,15 +285,15 @@ class Presence:
                     with until_it_ends():
                         await call.write(progress)
                 if not call.done():
-                    await asyncio.sleep(REPORT_S)
+                    await asyncio.sleep(LOOK_S)
             await call
 
     def _progress(self) -> pb.Progress:
         """All counters, and what was adopted and declined since the last message, as much as one takes."""
         progress = self._counters.progress()
         declined, adopted = self._handover.declined, self._handover.adopted
-        progress.declined.extend(declined.popleft() for _ in range(min(MOST_TOLD, len(declined))))
-        progress.adopted.extend(adopted.popleft() for _ in range(min(MOST_TOLD, len(adopted))))
+        progress.declined.extend(declined.popleft() for _ in range(min(REPORTED, len(declined))))
+        progress.adopted.extend(adopted.popleft() for _ in range(min(REPORTED, len(adopted))))
         return progress
 
     # ------------------------------------------------------------------------------ told by the agent
@@ -300,10 +308,8 @@ class Presence:
         if self.standing.connected.is_set():
             request = pb.LeaveRequest(session=self.standing.session, last=self._progress())
             try:
-                await self.standing.link.control.Leave(request, timeout=GOODBYE_S)
-            except grpc.aio.AioRpcError as error:
-                log.warning("good-bye was not heard", learner=self._identity.name, error=one_line(error))
-            except asyncio.CancelledError:
-                if not hung_up():
-                    raise
-                log.warning("good-bye was not heard", learner=self._identity.name, error="the connection was given up")
+                with self.standing.link.quick.use() as connection:
+                    await answer(connection.stub.Leave(request, timeout=GOODBYE_S))
+            except (grpc.aio.AioRpcError, LinkLost) as error:
+                why = str(error) if isinstance(error, LinkLost) else one_line(error)
+                log.warning("good-bye was not heard", learner=self._identity.name, error=why)

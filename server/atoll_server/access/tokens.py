@@ -11,15 +11,13 @@ from pathlib import Path
 
 import structlog
 from atoll_wire.certificate import NAME, Role
+from atoll_wire.contract import AUTHORIZATION, BEARER
 from atoll_wire.errors import SettingsError
 
 from atoll_server.access.identity import Caller
 from atoll_server.access.refusals import Refused, Status
 
 log = structlog.get_logger()
-
-HEADER = "authorization"
-BEARER = "Bearer "
 
 
 class Tokens:
@@ -80,7 +78,7 @@ def new(path: Path, name: str) -> str:
 
 def operator_name(tokens: Tokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Which operator calls; "" where nobody has to say. Raises Refused."""
-    given = next((str(value) for key, value in metadata if key == HEADER), "")
+    given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:
         name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))
         if name is None:

@@ -7,17 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import FATE_NAMES, FATES
 from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.remote import TIMEOUT_S, OperatorError, Remote, operator
 from atoll_server.cli.tables import console
-from atoll_server.service.operator_service import FATES, logged_receipt
+from atoll_server.service.operator_service import logged_receipt
 from atoll_server.storage import ledger
 from atoll_server.storage.database import read_ledger
-
-NAMED = {name: fate for fate, name in FATES.items()}
 
 
 def from_core(remote: Remote, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
@@ -47,9 +46,9 @@ def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[
 
 
 def _fate(name: str) -> pb.Fate:
-    if name not in NAMED:
+    if name and name not in FATES:
         raise OperatorError(f'--fate "{name}" is none: give pending, merged or refused')
-    return NAMED[name]
+    return FATES[name] if name else pb.FATE_UNSPECIFIED
 
 
 def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
@@ -65,9 +64,10 @@ def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
         name = f"{receipt.learner}/{receipt.incarnation}/{receipt.fragment}/{receipt.seq}"
         when = datetime.fromtimestamp(each.accepted_at, UTC).isoformat(timespec="seconds")
         merged = receipt.fate == pb.FATE_MERGED
+        fate = FATE_NAMES.get(receipt.fate, "")
         clipped = f" clipped to {each.clipped:.2f}" if each.clipped < 1 else ""
         table.add_row(
-            when, name, f"{each.tokens:,}", str(each.steps), f"{each.norm:.3g}{clipped}", FATES[receipt.fate],
+            when, name, f"{each.tokens:,}", str(each.steps), f"{each.norm:.3g}{clipped}", fate,
             str(receipt.version) if receipt.fate != pb.FATE_PENDING else "", f"{receipt.weight:.4f}" if merged else "",
             f"{receipt.staleness:.3g}" if merged else "", receipt.reason,
         )  # fmt: skip

@@ -14,16 +14,15 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.access import LOCAL, Access
 from atoll_wire.calling import opened
+from atoll_wire.contract import token_metadata
 from atoll_wire.errors import UserError
-from atoll_wire.links import said
+from atoll_wire.links import away
 from rich.table import Table
 
-from atoll_server.access.tokens import BEARER, HEADER
 from atoll_server.checkpoints.unshared_tensors import warning_of
 from atoll_server.cli.tables import console
 
 TIMEOUT_S = 10.0
-AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
 class OperatorError(UserError):
@@ -51,7 +50,7 @@ def operator(remote: Remote) -> Iterator[rpc.OperatorStub]:
         try:
             yield rpc.OperatorStub(channel)
         except grpc.RpcError as error:
-            if error.code() in AWAY and not said(error):
+            if away(error):
                 cure = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
                 raise OperatorError(f"no core answers at {address} ({error.details()}): {cure}") from error
             raise OperatorError(f"the core at {address} refused: {error.details()}") from error
@@ -61,7 +60,7 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
     """Shows a token with each call."""
 
     def __init__(self, token: str) -> None:
-        self._metadata = ((HEADER, BEARER + token),)
+        self._metadata = token_metadata(token)
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
         return continuation(self._shown(details), request)

@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import opened
+from atoll_wire.calling import LinkLost, opened
 from atoll_wire.frames import Sent, WireFrame, frames_in
-from atoll_wire.links import SAID, hung_up, said
+from atoll_wire.links import SAID, said
 from atoll_wire.streams import download
 
 from atoll_server.access.refusals import Refused, Status
@@ -45,7 +45,7 @@ class Fetching:
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        """What a core would answer. Raises AioRpcError as the core did, and Refused."""
+        """What a core would answer. Raises AioRpcError as the core did, LinkLost and Refused."""
         served = self._metrics.learner(request.session.learner, "down")
         if not request.header_only:
             for _ in range(TRIES):
@@ -111,7 +111,10 @@ class Fetching:
         asked.MergeFrom(request)
         asked.ClearField("frames")
         began = time.monotonic()
-        with self._upstream.quick.line() as line, opened("Fetch", line.stub.Fetch(asked, timeout=ASK_S)) as call:
+        with (
+            self._upstream.link.quick.use() as connection,
+            opened("Fetch", connection.stub.Fetch(asked, timeout=ASK_S)) as call,
+        ):
             reply = await call.read()
         self._upstream.link.answered(time.monotonic() - began)
         if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
@@ -143,11 +146,11 @@ class Fetching:
             else:
                 mark = SAID if said(error) else ()
                 item.failed(claimed, partial(_again, error.code(), error.details() or "", mark))
+        except LinkLost:
+            item.failed(claimed, LinkLost)
         except asyncio.CancelledError:
-            text = "the connection to the core was given up"
-            item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, text))
-            if not hung_up():
-                raise
+            item.failed(claimed, LinkLost)
+            raise
         except Exception as error:
             log.exception("a fetch failed", fragment=request.fragment)
             item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))
@@ -161,8 +164,8 @@ class Fetching:
         served = self._metrics.learner(request.session.learner, "down")
         counter = self._metrics.whole if request.whole else self._metrics.updates
         with (
-            self._upstream.carriers.line() as line,
-            opened("Fetch", line.stub.Fetch(request)) as call,
+            self._upstream.link.carriers.use() as connection,
+            opened("Fetch", connection.stub.Fetch(request)) as call,
             self._upstream.link.transfers.of(call) as moved,
         ):
             async for reply in call:

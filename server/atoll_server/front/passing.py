@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import opened, until_it_ends
-from atoll_wire.links import hung_up, said
+from atoll_wire.calling import LinkLost, opened, until_it_ends
+from atoll_wire.contract import AUTHORIZATION
+from atoll_wire.links import said
 
 from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.access.tokens import HEADER
 from atoll_server.front.upstream import Upstream
 from atoll_server.rpc.calls import Context, abort, end, let_go
 
@@ -46,12 +46,12 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
     async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         try:
             caller(context)
-            shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == HEADER)
+            shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION)
             if token_needed and not shown:
                 text = "through this front operators need a token: give --token, or call the core"
                 raise Refused(Status.PERMISSION_DENIED, text)
-            with upstream.carriers.line() as line:
-                channel: Any = line.channel
+            with upstream.link.carriers.use() as connection:
+                channel: Any = connection.channel
                 with opened(method, channel.stream_stream(path)(metadata=shown)) as call:
                     sending = asyncio.create_task(_send(requests, call))
                     try:
@@ -65,9 +65,7 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
             await end(context, error.code(), error.details() or "", meant=said(error))
-        except asyncio.CancelledError:
-            if not hung_up():
-                raise
+        except LinkLost:
             await end(context, grpc.StatusCode.UNAVAILABLE, "the core is silent: try again")
         finally:
             await let_go(requests)

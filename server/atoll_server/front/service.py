@@ -14,11 +14,12 @@ import structlog
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.calling import opened, until_it_ends
+from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
 from atoll_wire.certificate import Role
 from atoll_wire.checksums import crc32c
+from atoll_wire.contract import JOIN_S
 from atoll_wire.frames import Pushed, Sent
-from atoll_wire.links import hung_up, said
+from atoll_wire.links import said
 from atoll_wire.logs import contribution
 
 from atoll_server.access.audit_log import Acts
@@ -32,7 +33,6 @@ from atoll_server.rpc.calls import Context, Waits, end, let_go
 
 log = structlog.get_logger()
 
-JOIN_S = 60.0  # a core may have to read a whole model before it answers
 QUICK_S = 20.0
 
 
@@ -58,8 +58,8 @@ class FrontService(rpc.OuterServicer):
         async with self._answering(context):
             self._may(context, request.learner)
             began = time.monotonic()
-            with self._upstream.quick.line() as line:
-                reply: pb.JoinReply = await line.stub.Join(request, timeout=JOIN_S)
+            with self._upstream.link.quick.use() as connection:
+                reply: pb.JoinReply = await answer(connection.stub.Join(request, timeout=JOIN_S))
             self._upstream.link.answered(time.monotonic() - began)
             session = pb.Session(
                 run=reply.run, learner=request.learner, incarnation=reply.incarnation, generation=reply.generation,
@@ -78,8 +78,8 @@ class FrontService(rpc.OuterServicer):
                 header = await wait.first(requests, "an Initialise stream")
                 self._may(context, header.header.session.learner)
                 with (
-                    self._upstream.carriers.line() as line,
-                    opened("Initialise", line.stub.Initialise()) as call,
+                    self._upstream.link.carriers.use() as connection,
+                    opened("Initialise", connection.stub.Initialise()) as call,
                     self._upstream.link.transfers.of(call) as moved,
                 ):
 
@@ -103,7 +103,10 @@ class FrontService(rpc.OuterServicer):
         async with self._answering(context, request.session):
             self._may(context, request.session.learner)
             wait = self._waits.begin()
-            with self._upstream.quick.line() as line, opened("Follow", line.stub.Follow(request)) as call:
+            with (
+                self._upstream.link.quick.use() as connection,
+                opened("Follow", connection.stub.Follow(request)) as call,
+            ):
                 try:
                     while (happening := await wait.next(aiter(call))) is not None:
                         self.fetching.told(happening.log, request.session, _versions(happening))
@@ -118,7 +121,7 @@ class FrontService(rpc.OuterServicer):
         """How training goes, for the core to count."""
         async with self._answering(context):
             try:
-                with self._upstream.quick.line() as line, opened("Report", line.stub.Report()) as call:
+                with self._upstream.link.quick.use() as connection, opened("Report", connection.stub.Report()) as call:
 
                     async def pass_on() -> None:
                         with until_it_ends():
@@ -138,8 +141,8 @@ class FrontService(rpc.OuterServicer):
         """A good-bye."""
         async with self._answering(context, request.session):
             self._may(context, request.session.learner)
-            with self._upstream.quick.line() as line:
-                reply: pb.LeaveReply = await line.stub.Leave(request, timeout=QUICK_S)
+            with self._upstream.link.quick.use() as connection:
+                reply: pb.LeaveReply = await answer(connection.stub.Leave(request, timeout=QUICK_S))
             self._sessions.refused(request.session)
             return reply
 
@@ -157,10 +160,11 @@ class FrontService(rpc.OuterServicer):
                 self._may(context, header.session.learner)
                 name = contribution(header.session, header.fragment, header.seq)
                 log.debug("passing on", contribution=name, cycle=header.cycle)
-                trunk = self._upstream.quick if header.asks_only else self._upstream.carriers
+                link = self._upstream.link
+                pool = link.quick if header.asks_only else link.carriers
                 with (
-                    trunk.line() as line,
-                    opened("Push", line.stub.Push()) as call,
+                    pool.use() as connection,
+                    opened("Push", connection.stub.Push()) as call,
                     self._upstream.link.transfers.of(call) as moved,
                 ):
                     with until_it_ends():
@@ -226,9 +230,7 @@ class FrontService(rpc.OuterServicer):
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {self._upstream.address}: {details}"
             if session is not None:
                 self._sessions.refused(session)
-        except asyncio.CancelledError:
-            if not hung_up():
-                raise
+        except LinkLost:
             code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {self._upstream.address} is silent: try again"
         else:
             return

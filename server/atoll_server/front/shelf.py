@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.frames import WireFrame
-
-VERSIONS = 16  # of each fragment, as many as a core keeps: a learner that is further behind fetches it whole
 
 
 class Place(NamedTuple):
@@ -95,7 +94,7 @@ class Item:
         return self.header
 
     async def read(self, wanted: Sequence[int]) -> AsyncIterator[bytes]:
-        """These frames, some in a message, as soon as they are here. Raises an error above, or the core's."""
+        """These frames, some in a message, as soon as they are here. Raises an error above, LinkLost, or the core's."""
         self.readers += 1
         try:
             while wanted:
@@ -140,7 +139,7 @@ class Shelf:
         The limit in bytes is not enough: beside its frames an item takes some kilobytes.
         """
         same = sorted(other for other in self._items if other[:4] == place[:4] and other != place)
-        for old in same[: max(0, len(same) + 1 - VERSIONS)]:
+        for old in same[: max(0, len(same) + 1 - UPDATES_KEPT)]:
             del self._items[old]
         item = self._items[place] = Item(place, count, self._make_room)
         return item

@@ -13,11 +13,10 @@ from weakref import WeakSet
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
+from atoll_wire import parts
 from atoll_wire.links import SAID
 
 from atoll_server.access.refusals import Refused, Status
-
-MOST_SENT_BYTES = 16 << 20  # in one message: operators are told much at a time
 
 T = TypeVar("T")
 End: TypeAlias = Callable[["Refused"], None]
@@ -28,7 +27,7 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
     """Of the server's channel: limits on what it takes, and how it finds out that a peer is gone."""
     return [
         ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", MOST_SENT_BYTES),
+        ("grpc.max_send_message_length", parts.REPLY_BYTES),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
         ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: arrivals tell much earlier
         ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import structlog
 from atoll_wire import allocator
+from atoll_wire.contract import PROTOCOL
 from atoll_wire.errors import SettingsError
 
 from atoll_server.access.audit_log import Acts
@@ -38,7 +39,6 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-PROTOCOL = 1
 HOUSEKEEPING_S = 1.0
 STANDBY_S = 0.01  # between two looks whether the core that has the directory is gone
 

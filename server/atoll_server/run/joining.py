@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout, LayoutError, MergeKind, TensorSpec, first_difference, plan
+from atoll_wire.contract import MERGE_KINDS, PROTOCOL, tensor_spec
+from atoll_wire.layout import Layout, LayoutError, TensorSpec, first_difference, plan
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints import unshared_tensors
@@ -20,7 +21,6 @@ from atoll_server.checkpoints.restore import INITIAL, Restored, initial_states
 from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors
 from atoll_server.learners.registry import Entry, Speaker
 from atoll_server.run import first_parameters
-from atoll_server.run.core import PROTOCOL
 from atoll_server.run.first_parameters import Lease, Staging, Turns
 from atoll_server.run.registrar import Registrar, Waiting
 from atoll_server.settings import CoreSettings, Limits
@@ -28,7 +28,6 @@ from atoll_server.storage.disk import Disk
 
 log = structlog.get_logger()
 
-KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
 MOST_DIMENSIONS = 8
 
 Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
@@ -248,13 +247,11 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
             raise Refused(
                 Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions'
             )
-        if tensor.kind not in KINDS:
+        if tensor.kind not in MERGE_KINDS:
             raise Refused(Status.INVALID_ARGUMENT, f'tensor "{tensor.name}" does not say how it is merged')
     parameters = sum(math.prod(tensor.shape) for tensor in request.tensors)
     if parameters > limits.parameters:
         raise Refused(
             Status.INVALID_ARGUMENT, f"{parameters} trainable parameters: at most {limits.parameters} are taken"
         )
-    return tuple(
-        TensorSpec(t.name, tuple(t.shape), t.dtype, KINDS[t.kind], tuple(t.tied_names)) for t in request.tensors
-    )
+    return tuple(map(tensor_spec, request.tensors))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import REPORTED
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.accounts import Spent
@@ -17,7 +18,7 @@ from atoll_server.shard.shard import Shard
 
 log = structlog.get_logger()
 
-MOST_REPORTED = 256  # declined rounds and adoptions in one report: a learner tells 128 of each at most
+MOST_REPORTED = 2 * REPORTED  # declined rounds and adoptions together
 
 
 def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None:

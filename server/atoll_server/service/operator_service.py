@@ -14,6 +14,7 @@ import grpc
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.contract import FATE_NAMES
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused
@@ -34,7 +35,6 @@ log = structlog.get_logger()
 CHUNK_BYTES = 1 << 20
 NOTHING_YET = "the run has no parameters yet: start a learner first"
 LARGEST_REASON = 200
-FATES = {pb.FATE_UNSPECIFIED: "", pb.FATE_PENDING: "pending", pb.FATE_MERGED: "merged", pb.FATE_REFUSED: "refused"}
 
 
 class OperatorService(rpc.OperatorServicer):
@@ -74,7 +74,7 @@ class OperatorService(rpc.OperatorServicer):
         await self._may(context)
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
-        fate = FATES.get(request.fate, "")
+        fate = FATE_NAMES.get(request.fate, "")
         before = min(request.before, MOST_NUMBER)
         rows = await asyncio.to_thread(self._receipts, request.learner, fate, before, limit)
         return pb.ListReceiptsReply(receipts=[logged_receipt(*row) for row in rows])

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import FATES
 
 from atoll_server.learners.registry import Roster
 from atoll_server.rounds import events as ev
@@ -21,8 +22,6 @@ from atoll_server.storage.spool import Stored
 from atoll_server.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
-
-FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
 
 
 class Contributions:

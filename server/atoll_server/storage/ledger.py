@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from atoll_wire.contract import FATES
+
 from atoll_server.rounds.events import Key
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow, TallyRow
@@ -198,7 +200,7 @@ def receipts(
     learner, fate: only theirs; empty: all. before: only lower numbers; 0: from the newest on.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
-    fates = [f"fate='{each}'" for each in ("pending", "merged", "refused") if each == fate]  # as the indices have it
+    fates = [f"fate='{each}'" for each in FATES if each == fate]  # as the indices have it
     conditions = " AND ".join([text for text, _ in given] + fates) or "TRUE"
     query = f"SELECT rowid FROM contributions WHERE {conditions} ORDER BY rowid DESC LIMIT ?"  # noqa: S608 - constants
     found = []

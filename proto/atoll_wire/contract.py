@@ -1,0 +1,37 @@
+"""What both sides must agree on beside the messages of outer.proto: versions, names of values, and limits."""
+
+from __future__ import annotations
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import MergeKind, TensorSpec
+
+PROTOCOL = 2  # a core refuses learners of another one
+JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers
+REPORT_S = 1.0  # a learner reports at least this often
+REPORTED = 128  # declined rounds, and adoptions, that a learner tells in one report at most
+UPDATES_KEPT = 16  # published updates of each fragment that a core or front keeps at most, unless told otherwise
+AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that shows an operator's token
+
+FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
+FATE_NAMES = {number: name for name, number in FATES.items()}
+MERGE_KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
+MERGE_KIND_NUMBERS = {kind: number for number, kind in MERGE_KINDS.items()}
+
+
+def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call that shows a token; empty for an empty token."""
+    return ((AUTHORIZATION, BEARER + token),) if token else ()
+
+
+def tensor_message(tensor: TensorSpec) -> pb.Tensor:
+    """A tensor as Join declares it."""
+    return pb.Tensor(
+        name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, kind=MERGE_KIND_NUMBERS[tensor.kind],
+        tied_names=tensor.tied_names,
+    )  # fmt: skip
+
+
+def tensor_spec(tensor: pb.Tensor) -> TensorSpec:
+    """The inverse of `tensor_message`. Raises KeyError for an unknown kind of merge."""
+    kind = MERGE_KINDS[tensor.kind]
+    return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind, tuple(tensor.tied_names))
