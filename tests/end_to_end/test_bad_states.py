@@ -111,7 +111,7 @@ def ledger_has_a_damaged_page(directory: Path) -> None:
     path.write_bytes(content)
 
 
-@bad("has schema 99, this atoll reads 4: use the version that made it")
+@bad("has schema 99, this atoll reads 5: use the version that made it")
 def ledger_is_of_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 
@@ -161,7 +161,7 @@ def tally_has_other_tokens(directory: Path) -> None:
     sql(directory, "UPDATE tallies SET tokens='7'")
 
 
-@bad("speaks protocol 77, this core 1: use the atoll that began it")
+@bad("speaks protocol 77, this core 2: use the atoll that began it")
 def run_is_of_another_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
