@@ -13,15 +13,15 @@ from atoll_wire.layout import MergeKind, TensorSpec, plan
 
 
 @pytest.fixture
-def engine():
+def shard():
     return SimpleNamespace(
         fragments={0: None}, settings=SimpleNamespace(snapshot_every_s=120.0), unsaved_s=0.0, versions=lambda: {0: 1}
     )
 
 
-def due(engine, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
+def due(shard, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
     async def asked() -> bool:
-        keeper = Snapshotter(engine, [], engine.unsaved_s, damaged=False)
+        keeper = Snapshotter(shard, [], shard.unsaved_s, damaged=False)
         keeper._took_s = took_s
         now = time.monotonic() + after_s
         monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -30,45 +30,45 @@ def due(engine, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
     return asyncio.run(asked())
 
 
-def test_a_snapshot_is_due_when_its_time_has_come(engine, monkeypatch):
-    assert not due(engine, 110.0, monkeypatch)
-    assert due(engine, 121.0, monkeypatch)
+def test_a_snapshot_is_due_when_its_time_has_come(shard, monkeypatch):
+    assert not due(shard, 110.0, monkeypatch)
+    assert due(shard, 121.0, monkeypatch)
 
 
-def test_or_when_a_start_would_have_to_merge_for_too_long(engine, monkeypatch):
-    engine.unsaved_s = LONGEST_REPLAY_S
-    assert due(engine, 1.0, monkeypatch)
+def test_or_when_a_start_would_have_to_merge_for_too_long(shard, monkeypatch):
+    shard.unsaved_s = LONGEST_REPLAY_S
+    assert due(shard, 1.0, monkeypatch)
 
 
-def test_but_not_again_and_again_where_writing_one_takes_long(engine, monkeypatch):
-    engine.unsaved_s = 100.0
-    assert not due(engine, 9.0, monkeypatch, took_s=1.0)
+def test_but_not_again_and_again_where_writing_one_takes_long(shard, monkeypatch):
+    shard.unsaved_s = 100.0
+    assert not due(shard, 9.0, monkeypatch, took_s=1.0)
     monkeypatch.undo()
-    assert due(engine, 11.0, monkeypatch, took_s=1.0)
+    assert due(shard, 11.0, monkeypatch, took_s=1.0)
 
 
-def test_nothing_new_is_never_due(engine, monkeypatch):
-    engine.versions = dict
-    engine.unsaved_s = 100.0
+def test_nothing_new_is_never_due(shard, monkeypatch):
+    shard.versions = dict
+    shard.unsaved_s = 100.0
     keeper_rows = [SimpleNamespace(versions={})]
 
     async def asked() -> bool:
-        keeper = Snapshotter(engine, [], engine.unsaved_s, damaged=False)
+        keeper = Snapshotter(shard, [], shard.unsaved_s, damaged=False)
         keeper.rows = keeper_rows
         return keeper.due()
 
     assert not asyncio.run(asked())
 
 
-def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_once(engine, tmp_path, monkeypatch):
+def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_once(shard, tmp_path, monkeypatch):
     layout = plan([TensorSpec("a", (4,), "float32", MergeKind.DIRECTION)], 1)
-    engine.disk, engine.settings.directory = Disk(), tmp_path
-    engine.fragments = {0: SimpleNamespace(place=layout.fragments[0], lock=asyncio.Lock())}
-    engine.failed, engine.unsaved_s = True, 100.0
+    shard.disk, shard.settings.directory = Disk(), tmp_path
+    shard.fragments = {0: SimpleNamespace(place=layout.fragments[0], lock=asyncio.Lock())}
+    shard.failed, shard.unsaved_s = True, 100.0
     began = time.monotonic()
 
     async def asked() -> None:
-        keeper = Snapshotter(engine, [], engine.unsaved_s, damaged=True)
+        keeper = Snapshotter(shard, [], shard.unsaved_s, damaged=True)
         assert keeper.due()
         with pytest.raises(OSError, match="not written down"):
             await keeper.take()
@@ -80,11 +80,11 @@ def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_onc
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_damaged_one_is_made_up_for_at_once(engine):
-    engine.versions = dict
+def test_a_damaged_one_is_made_up_for_at_once(shard):
+    shard.versions = dict
 
     async def asked() -> bool:
-        keeper = Snapshotter(engine, [SimpleNamespace(versions={})], engine.unsaved_s, damaged=True)
+        keeper = Snapshotter(shard, [SimpleNamespace(versions={})], shard.unsaved_s, damaged=True)
         return keeper.due()
 
     assert asyncio.run(asked())

@@ -11,7 +11,7 @@ import hashlib
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,10 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A run's state as the directory gives it, the updates that were made again on the way, and sound snapshots."""
+    """A run's state as the directory gives it, the updates that were made again on the way, and sound snapshots.
+
+    states: of the fragments that are here.
+    """
 
     layout: Layout
     initial: TensorFile
@@ -98,24 +101,33 @@ def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event |
             raise TensorFileError(f"{path} does not match its checksum: restore it from a backup")
 
 
-def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_start: bool = False) -> Restored:
+def restore(
+    db: sqlite3.Connection,
+    directory: Path,
+    disk: Disk = DISK,
+    *,
+    from_start: bool = False,
+    owned: Collection[int] | None = None,
+) -> Restored:
     """Rebuilds the state of the current generation; every merge's checksums are compared with the ledger's.
 
-    from_start: replay from version 0 (needs the payloads of the whole run, --record).
+    from_start: replay from version 0 (needs the payloads of the whole run, --record). owned: the fragments that are in
+    this directory; None: all of the run.
     Raises LedgerError, SpoolError or TensorFileError, each naming what is damaged.
     """
     meta = ledger.get_meta(db)
     generation, layout = meta["generation"], stored_layout(meta)
     initial = open_tensors(directory / INITIAL, disk)
+    fragments = [each for each in layout.fragments if owned is None or each.index in owned]
     snapshots = ledger.snapshots(db, generation)
-    states = None if from_start else _newest_sound(snapshots, directory, layout, disk)
+    states = None if from_start else _newest_sound(snapshots, directory, fragments, disk)
     if states is None:
         check_initial(initial.path, meta["initial_sha256"], disk)
-        states = initial_states(layout, initial)
+        states = {each.index: initial_state(layout, initial, each) for each in fragments}
     spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}
     began = time.monotonic()
-    for fragment in layout.fragments:
+    for fragment in fragments:
         state = states[fragment.index]
         for row in ledger.merges(db, generation, fragment.index, after=state.version):
             merged = merge_again(db, spool, generation, fragment, state, row)
@@ -127,12 +139,12 @@ def restore(db: sqlite3.Connection, directory: Path, disk: Disk = DISK, *, from_
 
 
 def _newest_sound(
-    snapshots: list[SnapshotRow], directory: Path, layout: Layout, disk: Disk
+    snapshots: list[SnapshotRow], directory: Path, fragments: Sequence[Fragment], disk: Disk
 ) -> dict[int, FragmentState] | None:
     """The state of the newest snapshot that can be read; takes those off the list that cannot."""
     while snapshots:
         try:
-            return load_snapshot(snapshot_path(directory, snapshots[-1].id), layout.fragments, snapshots[-1], disk)
+            return load_snapshot(snapshot_path(directory, snapshots[-1].id), fragments, snapshots[-1], disk)
         except SnapshotError as error:
             # An older one and a longer replay give the same state; say so, since the disk should be looked at.
             structlog.get_logger().error("snapshot cannot be used: trying without it", error=str(error))

@@ -265,7 +265,7 @@ class Syncer:
         return max(0.0, self.settings.grace_ratio * slack)
 
     def next_wake(self, now: float) -> float | None:
-        """When time alone may change something: the engine says Ticked then. None: not before an event."""
+        """When time alone may change something: the shard says Ticked then. None: not before an event."""
         times: list[float] = []
         present = self.present(now)
         for index, rounds in self.fragments.items():

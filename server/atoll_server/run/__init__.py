@@ -1,4 +1,4 @@
-"""A run from start to stop: its directory, joining, first parameters, reports, eviction, pausing.
+"""A run: its registrar, joining, first parameters and reports; and the core, the process that has it.
 
 May import: access, checkpoints, learners, merging, rounds, settings, shard, storage, telemetry.
 """

@@ -134,7 +134,7 @@ class Joining:
 
     def _same_model(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> Layout:
         """The run's layout, if this model has it."""
-        assert self._run.layout is not None, "a lease or an engine comes with a layout"
+        assert self._run.layout is not None, "a lease or a shard comes with a layout"
         difference = first_difference(self._run.layout.tensors, tensors)
         if difference is not None:
             raise Refused(

@@ -57,7 +57,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     open_files()
     core = Core(settings, given)
     told = told_to_stop()
-    core.failed.add_done_callback(lambda _: told.set())  # the engine could not carry something out
+    core.failed.add_done_callback(lambda _: told.set())  # the shard could not carry something out
     if settings.standby:
         log.info("standing by for --dir", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):

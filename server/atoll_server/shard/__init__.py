@@ -1,6 +1,6 @@
 """The fragments of a run: the intake of contributions, uploads and their states, published updates, readers, snapshots.
 
-`engine` carries out what the syncer decides.
+`shard` carries out what the syncer decides.
 
 May import: access, checkpoints, learners, merging, rounds, rpc, settings, storage, telemetry.
 """

@@ -50,7 +50,10 @@ UPDATES_KEPT = 0.4  # bytes a parameter at least: nearly one update of every fra
 
 
 class Shard:
-    """A run that has parameters. Told by the service and by time."""
+    """Some fragments of a run that has parameters. Told by the service and by time.
+
+    They are those whose states are in `restored`.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,8 @@ class Shard:
         self.spool = Spool(
             settings.directory / "spool", settings.limits.spool_bytes, settings.limits.contents_bytes, disk
         )
-        cache_bytes = max(settings.limits.update_cache_bytes, int(UPDATES_KEPT * self.layout.parameters))
+        self.parameters = sum(state.theta.size for state in restored.states.values())  # of its fragments
+        cache_bytes = max(settings.limits.update_cache_bytes, int(UPDATES_KEPT * self.parameters))
         self.cache = UpdateCache(cache_bytes, settings.limits.update_cache_versions)
         self.fragments = {
             place.index: Fragment(
@@ -90,6 +94,7 @@ class Shard:
                 NormGuard(settings.limits.norm_window, run.norm_limit, run.clip_norm),
             )
             for place in self.layout.fragments
+            if place.index in restored.states
         }  # fmt: skip
         rounds = {index: fragment.rounds for index, fragment in self.fragments.items()}
         self.syncer = Syncer(run, rounds, merge.weight, paused=paused)
@@ -173,7 +178,7 @@ class Shard:
 
     def room(self, free_bytes: int) -> None:
         """What the disk has free now: a snapshot and the ledger must still find room when all uploads are here."""
-        kept = self.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self.layout.parameters
+        kept = self.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self.parameters
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
 
     def _decide(self, fate: FateRow) -> pb.Receipt:

@@ -1,0 +1,260 @@
+"""Two shards of one run end with the same bytes as one, also when one of them is killed.
+
+Shards, their ledgers and disks are the product's, on the virtual clock. What a learner trained is fixed by learner,
+fragment and version, every round waits for all learners, and nothing depends on the run's tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import structlog
+from atoll_server.access.refusals import Refused
+from atoll_server.checkpoints.restore import INITIAL, LEDGER, restore
+from atoll_server.learners.accounts import Spent
+from atoll_server.merging import merge
+from atoll_server.rounds import events as ev
+from atoll_server.rounds.fragment_rounds import Phase
+from atoll_server.run.first_parameters import tensors_as_data
+from atoll_server.run.registrar import Registrar
+from atoll_server.run.run_clock import RunClock
+from atoll_server.settings import CoreSettings, Limits, Quorum, RunSettings
+from atoll_server.shard.intake import Intake
+from atoll_server.shard.resumption import take_up
+from atoll_server.shard.shard import Shard
+from atoll_server.shard.uploads import Upload
+from atoll_server.storage import database, ledger
+from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.telemetry.metrics import Metrics
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
+from atoll_wire.layout import Layout, plan
+from atoll_wire.spans import Codec
+
+from tests.simulation.database import Connection
+from tests.simulation.disk import Platter, SimulatedDisk
+from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.seed import determinism
+from tests.simulation.training import TENSORS
+
+DIRECTORY = Path("/shard")
+NAMES = ("a", "b", "c")
+FRAGMENTS, VERSIONS = 4, 6
+STEP_S, LOOK_S = 0.5, 0.05
+REPORTED = 1000  # tokens of a reported step, so many that what contributions declare always counts
+RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
+
+
+class Home:
+    """One shard as a process with a disk of its own. It can be killed, and comes back from its ledger."""
+
+    def __init__(self, run: Registrar, layout: Layout, owned: Collection[int], rng: random.Random, tell: Any) -> None:
+        self._run = run
+        self._layout = layout
+        self._owned = owned
+        self._tell = tell
+        self._platter = Platter(rng)
+        self.shard: Shard | None = None
+        self.process = Process("shard")
+
+    def begin(self) -> None:
+        """A new process on the same disk."""
+        self.process = Process("shard")
+        self.process.start(self._live())
+
+    def kill(self) -> None:
+        """SIGKILL, and the power fails."""
+        self.shard = None
+        self.process.kill()
+        self._tell()
+        self._platter.crash()
+
+    async def _live(self) -> None:
+        disk: Any = SimulatedDisk(self._platter, self.process, Connection)
+        for name in ("spool", "snapshots"):
+            disk.make_directory(DIRECTORY / name)
+        first = not disk.exists(DIRECTORY / LEDGER)
+        db = database.open_ledger(DIRECTORY / LEDGER, disk)
+        if first:
+            self._write_first(db, disk)
+        restored = restore(db, DIRECTORY, disk, owned=self._owned)
+        settings = CoreSettings.of(
+            listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=2.0, limits=Limits(norm_window=4)
+        )
+        run = self._run
+        shard = Shard(
+            settings, RUN, 1, restored, run.roster, run.happenings, LedgerWriter(db, self._failed), Metrics(),
+            self._failed, disk, run.clock.now, paused=False, damaged=False,
+        )  # fmt: skip
+        take_up(shard, db, restored, run.clock.now())
+        for name in NAMES:
+            shard.joined(name, 1)
+        self.shard = shard
+        shard.start()
+        self._tell()
+        while True:
+            await asyncio.sleep(1.0)
+            if shard.snapshots.due():
+                await shard.snapshots.take()
+
+    def _write_first(self, db: Any, disk: Any) -> None:
+        rng = np.random.default_rng(7)
+        tensors = {each.name: rng.standard_normal(each.shape).astype(np.float32) for each in TENSORS}
+        content = safetensors.numpy.save(tensors)
+        file = disk.create(DIRECTORY / INITIAL)
+        file.write(content)
+        file.sync()
+        disk.sync_directory(DIRECTORY)
+        meta = {
+            "generation": 1, "tensors": tensors_as_data(self._layout.tensors), "fragments": FRAGMENTS,
+            "fingerprint": self._layout.fingerprint.hex(), "initial_sha256": hashlib.sha256(content).hexdigest(),
+        }  # fmt: skip
+        with database.transaction(db):
+            for key, value in meta.items():
+                ledger.put_meta(db, key, value)
+
+    def _failed(self, error: BaseException) -> None:
+        raise AssertionError(f"the shard failed: {error!r}")
+
+
+class World:
+    """A registrar, its shards, and learners that answer every round of both."""
+
+    def __init__(self, loop: VirtualLoop, owned: Sequence[Collection[int]]) -> None:
+        self._run = Registrar(Limits(), RunClock())
+        self._layout = plan(TENSORS, FRAGMENTS)
+        self._steps = 0
+        for number, name in enumerate(NAMES, 1):
+            self._run.roster.join(name, "here", number, 0, 0.0, b"", b"token", self._run.clock.now(), 0.0)
+        rngs = [random.Random(loop.rng.random()) for _ in owned]
+        made = zip(owned, rngs, strict=True)
+        self.homes = [Home(self._run, self._layout, each, rng, self._runs) for each, rng in made]
+
+    def _runs(self) -> None:
+        self._run.runs(self._layout, [home.shard for home in self.homes if home.shard is not None])
+
+    async def train(self, kill_at: float | None) -> None:
+        """Until every fragment is at its last version.
+
+        kill_at: the last shard's process dies as soon as it then has work that is acknowledged, and not merged yet.
+        """
+        deadline, loop = 600.0, asyncio.get_running_loop()
+        killing = None if kill_at is None else asyncio.create_task(self._kill(self.homes[-1], kill_at))
+        for home in self.homes:
+            home.begin()
+        answering = asyncio.create_task(self._answer())
+        while self.versions() != dict.fromkeys(range(FRAGMENTS), VERSIONS):
+            assert loop.time() < deadline, f"stuck at {self.versions()}"
+            await asyncio.sleep(STEP_S)
+            self._report()
+        answering.cancel()
+        assert killing is None or killing.done(), "it was over before the kill"
+
+    async def _kill(self, home: Home, at: float) -> None:
+        await asyncio.sleep(at)
+        while home.shard is None or not 0 < home.shard.pending() < len(NAMES):  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.001)
+        home.kill()
+        await asyncio.sleep(1.0)
+        home.begin()
+
+    def versions(self) -> dict[int, int]:
+        return self._run.versions()
+
+    def _report(self) -> None:
+        """All learners made a step: told in one moment, so that a round that opens waits for all."""
+        self._steps += 1
+        wall = self._run.clock.now()
+        for name in NAMES:
+            entry = self._run.roster.entries[name]
+            spent = Spent(steps=self._steps, tokens=self._steps * REPORTED, stepping_s=self._steps * STEP_S)
+            entry.account.heard(wall, spent, self._run.roster.rates(wall).most(name))
+        for name in NAMES:
+            for shard in self._run.shards:
+                shard.dispatch(ev.Heard(name, self._steps, False))
+                self._run.roster.entries[name].account.step_time_s = shard.syncer.members[name].step_time_s
+
+    async def _answer(self) -> None:
+        while True:
+            for home in self.homes:
+                if home.shard is None:
+                    continue
+                for index, fragment in home.shard.fragments.items():
+                    if fragment.rounds.phase is Phase.OPEN and fragment.version < VERSIONS:
+                        for name in NAMES:
+                            home.process.start(self._push(home.shard, name, index, fragment.version))
+            await asyncio.sleep(LOOK_S)
+
+    async def _push(self, shard: Shard, name: str, fragment: int, version: int) -> None:
+        spans = self._layout.fragments[fragment].frames
+        rng = np.random.default_rng([NAMES.index(name), fragment, version])
+        vector = (rng.standard_normal(self._layout.fragments[fragment].length) * 0.01).astype(np.float32)
+        payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in spans]
+        table = [(len(payload), crc32c(payload)) for payload in payloads]
+        header = pb.PushHeader(
+            session=pb.Session(learner=name, incarnation=1), fragment=fragment, seq=version + 1,
+            cycle=shard.fragments[fragment].rounds.cycle, base_version=version, tokens=16, steps=2,
+            codec=pb.CODEC_INT4, frames=len(payloads), size_bytes=sum(map(len, payloads)),
+            digest=codec.frames_digest(table),
+        )  # fmt: skip
+        intake, now = Intake(shard), asyncio.get_running_loop().time()
+        try:
+            answer = intake.offer(header, now)
+            if isinstance(answer, Upload):
+                frames = [pb.Frame(index=n, crc32c=table[n][1], payload=payload) for n, payload in enumerate(payloads)]
+                await intake.take(answer, frames, now)
+                await intake.receipt(answer)
+        except Refused:
+            return  # it is offered again at the next look, while its round is open
+
+
+def trained(owned: Sequence[Collection[int]], kill_at: float | None) -> dict[int, tuple[bytes, ...]]:
+    """Bytes of theta, theta_pub and momentum by fragment, after VERSIONS merges of each."""
+    merge.warm_up()
+    loop = VirtualLoop(random.Random(repr((owned, kill_at))))
+    with determinism(loop), ExitStack() as stack:
+        stack.callback(structlog.configure, **structlog.get_config())
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        asyncio.set_event_loop(loop)
+        world = World(loop, owned)
+        try:
+            loop.run_until_complete(world.train(kill_at))
+            return dict(_bytes(home.shard for home in world.homes))
+        finally:
+            for home in world.homes:
+                home.process.kill()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+            for home in world.homes:
+                for end in home._platter.at_end:
+                    end()
+            loop.close()
+            asyncio.set_event_loop(None)
+
+
+def _bytes(shards: Iterable[Shard | None]) -> Iterable[tuple[int, tuple[bytes, ...]]]:
+    for shard in shards:
+        assert shard is not None, "it trained to the end"
+        for index, fragment in shard.fragments.items():
+            state = fragment.state
+            yield index, (state.theta.tobytes(), state.theta_pub.tobytes(), state.momentum.tobytes())
+
+
+ONE, TWO = [range(FRAGMENTS)], [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(("owned", "kill_at"), [(ONE, 9.0), (TWO, None), (TWO, 5.0), (TWO, 9.3), (TWO, 14.7)])
+def test_shards_end_with_the_bytes_of_one_that_nothing_happened_to(owned, kill_at):
+    assert trained(owned, kill_at) == trained(ONE, None)
