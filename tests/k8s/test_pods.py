@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from atoll.agent.joining import own_name
@@ -134,13 +135,13 @@ def test_a_core_is_one_and_keeps_its_disk(rendered):
     assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
     container = _container(core["template"]["spec"])
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == claim["metadata"]["name"]]
-    assert parsed(container["args"])["directory"].is_relative_to(mount["mountPath"])
+    assert Path(parsed(container["args"])["dir"]).is_relative_to(mount["mountPath"])
     assert one(rendered["home"], "Service", core["serviceName"])["spec"]["clusterIP"] == "None"
 
 
 def test_the_secret_of_operators_is_mounted_where_the_core_looks(rendered):
     pod = pods(rendered["everything"])["core"]
-    path = parsed(_container(pod)["args"])["operator_tokens"]
+    path = Path(parsed(_container(pod)["args"])["operator_tokens"])
     (mount,) = [each for each in _container(pod)["volumeMounts"] if each["mountPath"] == str(path.parent)]
     (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
     assert volume["secret"] == {"secretName": "operators", "defaultMode": 0o440}
