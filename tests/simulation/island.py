@@ -64,6 +64,7 @@ class Island:
         self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
         self.late = False  # ... after the optimizer's part of it
         self.strayed = False  # its steps were much larger for a while
+        self._widest = self.stride  # of the strides that it made: beside such steps an undone adoption is not found
         self._undone = 0  # adoptions that the next step took back, and that are large enough to be found
         self.due_again = False  # somebody wants to start it again, and waits for its end
         self.process.start(self._live(), name=self.process.name)
@@ -140,6 +141,7 @@ class Island:
         assert layout is not None, "it trains"
         if self.overwrites is not None and not self.late:
             self._load()
+        self._widest = max(self._widest, self.stride)
         drawn = self._random.standard_normal(layout.parameters, np.float32) * np.float32(self.stride)
         at = 0
         for account in self._accounts:
@@ -212,7 +214,7 @@ class Island:
         if self.model.masters is not Masters.UNKNOWN:
             return
         sizes = [np.linalg.norm(self.model.values(n) - old) for n, old in zip(fragments, before, strict=True)]
-        large = [self._accounts[n].taken_back(size, self.stride) for n, size in zip(fragments, sizes, strict=True)]
+        large = [self._accounts[n].taken_back(size, self._widest) for n, size in zip(fragments, sizes, strict=True)]
         self._undone += any(large)
         if self._undone > MOST_UNDONE:
             raise Violation(12, f"{self.process.name} undid {self._undone} adoptions, and goes on")
