@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from atoll_server.access.reader_limits import MOST_OF_ONE, Versions
 from atoll_server.access.refusals import Status
-from atoll_server.shard.reader_limits import MOST_OF_ONE, Versions
 
 
 class Readers:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import numpy as np
 import safetensors.numpy
-from atoll_server.shard.reader_limits import MOST_OLD
+from atoll_server.access.reader_limits import MOST_OLD
 from atoll_server.shard.shard import Shard
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import until_it_ends

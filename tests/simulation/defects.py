@@ -24,7 +24,7 @@ import numpy as np
 from atoll.agent import partial_fetch, sending, session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption
-from atoll_server.access import quotas
+from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore
 from atoll_server.front import service as front_service
 from atoll_server.front.fetching import Fetching
@@ -35,7 +35,7 @@ from atoll_server.rounds import fragment_rounds as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
-from atoll_server.shard import intake, publications, reader_limits, shard, snapshotter, uploads
+from atoll_server.shard import intake, publications, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger, ledger_writer, rows
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost

@@ -16,13 +16,13 @@ from atoll_wire.frames import Sent, WireFrame, frames_in
 from atoll_wire.links import SAID, said
 from atoll_wire.streams import download
 
+from atoll_server.access.reader_limits import Versions
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.sessions import Sessions
 from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
 from atoll_server.front.upstream import Upstream
 from atoll_server.rpc.calls import ending, wanted_frames
-from atoll_server.shard.reader_limits import Versions
 
 log = structlog.get_logger()
 

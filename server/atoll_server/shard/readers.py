@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Hashable
 
+from atoll_server.access.reader_limits import Versions
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.merging.merge import FragmentState
 from atoll_server.rpc.calls import ending
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.reader_limits import Versions
 
 PATIENCE_S = 10.0  # with a merge that is being made durable, or a snapshot
 
