@@ -45,9 +45,10 @@ model = Model(); optimizer = torch.optim.SGD(model.parameters(), 0.01)
 with atoll.Learner(model, optimizer, **options) as learner:
     try: next(iter(DataLoader(Data(), num_workers=2)))
     except atoll.LearnerError as error: print(error)
-    for step in range(60):
+    for step in range(3000):
         optimizer.zero_grad(); model(x=torch.ones(4, 16))["loss"].backward(); optimizer.step(); breath.wait(0.01)
         learner.step(tokens=8)
+        if learner.stats().merged > 3: break
 ended(learner)
 """
 CHILD = """
