@@ -43,6 +43,29 @@ def test_a_short_demo_survives_both_kills_and_says_what_it_cost(tmp_path):
     assert "the same, byte for byte" in again.stdout, again.stderr
 
 
+EARLY = """
+import os, pathlib, signal, subprocess, sys
+from atoll.demo import processes
+started = []
+class Interrupted(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        started.append(self)
+        os.kill(os.getpid(), signal.SIGINT)
+subprocess.Popen = Interrupted
+try:
+    with processes.children(pathlib.Path(sys.argv[1])) as group:
+        group.start("child", ["sleep", "60"])
+except KeyboardInterrupt:
+    print("ended" if started[0].poll() is not None else started[0].kill())
+"""
+
+
+def test_ctrl_c_ends_a_child_that_is_being_started(tmp_path):
+    done = subprocess.run([sys.executable, "-c", EARLY, str(tmp_path)], capture_output=True, text=True, timeout=50)
+    assert done.stdout == "ended\n", done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_every_child(number):
     """Started with SIGINT ignored, as a shell script does with what it puts into the background."""

@@ -52,14 +52,17 @@ class Children:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._all: dict[str, Child] = {}
+        self._starting = False
+        self._interrupted = False  # while a child was being started
 
     def start(self, name: str, command: list[str], *, piped: bool = False) -> Child:
         """Starts a command; again under the same name after it ended. piped: what it prints is read, not logged."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{name}.log"
         environment = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
-        with path.open("ab") as log:
-            try:
+        self._starting = True
+        try:
+            with path.open("ab") as log:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -68,11 +71,21 @@ class Children:
                     env=environment,
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise DemoError(f"{name} cannot be started: {command[0]}: {error.strerror}") from error
-        child = Child(name, command, path, process)
-        self._all[name] = child
+            child = self._all[name] = Child(name, command, path, process)
+        except OSError as error:
+            raise DemoError(f"{name} cannot be started: {command[0]}: {error.strerror}") from error
+        finally:
+            self._starting = False
+            if self._interrupted:
+                signal.raise_signal(signal.SIGINT)
         return child
+
+    def interrupt(self) -> None:
+        """Ctrl-C, once a child that is being started is known here: it would outlive this process."""
+        if self._starting:
+            self._interrupted = True
+            return
+        raise KeyboardInterrupt
 
     def start_core(self, directory: Path, listen: str, options: list[str]) -> tuple[Child, str]:
         """Starts a core and waits until it serves; returns its address."""
@@ -134,7 +147,7 @@ def children(directory: Path) -> Iterator[Children]:
     Both handlers are set: a process that a script put into the background was started with SIGINT ignored.
     """
     group = Children(directory)
-    before = {number: signal.signal(number, lambda *_: _interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: group.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield group
     finally:
@@ -149,7 +162,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
