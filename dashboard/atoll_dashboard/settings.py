@@ -21,7 +21,7 @@ class DashboardSettings(Certificates):
     listen: Annotated[Address, Field(description="Where the page is. Port 0: any free one.")] = "127.0.0.1:7080"
     plaintext: Annotated[
         bool,
-        Field(description="Allow an address beyond loopback: the page is plain HTTP, and whoever reaches it may look."),
+        Field(description="Allow an address beyond loopback: the page is plain HTTP, open to all who can reach it."),
     ] = False
     hosts: Annotated[
         tuple[str, ...],

@@ -324,7 +324,7 @@ def test_who_pauses_is_no_part_of_a_merge():
 
 
 def test_a_learner_that_wakes_before_its_first_step_is_waited_for_a_while():
-    """Its reports came late, together, after a cut. Found by a seed whose round closed without it as if nobody came."""
+    """Its reports came late, together, after a cut. Found by a seed whose round closed without it."""
     woken = Member(1, joined_at=0.0, heard_at=0.5, report_interval_s=0.5)
     woken.hear(0, False, 60.0)
     assert (woken.live(60.0), woken.expected(60.0)) == (True, True)

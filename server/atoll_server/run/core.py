@@ -203,7 +203,7 @@ class Core:
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Acknowledged work cannot be carried through: whoever runs the process ends it."""
+        """Acknowledged work cannot be carried through: `failed` ends, and with it the process."""
         if not self.failed.done():
             self.failed.set_exception(error)
 

@@ -49,7 +49,7 @@ class LedgerWriter:
     """`commit` returns when the operation is on disk. Made and used on one event loop."""
 
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None]) -> None:
-        """fail: is told what could not be written; whoever runs the process ends it then."""
+        """fail: is told what could not be written, and ends the process."""
         self._db = db
         self._fail = fail
         self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
