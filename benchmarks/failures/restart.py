@@ -26,7 +26,7 @@ import numpy as np
 import safetensors.numpy
 from atoll.demo.processes import children
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, ledger, totals
+from atoll_server.storage import database, shard_ledger, totals
 from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
@@ -240,7 +240,7 @@ def grow(path: Path, count: int) -> None:
         for number in range(1, count + 1):
             key = Key("synthetic-0", 0, number % 8, number)
             row = ContributionRow(key, 1, 0, TOKENS, 24, 3, 4, 1_500_000, bytes(32), (1.0,) * 12, 1.0, time.time())
-            ledger.add_contribution(db, 1, row, FateRow(key, "merged", 0, 0.25))
+            shard_ledger.add_contribution(db, 1, row, FateRow(key, "merged", 0, 0.25))
         while totals.add_up(db, 1):
             pass
         db.execute("COMMIT")

@@ -10,11 +10,11 @@ import pytest
 from atoll_server.checkpoints.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
 from atoll_server.merging import merge
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, ledger
+from atoll_server.storage import database, run_ledger, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.part_file import ChecksumError, PartFile
-from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow
+from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow
 from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
 from atoll_wire import codec
 from atoll_wire.checksums import crc32c
@@ -128,39 +128,39 @@ def test_files_without_a_row_go_at_the_start_and_others_stay(spool):
 
 def filled(path) -> sqlite3.Connection:
     db = database.open_ledger(path)
-    ledger.put_learner(db, LearnerRow("a", "eu", 1, [77], {"x": 1}, ""))
-    ledger.add_contribution(db, 1, ROW)
-    ledger.add_merge(db, 1, MERGE, [FateRow(KEY, "merged", 1, 1.0, 0)])
+    run_ledger.put_learner(db, LearnerRow("a", "eu", 1, [77], {"x": 1}, ""))
+    shard_ledger.add_contribution(db, 1, ROW)
+    shard_ledger.add_merge(db, 1, MERGE, [FateRow(KEY, "merged", 1, 1.0, 0)])
     return db
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):
     filled(tmp_path / "ledger").close()
     db = database.open_ledger(tmp_path / "ledger")
-    ((row, fate),) = ledger.contributions(db, 1)
+    ((row, fate),) = shard_ledger.contributions(db, 1)
     assert row == ROW
     assert fate == FateRow(KEY, "merged", 1, 1.0, 0)
-    assert ledger.merges(db, 1, 0, after=0) == [MERGE]
-    assert ledger.learners(db)[0].region == "eu"
-    assert (ledger.last_merge(db, 1, 0), ledger.last_merge(db, 1, 1)) == ((1, 5.0), (0, None))
-    assert list(ledger.contributions(db, 2)) == []
+    assert shard_ledger.merges(db, 1, 0, after=0) == [MERGE]
+    assert run_ledger.learners(db)[0].region == "eu"
+    assert (shard_ledger.last_merge(db, 1, 0), shard_ledger.last_merge(db, 1, 1)) == ((1, 5.0), (0, None))
+    assert list(shard_ledger.contributions(db, 2)) == []
 
 
 def test_a_key_is_accepted_once_and_has_one_fate(tmp_path):
     db = filled(tmp_path / "ledger")
     with pytest.raises(sqlite3.IntegrityError):
-        ledger.add_contribution(db, 1, ROW)
+        shard_ledger.add_contribution(db, 1, ROW)
     with pytest.raises(AssertionError, match="was not pending"):
-        ledger.put_fates(db, 1, [FateRow(KEY, "refused")])
+        shard_ledger.put_fates(db, 1, [FateRow(KEY, "refused")])
 
 
 @pytest.mark.parametrize(
     ("change", "read"),
     [
-        ("UPDATE contributions SET tokens=7", lambda db: list(ledger.contributions(db, 1))),
-        ("UPDATE merges SET theta=7", lambda db: ledger.merges(db, 1, 0, 0)),
-        ("UPDATE learners SET account='{}'", ledger.learners),
-        ("UPDATE merges SET version=5", lambda db: ledger.merges(db, 1, 0, 0)),
+        ("UPDATE contributions SET tokens=7", lambda db: list(shard_ledger.contributions(db, 1))),
+        ("UPDATE merges SET theta=7", lambda db: shard_ledger.merges(db, 1, 0, 0)),
+        ("UPDATE learners SET account='{}'", run_ledger.learners),
+        ("UPDATE merges SET version=5", lambda db: shard_ledger.merges(db, 1, 0, 0)),
     ],
 )
 def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
@@ -172,10 +172,10 @@ def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
 
 def test_a_missing_merge_is_a_gap_that_is_named(tmp_path):
     db = filled(tmp_path / "ledger")
-    ledger.add_merge(db, 1, MergeRow(0, 3, *list(_fields(MERGE))[2:]), [])
+    shard_ledger.add_merge(db, 1, MergeRow(0, 3, *list(_fields(MERGE))[2:]), [])
     db.execute("DELETE FROM merges WHERE version=1")
     with pytest.raises(LedgerError, match="lacks version 1 of fragment 0"):
-        ledger.merges(db, 1, 0, after=0)
+        shard_ledger.merges(db, 1, 0, after=0)
 
 
 def _fields(row):
@@ -196,9 +196,9 @@ def test_a_file_that_is_no_ledger_or_of_another_version_is_said_so(tmp_path, con
 def test_a_commit_is_on_disk_when_it_returns_and_many_share_one(tmp_path):
     async def run() -> int:
         writer = LedgerWriter(database.open_ledger(tmp_path / "ledger"), fail=print)
-        await asyncio.gather(*(writer.commit(lambda db, n=n: ledger.put_meta(db, f"k{n}", n)) for n in range(50)))
+        await asyncio.gather(*(writer.commit(lambda db, n=n: run_ledger.put_meta(db, f"k{n}", n)) for n in range(50)))
         with sqlite3.connect(tmp_path / "ledger") as other:
-            found = len(ledger.get_meta(other))
+            found = len(run_ledger.get_meta(other))
         await writer.stop()
         return found
 
@@ -215,7 +215,7 @@ def snapshot(tmp_path):
     writer.begin()
     writer.add(0, state)
     writer.finish()
-    return state, ledger.SnapshotRow(1, writer.versions, writer.checksums, 0.0, writer.size_bytes)
+    return state, SnapshotRow(1, writer.versions, writer.checksums, 0.0, writer.size_bytes)
 
 
 def test_a_snapshot_gives_the_state_back_bit_by_bit(tmp_path):

@@ -36,7 +36,7 @@ from atoll_server.rounds import syncer
 from atoll_server.rounds.events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
 from atoll_server.shard import intake, publications, shard, snapshotter, uploads
-from atoll_server.storage import database, ledger, ledger_writer, rows
+from atoll_server.storage import database, ledger_writer, rows, run_ledger, shard_ledger
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
 
@@ -106,25 +106,25 @@ def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
 @defect
 def the_epoch_does_not_grow() -> Iterator[None]:
     """A core that comes back calls itself the same core."""
-    put = ledger.put_meta
+    put = run_ledger.put_meta
 
     def frozen(db: Any, key: str, value: Any) -> None:
         put(db, key, 1 if key == "epoch" else value)
 
-    with patch(ledger, "put_meta", frozen):
+    with patch(run_ledger, "put_meta", frozen):
         yield
 
 
 @defect
 def a_pause_is_forgotten() -> Iterator[None]:
     """It is told to everybody, and not written down."""
-    put = ledger.put_meta
+    put = run_ledger.put_meta
 
     def in_memory(db: Any, key: str, value: Any) -> None:
         if key != "paused":
             put(db, key, value)
 
-    with patch(ledger, "put_meta", in_memory):
+    with patch(run_ledger, "put_meta", in_memory):
         yield
 
 
@@ -198,14 +198,14 @@ def _early(entered: Callable[..., Any], by_s: float) -> Any:
 @defect
 def acknowledged_before_it_is_durable() -> Iterator[None]:
     """A contribution's commit is reported before it was made."""
-    with _early(ledger.add_contribution, 0.0):
+    with _early(shard_ledger.add_contribution, 0.0):
         yield
 
 
 @defect
 def published_before_it_is_durable() -> Iterator[None]:
     """A merge is told to learners while its commit is on its way."""
-    with _early(ledger.add_merge, 0.05):
+    with _early(shard_ledger.add_merge, 0.05):
         yield
 
 
@@ -274,7 +274,7 @@ def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
 
     def all_of_them(db: Any, *values: Any, **more: Any) -> Any:
         found = restored(db, *values, **more)
-        return dataclasses.replace(found, snapshots=ledger.snapshots(db, ledger.get_meta(db)["generation"]))
+        return dataclasses.replace(found, snapshots=shard_ledger.snapshots(db, values[0].generation))
 
     with patch(core, "restore", all_of_them):
         yield
@@ -295,7 +295,7 @@ def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
 @defect
 def a_start_forgets_the_last_merges() -> Iterator[None]:
     """Restoring takes the snapshot and leaves the ledger's merges after it out."""
-    with patch(restore.ledger, "merges", lambda *_, **__: iter(())):
+    with patch(restore.shard_ledger, "merges", lambda *_, **__: iter(())):
         yield
 
 
@@ -456,12 +456,12 @@ def a_replay_forgets_what_was_clipped() -> Iterator[None]:
 @defect
 def tallied_and_counted_again() -> Iterator[None]:
     """A start adds to the sums what is in them already."""
-    came_after = ledger.came_after
+    came_after = shard_ledger.came_after
 
     def all_of_it(db: Any, generation: int, number: int, *limit: int) -> Any:
         return came_after(db, generation, number if limit else 0, *limit)
 
-    with patch(ledger, "came_after", all_of_it):
+    with patch(shard_ledger, "came_after", all_of_it):
         yield
 
 

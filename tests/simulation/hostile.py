@@ -19,7 +19,7 @@ from atoll_server.learners.accounts import Account
 from atoll_server.learners.plausibility import FASTER
 from atoll_server.merging.merge import weight
 from atoll_server.run.core import Core
-from atoll_server.storage import ledger
+from atoll_server.storage import run_ledger, shard_ledger
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.books import Violation, shard_of, the_shard
@@ -102,14 +102,14 @@ def is_usual_known(core: Core) -> bool:
     shard = shard_of(core)
     db = core.registrar.writer._db if shard is not None else None
     return shard is not None and all(
-        len(ledger.latest_norms(db, shard.generation, index, fragment.norms.window)) >= fragment.norms.window
+        len(shard_ledger.latest_norms(db, shard.generation, index, fragment.norms.window)) >= fragment.norms.window
         for index, fragment in shard.fragments.items()
     )
 
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
     """Whether the core has seen all of these train, and would still know it after a crash."""
-    accounts = {row.name: Account.from_data(row.account) for row in ledger.learners(core.registrar.writer._db)}
+    accounts = {row.name: Account.from_data(row.account) for row in run_ledger.learners(core.registrar.writer._db)}
     return all(name in accounts and accounts[name].rate() is not None for name in names)
 
 

@@ -20,12 +20,11 @@ import pytest
 import safetensors.numpy
 import structlog
 from atoll_server.access.refusals import Refused
-from atoll_server.checkpoints.restore import INITIAL, LEDGER, restore
+from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, restore
 from atoll_server.learners.accounts import Spent
 from atoll_server.merging import merge
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.fragment_rounds import Phase
-from atoll_server.run.first_parameters import tensors_as_data
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, Limits, Quorum, RunSettings
@@ -33,7 +32,7 @@ from atoll_server.shard.intake import Intake
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.uploads import Upload
-from atoll_server.storage import database, ledger
+from atoll_server.storage import database
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import codec
@@ -54,6 +53,14 @@ FRAGMENTS, VERSIONS = 4, 6
 STEP_S, LOOK_S = 0.5, 0.05
 REPORTED = 1000  # tokens of a reported step, so many that what contributions declare always counts
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
+
+
+def _first_parameters() -> bytes:
+    rng = np.random.default_rng(7)
+    return safetensors.numpy.save({each.name: rng.standard_normal(each.shape).astype(np.float32) for each in TENSORS})
+
+
+FIRST = _first_parameters()
 
 
 class Home:
@@ -85,10 +92,11 @@ class Home:
         for name in ("spool", "snapshots"):
             disk.make_directory(DIRECTORY / name)
         first = not disk.exists(DIRECTORY / LEDGER)
-        db = database.open_ledger(DIRECTORY / LEDGER, disk)
+        db = database.open_ledger(DIRECTORY / LEDGER, disk, database.SHARD_TABLES)
         if first:
-            self._write_first(db, disk)
-        restored = restore(db, DIRECTORY, disk, owned=self._owned)
+            self._write_first(disk)
+        origin = Origin(1, self._layout, hashlib.sha256(FIRST).hexdigest())
+        restored = restore(db, origin, DIRECTORY, disk, owned=self._owned)
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=2.0, limits=Limits(norm_window=4)
         )
@@ -108,21 +116,11 @@ class Home:
             if shard.snapshots.due():
                 await shard.snapshots.take()
 
-    def _write_first(self, db: Any, disk: Any) -> None:
-        rng = np.random.default_rng(7)
-        tensors = {each.name: rng.standard_normal(each.shape).astype(np.float32) for each in TENSORS}
-        content = safetensors.numpy.save(tensors)
+    def _write_first(self, disk: Any) -> None:
         file = disk.create(DIRECTORY / INITIAL)
-        file.write(content)
+        file.write(FIRST)
         file.sync()
         disk.sync_directory(DIRECTORY)
-        meta = {
-            "generation": 1, "tensors": tensors_as_data(self._layout.tensors), "fragments": FRAGMENTS,
-            "fingerprint": self._layout.fingerprint.hex(), "initial_sha256": hashlib.sha256(content).hexdigest(),
-        }  # fmt: skip
-        with database.transaction(db):
-            for key, value in meta.items():
-                ledger.put_meta(db, key, value)
 
     def _failed(self, error: BaseException) -> None:
         raise AssertionError(f"the shard failed: {error!r}")

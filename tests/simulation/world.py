@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll_server.checkpoints.restore import restore
+from atoll_server.checkpoints.restore import Origin, restore
 from atoll_server.checkpoints.snapshot import snapshot_path
 from atoll_server.run.core import Core
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.status import status
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.shard.shard import Shard
+from atoll_server.storage import run_ledger
 from atoll_server.storage.rows import SnapshotRow
 from atoll_wire import codec
 from atoll_wire.errors import UserError
@@ -293,7 +294,8 @@ class World:
             self.counts["replays beside a core about to die"] += self.core_process.countdown is not None
             auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core's own may be about to die
             try:
-                again = restore(self.core.registrar.writer._db, DIRECTORY, auditor, from_start=True)
+                db = self.core.registrar.writer._db
+                again = restore(db, Origin.of(run_ledger.get_meta(db)), DIRECTORY, auditor, from_start=True)
             except UserError as error:
                 raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
             if {index: state.checksums() for index, state in again.states.items()} != before:

@@ -27,7 +27,7 @@ from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState, Merged, Update
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.outer_step import OuterRule
-from atoll_server.storage import ledger
+from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.rows import ContributionRow, MergeRow, SnapshotRow
@@ -53,8 +53,25 @@ class Restored:
     replay_s: float = 0.0  # that making them again took
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a shard must be told of the run to restore its fragments: the rest is in its own part of the ledger.
+
+    initial_sha256: of the file of the first parameters, in hex.
+    """
+
+    generation: int
+    layout: Layout
+    initial_sha256: str
+
+    @classmethod
+    def of(cls, meta: dict[str, Any]) -> Origin:
+        """Of the run's values in the ledger. Raises LedgerError."""
+        return cls(meta["generation"], stored_layout(meta), meta["initial_sha256"])
+
+
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """The layout that the run was begun with."""
+    """The layout that the run was begun with. Raises LedgerError when it cannot be planned any more."""
     tensors = [
         TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
         for t in meta["tensors"]
@@ -103,6 +120,7 @@ def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event |
 
 def restore(
     db: sqlite3.Connection,
+    origin: Origin,
     directory: Path,
     disk: Disk = DISK,
     *,
@@ -115,21 +133,20 @@ def restore(
     this directory; None: all of the run.
     Raises LedgerError, SpoolError or TensorFileError, each naming what is damaged.
     """
-    meta = ledger.get_meta(db)
-    generation, layout = meta["generation"], stored_layout(meta)
+    generation, layout = origin.generation, origin.layout
     initial = open_tensors(directory / INITIAL, disk)
     fragments = [each for each in layout.fragments if owned is None or each.index in owned]
-    snapshots = ledger.snapshots(db, generation)
+    snapshots = shard_ledger.snapshots(db, generation)
     states = None if from_start else _newest_sound(snapshots, directory, fragments, disk)
     if states is None:
-        check_initial(initial.path, meta["initial_sha256"], disk)
+        check_initial(initial.path, origin.initial_sha256, disk)
         states = {each.index: initial_state(layout, initial, each) for each in fragments}
     spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}
     began = time.monotonic()
     for fragment in fragments:
         state = states[fragment.index]
-        for row in ledger.merges(db, generation, fragment.index, after=state.version):
+        for row in shard_ledger.merges(db, generation, fragment.index, after=state.version):
             merged = merge_again(db, spool, generation, fragment, state, row)
             check_merge(merged, row)
             updates.setdefault(fragment.index, []).append(merged.update)
@@ -183,7 +200,7 @@ def check_merge(merged: Merged, row: MergeRow) -> None:
 
 def contribution_of(db: sqlite3.Connection, generation: int, key: Key) -> ContributionRow:
     """What the ledger has of a contribution to a merge. Raises LedgerError."""
-    found = ledger.contribution(db, generation, key)
+    found = shard_ledger.contribution(db, generation, key)
     if found is None:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
     return found[0]
@@ -193,9 +210,9 @@ def drop_damaged(
     db: sqlite3.Connection, directory: Path, generation: int, sound: Sequence[SnapshotRow], disk: Disk
 ) -> bool:
     """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use. Whether one was."""
-    damaged = [row for row in ledger.snapshots(db, generation) if row not in sound]
+    damaged = [row for row in shard_ledger.snapshots(db, generation) if row not in sound]
     for row in damaged:
-        ledger.drop_snapshot(db, row.id)
+        shard_ledger.drop_snapshot(db, row.id)
     kept = {snapshot_path(directory, row.id) for row in sound}
     for path in disk.files(directory / "snapshots"):
         if path not in kept:

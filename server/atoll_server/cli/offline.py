@@ -11,11 +11,11 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.layout import Layout
 
 from atoll_server.checkpoints.export import write_checkpoint
-from atoll_server.checkpoints.restore import LEDGER, Restored, check_initial, initial_states, restore
+from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, check_initial, initial_states, restore
 from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.checkpoints.unshared_tensors import warning_of
 from atoll_server.merging.merge import FragmentState
-from atoll_server.storage import ledger
+from atoll_server.storage import run_ledger
 from atoll_server.storage.database import read_ledger
 from atoll_server.storage.disk import DISK
 
@@ -25,22 +25,22 @@ def read_run(directory: Path, *, from_start: bool = False, check: bool = False) 
 
     check: reads all of the first parameters, too, for what of them never changes.
     """
-    with run_ledger(directory) as db:
-        meta = ledger.get_meta(db)
-        run = restore(db, directory, from_start=from_start)
+    with ledger_of(directory) as db:
+        meta = run_ledger.get_meta(db)
+        run = restore(db, Origin.of(meta), directory, from_start=from_start)
         if check:
             check_initial(run.initial.path, meta["initial_sha256"], DISK)
         return run
 
 
 @contextmanager
-def run_ledger(directory: Path) -> Iterator[sqlite3.Connection]:
+def ledger_of(directory: Path) -> Iterator[sqlite3.Connection]:
     """The ledger of a run that has parameters, for a block that reads it. Raises SettingsError, LedgerError."""
     path = directory / LEDGER
     if not path.is_file():
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
     with read_ledger(path) as db:
-        if "fingerprint" not in ledger.get_meta(db):
+        if "fingerprint" not in run_ledger.get_meta(db):
             raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
         yield db
 

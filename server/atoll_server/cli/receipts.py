@@ -15,7 +15,7 @@ from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.remote import TIMEOUT_S, OperatorError, Remote, operator
 from atoll_server.cli.tables import console
 from atoll_server.service.operator_service import logged_receipt
-from atoll_server.storage import ledger
+from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import read_ledger
 
 
@@ -42,7 +42,7 @@ def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[
         raise OperatorError(f"{directory} holds no run: give the --dir of a core")
     _fate(fate)
     with read_ledger(path) as db:
-        return [logged_receipt(*row) for row in ledger.receipts(db, learner, fate, 0, last)]
+        return [logged_receipt(*row) for row in shard_ledger.receipts(db, learner, fate, 0, last)]
 
 
 def _fate(name: str) -> pb.Fate:

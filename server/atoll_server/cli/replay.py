@@ -16,10 +16,10 @@ from atoll_wire.layout import Fragment, Layout
 
 from atoll_server.checkpoints.restore import check_merge, initial_state, merge_again
 from atoll_server.checkpoints.tensor_file import TensorFile
-from atoll_server.cli.offline import read_run, run_ledger
+from atoll_server.cli.offline import ledger_of, read_run
 from atoll_server.merging.merge import FragmentState, Merged
 from atoll_server.settings import RunSettings
-from atoll_server.storage import ledger
+from atoll_server.storage import run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import MergeRow
 from atoll_server.storage.spool import Spool, SpoolError
@@ -58,15 +58,15 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
     layout, initial = recorded.layout, recorded.initial
     total, done = sum(state.version for state in recorded.states.values()), itertools.count(1)
     identical, apart, moved, states = True, 0.0, 0.0, dict[int, FragmentState]()
-    with run_ledger(directory) as db:
-        meta = ledger.get_meta(db)
+    with ledger_of(directory) as db:
+        meta = run_ledger.get_meta(db)
         what_if = _WhatIf(RunSettings.model_validate(meta["settings"]), changes)
         spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)
         for fragment in layout.fragments:
             theirs = recorded.states[fragment.index]
             state = initial_state(layout, initial, fragment)
             first = state.theta_pub.copy()
-            for row in ledger.merges(db, meta["generation"], fragment.index, after=0)[: theirs.version]:
+            for row in shard_ledger.merges(db, meta["generation"], fragment.index, after=0)[: theirs.version]:
                 merged = _again(db, spool, meta["generation"], fragment, state, what_if.of(row))
                 if not changes:
                     check_merge(merged, row)

@@ -18,7 +18,7 @@ from atoll_wire.errors import SettingsError
 
 from atoll_server.access.audit_log import Acts
 from atoll_server.access.refusals import Refused
-from atoll_server.checkpoints.restore import LEDGER, Restored, drop_damaged, restore
+from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, drop_damaged, restore
 from atoll_server.learners.registry import unwanted
 from atoll_server.merging import merge
 from atoll_server.rounds import events as ev
@@ -29,7 +29,7 @@ from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import crash_points, database, ledger
+from atoll_server.storage import crash_points, database, run_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.ledger_writer import LedgerWriter, with_room
 from atoll_server.telemetry.happenings import Diary
@@ -82,9 +82,9 @@ class Core:
             await self.take_directory()
         db = await with_room(database.open_ledger, directory / LEDGER, self.disk)
         meta = await with_room(self._take_meta, db)
-        self.registrar.take_up(meta, ledger.learners(db), LedgerWriter(db, self.fail))
+        self.registrar.take_up(meta, run_ledger.learners(db), LedgerWriter(db, self.fail))
         if "fingerprint" in meta:
-            restored = await asyncio.to_thread(restore, db, directory, self.disk)
+            restored = await asyncio.to_thread(restore, db, Origin.of(meta), directory, self.disk)
             dropping = (db, directory, self.registrar.generation, restored.snapshots, self.disk)
             damaged = await with_room(drop_damaged, *dropping)
             shard = self._shard(restored, damaged=damaged)
@@ -123,7 +123,7 @@ class Core:
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         """Reads what the run is, raises the epoch, and settles the settings: stored ones, with the given in place."""
-        meta = ledger.get_meta(db)
+        meta = run_ledger.get_meta(db)
         if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
             raise SettingsError(
                 f"the run speaks protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it"
@@ -148,7 +148,7 @@ class Core:
         meta["settings"] = settled.model_dump(mode="json")
         with database.transaction(db):
             for key, value in meta.items():
-                ledger.put_meta(db, key, value)
+                run_ledger.put_meta(db, key, value)
         crash_points.point("start.epoch raised")
         return meta
 

@@ -20,7 +20,7 @@ from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.publications import HappeningLog
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import crash_points, ledger
+from atoll_server.storage import crash_points, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import LearnerRow
 
@@ -104,7 +104,7 @@ class Registrar:
     async def save(self, entry: Entry) -> None:
         """Makes a name durable as it is now."""
         entry.dirty = False
-        await self.writer.commit(partial(ledger.put_learner, row=row_of(entry)))
+        await self.writer.commit(partial(run_ledger.put_learner, row=row_of(entry)))
 
     async def save_accounts(self) -> None:
         """Makes every account durable that changed since it was."""
@@ -211,7 +211,7 @@ class Registrar:
 
     async def pause(self, reason: str) -> None:
         """Durable, then told to every learner: a restarted core is still paused. Without a reason the run goes on."""
-        await self.writer.commit(partial(ledger.put_meta, key="paused", value=reason))
+        await self.writer.commit(partial(run_ledger.put_meta, key="paused", value=reason))
         crash_points.point("pause.committed")
         self.paused = reason
         self.tell(ev.Paused(bool(reason)))
@@ -226,9 +226,9 @@ def row_of(entry: Entry) -> LearnerRow:
 
 def _put_learners(db: sqlite3.Connection, rows: list[LearnerRow]) -> None:
     for row in rows:
-        ledger.put_learner(db, row)
+        run_ledger.put_learner(db, row)
 
 
 def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
     for key, value in meta.items():
-        ledger.put_meta(db, key, value)
+        run_ledger.put_meta(db, key, value)

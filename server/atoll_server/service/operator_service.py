@@ -27,7 +27,7 @@ from atoll_server.service.status import list_rounds, status
 from atoll_server.shard.admission import MOST_NUMBER
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import ledger
+from atoll_server.storage import shard_ledger
 from atoll_server.storage.rows import ContributionRow, FateRow, SnapshotRow
 
 log = structlog.get_logger()
@@ -82,7 +82,7 @@ class OperatorService(rpc.OperatorServicer):
     def _receipts(self, *wanted: Any) -> list[tuple[int, ContributionRow, FateRow]]:  # noqa: ANN401
         with closing(self._core.disk.connect(self._core.settings.directory / LEDGER)) as db:
             db.execute("PRAGMA query_only=TRUE")
-            return ledger.receipts(db, *wanted)
+            return shard_ledger.receipts(db, *wanted)
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
         """Sends a learner away, or lets it in again."""

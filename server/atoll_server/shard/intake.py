@@ -26,7 +26,7 @@ from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.upload_state import State
 from atoll_server.shard.uploads import Upload
-from atoll_server.storage import crash_points, ledger
+from atoll_server.storage import crash_points, shard_ledger
 from atoll_server.storage.part_file import ChecksumError
 from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.storage.spool import Stored
@@ -151,7 +151,7 @@ class Intake:
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
         loop = asyncio.get_running_loop()
         stored: Stored = await loop.run_in_executor(shard.workers, upload.part.finish, norms, row.scale)
-        await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row))
+        await shard.writer.commit(partial(shard_ledger.add_contribution, generation=shard.generation, row=row))
         crash_points.point("contribution.committed")
         shard.contributions.accept(row)
         shard.contributions.hold(row, stored)
@@ -164,7 +164,9 @@ class Intake:
         """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
         shard = self._shard
         fate = FateRow(row.key, "refused", shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
-        await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row, fate=fate))
+        await shard.writer.commit(
+            partial(shard_ledger.add_contribution, generation=shard.generation, row=row, fate=fate)
+        )
         crash_points.point("contribution.refused")
         shard.contributions.accept(row)
         shard.contributions.end(row, fate)

@@ -20,7 +20,7 @@ from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.publications import Publication
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.snapshotter import covered
-from atoll_server.storage import ledger
+from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
 
@@ -32,15 +32,17 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
     entries = shard.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
-    last = {index: ledger.last_merge(db, shard.generation, index) for index in shard.fragments}
+    last = {index: shard_ledger.last_merge(db, shard.generation, index) for index in shard.fragments}
     cycles = {index: cycle for index, (cycle, _) in last.items()}
-    lines = list(ledger.tallies(db, shard.generation))
+    lines = list(shard_ledger.tallies(db, shard.generation))
     for tally in lines:
         shard.contributions.add(tally)
         cycles[tally.fragment] = max(cycles[tally.fragment], tally.cycle)
     _note_newest(shard, db, lines)
     waiting: dict[int, list[tuple[Key, Pending]]] = {index: [] for index in shard.fragments}
-    for _, row, fate in ledger.came_after(db, shard.generation, max((tally.through for tally in lines), default=0)):
+    for _, row, fate in shard_ledger.came_after(
+        db, shard.generation, max((tally.through for tally in lines), default=0)
+    ):
         cycles[row.key.fragment] = max(cycles[row.key.fragment], row.cycle)
         pending = _contribution(shard, row, fate)
         if pending is not None:
@@ -51,17 +53,19 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
     shard.spool.used_bytes = sum(size for path, size in room.items() if shard.disk.exists(path))
     for index, updates in restored.updates.items():
         for update in updates:
-            told = ledger.contributions(db, shard.generation, "AND fragment=? AND version=?", (index, update.version))
+            told = shard_ledger.contributions(
+                db, shard.generation, "AND fragment=? AND version=?", (index, update.version)
+            )
             receipts = tuple(receipt_of(fate) for _, fate in told)
             shard.cache.add(index, replace(Publication.of(update), receipts=receipts))
     now = time.monotonic()
     for index, fragment in shard.fragments.items():
-        for learner, norm, steps in ledger.latest_norms(db, shard.generation, index, fragment.norms.window):
+        for learner, norm, steps in shard_ledger.latest_norms(db, shard.generation, index, fragment.norms.window):
             fragment.norms.note(learner, norm, steps)
         _, at = last[index]
         fragment.published_at = None if at is None else now - max(0.0, wall - at)
         synced_at = now - max(0.0, wall - (at or 0.0))
-        ages = ledger.ages(db, shard.generation, index, shard.run.max_staleness + 1.0)
+        ages = shard_ledger.ages(db, shard.generation, index, shard.run.max_staleness + 1.0)
         fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
     shard.syncer.restore({entry.name: _member(entry, now) for entry in entries})
     pending_count = sum(map(len, waiting.values()))
@@ -74,7 +78,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) ->
     newest = {(tally.learner, tally.fragment): tally for tally in sorted(lines, key=lambda tally: tally.incarnation)}
     for tally in newest.values():
         key = Key(tally.learner, tally.incarnation, tally.fragment, tally.seq)
-        found = ledger.contribution(db, shard.generation, key)
+        found = shard_ledger.contribution(db, shard.generation, key)
         if found is None:
             raise LedgerError(f"the ledger lacks contribution {key}: restore a backup")
         shard.uploads.note(found[0].digest, receipt_of(found[1]))
@@ -83,11 +87,13 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) ->
 def _room(shard: Shard, db: sqlite3.Connection, covered: dict[int, int]) -> dict[Path, int]:
     """Every payload that stays, with the room that it takes from others."""
     if shard.run.record:
-        rows = list(ledger.contributions(db, shard.generation, "AND fate<>'refused'"))
+        rows = list(shard_ledger.contributions(db, shard.generation, "AND fate<>'refused'"))
     else:
-        rows = list(ledger.contributions(db, shard.generation, "AND fate='pending'"))
+        rows = list(shard_ledger.contributions(db, shard.generation, "AND fate='pending'"))
         for values in covered.items():
-            rows += ledger.contributions(db, shard.generation, "AND fragment=? AND fate='merged' AND version>?", values)
+            rows += shard_ledger.contributions(
+                db, shard.generation, "AND fragment=? AND fate='merged' AND version>?", values
+            )
     return {
         shard.spool.path(shard.generation, row.key):
         0 if fate.fate == "merged" and fate.version <= covered[row.key.fragment] else row.size_bytes

@@ -35,7 +35,7 @@ from atoll_server.shard.publications import HappeningLog, Publication, UpdateCac
 from atoll_server.shard.readers import Readers
 from atoll_server.shard.snapshotter import Snapshotter
 from atoll_server.shard.uploads import Uploads
-from atoll_server.storage import crash_points, ledger
+from atoll_server.storage import crash_points, shard_ledger
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow
@@ -223,7 +223,7 @@ class Shard:
                 asdict(rule) | {"codec": int(rule.codec)},
                 *merged.checksums, publication.size_bytes, time.time(),
             )  # fmt: skip
-            await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))
+            await self.writer.commit(partial(shard_ledger.add_merge, generation=self.generation, row=row, fates=fates))
             crash_points.point("merge.committed")
             refused = [self.held(refusal.key).row for refusal in effect.refusals]
             fragment.state = merged.state
@@ -255,7 +255,7 @@ class Shard:
     async def _refuse_pending(self, effect: ev.Refuse) -> None:
         fragment = self.fragments[effect.fragment]
         fates = [refusal_row(refusal, fragment.version) for refusal in effect.refusals]
-        await self.writer.commit(partial(ledger.put_fates, generation=self.generation, fates=fates))
+        await self.writer.commit(partial(shard_ledger.put_fates, generation=self.generation, fates=fates))
         crash_points.point("refusal.committed")
         refused = [self.held(fate.key).row for fate in fates]
         fragment.refused += map(self._decide, fates)

@@ -15,7 +15,7 @@ from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
 from atoll_server.rounds.events import Key
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.fragment import Fragment
-from atoll_server.storage import crash_points, ledger, totals
+from atoll_server.storage import crash_points, shard_ledger, totals
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
@@ -109,7 +109,7 @@ class Snapshotter:
                 await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
                 raise
             row = SnapshotRow(number, writer.versions, writer.checksums, time.time(), writer.size_bytes)
-            await source.writer.commit(partial(ledger.add_snapshot, generation=source.generation, row=row))
+            await source.writer.commit(partial(shard_ledger.add_snapshot, generation=source.generation, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
@@ -142,7 +142,7 @@ class Snapshotter:
         source = self._source
         while len(self.rows) > source.run.keep_snapshots:
             old = self.rows.pop(0)
-            await source.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
+            await source.writer.commit(partial(shard_ledger.drop_snapshot, snapshot_id=old.id))
             crash_points.point("snapshot.old forgotten")
             await asyncio.to_thread(source.disk.remove, snapshot_path(source.settings.directory, old.id))
             crash_points.point("snapshot.old removed")
@@ -156,7 +156,7 @@ class Snapshotter:
         return [
             (row.key, row.size_bytes)
             for fragment, (after, to) in bounds.items()
-            for row, _ in ledger.contributions(db, self._source.generation, condition, (fragment, after, to))
+            for row, _ in shard_ledger.contributions(db, self._source.generation, condition, (fragment, after, to))
         ]
 
     def _let_go(self, covered: list[tuple[Key, int]]) -> None:
