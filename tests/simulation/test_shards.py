@@ -1,4 +1,4 @@
-"""Two shards of one run end with the same bytes as one, also when one of them is killed.
+"""Two shards of one run end with the same bytes and the same sums as one, also when they are killed.
 
 Shards, their ledgers and disks are the product's, on the virtual clock. What a learner trained is fixed by learner,
 fragment and version, every round waits for all learners, and nothing depends on the run's tokens.
@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -52,6 +52,7 @@ NAMES = ("a", "b", "c")
 FRAGMENTS, VERSIONS = 4, 6
 STEP_S, LOOK_S = 0.5, 0.05
 REPORTED = 1000  # tokens of a reported step, so many that what contributions declare always counts
+Kills: TypeAlias = Mapping[int, float]  # by shard: when it dies, as soon as it has work that waits for its merge
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
 
 
@@ -142,13 +143,10 @@ class World:
     def _runs(self) -> None:
         self._run.runs(self._layout, [home.shard for home in self.homes if home.shard is not None])
 
-    async def train(self, kill_at: float | None) -> None:
-        """Until every fragment is at its last version.
-
-        kill_at: the last shard's process dies as soon as it then has work that is acknowledged, and not merged yet.
-        """
+    async def train(self, kills: Kills) -> None:
+        """Until every fragment is at its last version."""
         deadline, loop = 600.0, asyncio.get_running_loop()
-        killing = None if kill_at is None else asyncio.create_task(self._kill(self.homes[-1], kill_at))
+        killing = [asyncio.create_task(self._kill(self.homes[number], at)) for number, at in kills.items()]
         for home in self.homes:
             home.begin()
         answering = asyncio.create_task(self._answer())
@@ -157,7 +155,7 @@ class World:
             await asyncio.sleep(STEP_S)
             self._report()
         answering.cancel()
-        assert killing is None or killing.done(), "it was over before the kill"
+        assert all(task.done() for task in killing), "it was over before the kill"
 
     async def _kill(self, home: Home, at: float) -> None:
         await asyncio.sleep(at)
@@ -169,6 +167,15 @@ class World:
 
     def versions(self) -> dict[int, int]:
         return self._run.versions()
+
+    def counted(self) -> dict[str, Any]:
+        """By learner: what goodput and bills are made of, as it was merged, sent and acknowledged."""
+        accounts = {name: self._run.roster.entries[name].account for name in NAMES}
+        accepted = {name: sum(work.accepted_tokens for work in each.work.values()) for name, each in accounts.items()}
+        return {
+            name: (each.merged_token_parameters, each.bytes_up, each.parameters_up, pytest.approx(accepted[name]))
+            for name, each in accounts.items()
+        }
 
     def _report(self) -> None:
         """All learners made a step: told in one moment, so that a round that opens waits for all."""
@@ -217,18 +224,18 @@ class World:
             return  # it is offered again at the next look, while its round is open
 
 
-def trained(owned: Sequence[Collection[int]], kill_at: float | None) -> dict[int, tuple[bytes, ...]]:
-    """Bytes of theta, theta_pub and momentum by fragment, after VERSIONS merges of each."""
+def trained(owned: Sequence[Collection[int]], kills: Kills) -> tuple[dict[int, tuple[bytes, ...]], dict[str, Any]]:
+    """Bytes of theta, theta_pub and momentum by fragment, after VERSIONS merges of each; and what was counted."""
     merge.warm_up()
-    loop = VirtualLoop(random.Random(repr((owned, kill_at))))
+    loop = VirtualLoop(random.Random(repr((owned, kills))))
     with determinism(loop), ExitStack() as stack:
         stack.callback(structlog.configure, **structlog.get_config())
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         asyncio.set_event_loop(loop)
         world = World(loop, owned)
         try:
-            loop.run_until_complete(world.train(kill_at))
-            return dict(_bytes(home.shard for home in world.homes))
+            loop.run_until_complete(world.train(kills))
+            return dict(_bytes(home.shard for home in world.homes)), world.counted()
         finally:
             for home in world.homes:
                 home.process.kill()
@@ -253,6 +260,9 @@ def _bytes(shards: Iterable[Shard | None]) -> Iterable[tuple[int, tuple[bytes, .
 ONE, TWO = [range(FRAGMENTS)], [[0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize(("owned", "kill_at"), [(ONE, 9.0), (TWO, None), (TWO, 5.0), (TWO, 9.3), (TWO, 14.7)])
-def test_shards_end_with_the_bytes_of_one_that_nothing_happened_to(owned, kill_at):
-    assert trained(owned, kill_at) == trained(ONE, None)
+KILLED = [(ONE, {0: 9.0}), (TWO, {}), (TWO, {1: 5.0}), (TWO, {1: 9.3}), (TWO, {1: 14.7}), (TWO, {0: 9.3, 1: 9.3})]
+
+
+@pytest.mark.parametrize(("owned", "kills"), KILLED)
+def test_shards_end_as_one_that_nothing_happened_to(owned, kills):
+    assert trained(owned, kills) == trained(ONE, {})

@@ -35,7 +35,6 @@ class Spent:
     joining_s: float = 0.0
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
-    accepted_tokens: float = 0.0  # acknowledged, mean over fragments weighted by parameters
     grown_at: float = 0.0  # when new steps were last reported; 0: never
     steps_paid: float = 0.0  # see influence.counted; 0: since it joined
     tokens_paid: float = 0.0
@@ -47,13 +46,33 @@ class Spent:
         """What counts now of so many tokens, and until when time is used up by that."""
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
-    def thrown_away_s(self, dead: bool) -> float:
-        """Stepping time of tokens that will never be merged."""
+    def thrown_away_s(self, accepted: float | None = None) -> float:
+        """Stepping time of tokens that will never be merged.
+
+        accepted: tokens of a dead incarnation that were acknowledged; None: it lives, and more may be.
+        """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
-            return self.stepping_s if dead else 0.0
-        lost = max(self.abandoned_tokens, tokens - self.accepted_tokens if dead else 0.0)
+            return self.stepping_s if accepted is not None else 0.0
+        lost = max(self.abandoned_tokens, tokens - accepted if accepted is not None else 0.0)
         return self.stepping_s * min(1.0, max(0.0, lost) / tokens)
+
+
+@dataclass(slots=True)
+class Work:
+    """What one shard has of a learner's contributions.
+
+    merged_token_parameters: tokens of each merged one times its fragment's parameters, so that sums are exact.
+    bytes_up: payloads of acknowledged ones; parameters_up: that these stand for. accepted_tokens: of acknowledged ones
+    of the living incarnation, as a mean over all fragments of the run weighted by parameters; accepted_before: of the
+    dead ones.
+    """
+
+    merged_token_parameters: int = 0
+    bytes_up: int = 0
+    parameters_up: int = 0
+    accepted_tokens: float = 0.0
+    accepted_before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +100,16 @@ class Account:
     away_s: float = 0.0  # between clean good-byes and returns: not provisioned
     down_s: float = 0.0
     restarting_s: float = 0.0
-    merged_token_parameters: int = 0  # tokens of each contribution times its fragment's parameters: sums are exact
-    bytes_up: int = 0  # payloads: of acknowledged contributions,
-    bytes_down: int = 0  # of published updates,
+    bytes_down: int = 0  # payloads: of published updates,
     bytes_whole: int = 0  # of whole fragments and first parameters, both ways
-    parameters_up: int = 0  # that the coded bytes stand for
-    parameters_down: int = 0
+    parameters_down: int = 0  # that bytes_down stand for
     step_time_s: float | None = None  # of its inner steps, as last seen
     silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
     woke_at: float = 0.0  # when the last such silence ended
     struck_tokens: int = 0  # by an operator: they were reported and do not count
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
+    work: dict[int, Work] = field(default_factory=dict)  # by shard, each of which counts it again when it starts
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
         """A new incarnation joins; the gap since the last sign of life is lost, unless it had left."""
@@ -125,7 +142,6 @@ class Account:
             seen.tokens, seen.tokens_paid = was.tokens_counted(seen.tokens, most, now)
         seen.grown_at = now if seen.steps > was.steps else was.grown_at
         seen.joined_at = was.joined_at
-        seen.accepted_tokens = was.accepted_tokens
         seen.frozen_s = was.frozen_s
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
@@ -162,23 +178,39 @@ class Account:
         if stepping_s + SILENT_S < awake_s:  # all that is reported from now on began after the silence
             self.silence_s = 0.0
 
-    def forget_contributions(self) -> None:
-        """Before they are counted again from the ledger, which is exact; this account was written some time before."""
-        self.merged_token_parameters = 0
-        self.bytes_up = 0
-        self.parameters_up = 0
-        for spent in (self.current, *self.past):
-            spent.accepted_tokens = 0.0
+    @property
+    def merged_token_parameters(self) -> int:
+        """At all shards, as each of the three: see Work."""
+        return sum(work.merged_token_parameters for work in self.work.values())
 
-    def accepted(self, tokens: float, current: bool) -> None:
-        """The core acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
-        spent = self.current if current or not self.past else self.past[0]
-        spent.accepted_tokens += tokens
+    @property
+    def bytes_up(self) -> int:
+        return sum(work.bytes_up for work in self.work.values())
+
+    @property
+    def parameters_up(self) -> int:
+        return sum(work.parameters_up for work in self.work.values())
+
+    def at(self, shard: int) -> Work:
+        """What a shard has of it, to be counted on."""
+        return self.work.setdefault(shard, Work())
+
+    def accepted(self, shard: int, tokens: float, current: bool) -> None:
+        """A shard acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
+        work = self.at(shard)
+        if current or not self.past:
+            work.accepted_tokens += tokens
+        else:
+            work.accepted_before += tokens
 
     def _bury(self) -> None:
         """Adds the dead incarnation to the past, its lost tokens included."""
         dead = self.current
-        dead.abandoned_tokens = max(dead.abandoned_tokens, dead.tokens - dead.accepted_tokens)
+        accepted = sum(work.accepted_tokens for work in self.work.values())
+        dead.abandoned_tokens = max(dead.abandoned_tokens, dead.tokens - accepted)
+        for work in self.work.values():
+            work.accepted_before += work.accepted_tokens
+            work.accepted_tokens = 0.0
         if not self.past:
             self.past = [dead]
             return
@@ -191,7 +223,6 @@ class Account:
             "joining_s",
             "paused_s",
             "abandoned_tokens",
-            "accepted_tokens",
             "frozen_s",
             "said_steps",
             "said_tokens",
@@ -216,7 +247,8 @@ class Account:
         """Useful and lost seconds so far."""
         end = now if self.left_at is None else self.left_at
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
-        thrown = self.current.thrown_away_s(dead=False) + sum(spent.thrown_away_s(dead=True) for spent in self.past)
+        accepted = sum(work.accepted_before for work in self.work.values())
+        thrown = self.current.thrown_away_s() + sum(spent.thrown_away_s(accepted) for spent in self.past)
         useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
         silent_s = self._silent_s(now)
         lost = {
@@ -239,9 +271,11 @@ class Account:
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """For the ledger."""
+        """For the run's part of the ledger: without `work`, which the shards' parts have."""
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
-        return _fields(self) | spent
+        data = _fields(self) | spent
+        del data["work"]
+        return data
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Account:

@@ -30,6 +30,7 @@ class Contributions:
     def __init__(self, fragments: Mapping[int, Fragment], parameters: int, roster: Roster, metrics: Metrics) -> None:
         """fragments: those of this shard; what waits for a merge is kept there. parameters: of the whole model."""
         self._fragments = fragments
+        self._shard = min(fragments)  # in accounts: no other shard has its fragments
         self._parameters = parameters
         self._roster = roster
         self._metrics = metrics
@@ -39,16 +40,22 @@ class Contributions:
         self.merged_at: dict[str, int] = {}  # by learner: merges, when it joined or something of it was last in one
         self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
 
+    def forget(self) -> None:
+        """Before they are counted again from the ledger: what accounts have of this shard, and of no other."""
+        for entry in self._roster.entries.values():
+            entry.account.work.pop(self._shard, None)
+
     def add(self, tally: TallyRow) -> None:
         """Those that a tally stands for."""
         account = self._roster.entries[tally.learner].account
+        work = account.at(self._shard)
         length = self._fragments[tally.fragment].place.length
-        account.bytes_up += tally.size_bytes
-        account.parameters_up += (tally.merged + tally.refused) * length
-        account.merged_token_parameters += tally.tokens * length
+        work.bytes_up += tally.size_bytes
+        work.parameters_up += (tally.merged + tally.refused) * length
+        work.merged_token_parameters += tally.tokens * length
         self._give(Key(tally.learner, tally.incarnation, tally.fragment, tally.seq), tally.tokens)
         current = tally.incarnation == self._roster.entries[tally.learner].incarnation
-        account.accepted(tally.tokens * length / self._parameters, current=current)
+        account.accepted(self._shard, tally.tokens * length / self._parameters, current=current)
         sums = {"accepted": tally.merged + tally.refused, "merged": tally.merged, "refused": tally.refused}
         for fate, count in sums.items():
             self.counts[fate] += count
@@ -57,9 +64,10 @@ class Contributions:
     def accept(self, row: ContributionRow) -> None:
         """One more was acknowledged."""
         entry = self._roster.entries[row.key.learner]
-        entry.account.bytes_up += row.size_bytes
-        entry.account.parameters_up += self._fragments[row.key.fragment].place.length
-        entry.account.accepted(self._weighted(row), current=row.key.incarnation == entry.incarnation)
+        work = entry.account.at(self._shard)
+        work.bytes_up += row.size_bytes
+        work.parameters_up += self._fragments[row.key.fragment].place.length
+        entry.account.accepted(self._shard, self._weighted(row), current=row.key.incarnation == entry.incarnation)
         entry.dirty = True
         self._give(row.key, row.tokens)
         self.counts["accepted"] += 1
@@ -88,9 +96,11 @@ class Contributions:
             self.pending_bytes[row.key.learner] -= row.size_bytes
         entry = self._roster.entries[row.key.learner]
         if fate.fate == "merged":
-            entry.account.merged_token_parameters += row.tokens * self._fragments[row.key.fragment].place.length
+            work = entry.account.at(self._shard)
+            work.merged_token_parameters += row.tokens * self._fragments[row.key.fragment].place.length
         else:
-            entry.account.accepted(-self._weighted(row), current=row.key.incarnation == entry.incarnation)
+            current = row.key.incarnation == entry.incarnation
+            entry.account.accepted(self._shard, -self._weighted(row), current=current)
             self._give(row.key, -row.tokens)
         entry.dirty = True
         self.counts[fate.fate] += 1

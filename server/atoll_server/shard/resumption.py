@@ -1,4 +1,4 @@
-"""From the ledger back into an shard's memory: rounds, what waits, receipts, counters, and the room that is taken."""
+"""From the ledger back into a shard's memory: rounds, what waits, receipts, counters, and the room that is taken."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ log = structlog.get_logger()
 
 
 def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: float) -> None:
-    """Brings an shard to where the ledger left the run; before anybody connects. wall: seconds of the run's clock."""
-    entries = shard.roster.entries.values()
-    for entry in entries:
-        entry.account.forget_contributions()
+    """Brings a shard to where the ledger left the run; before anybody connects. wall: seconds of the run's clock."""
+    shard.contributions.forget()
     last = {index: shard_ledger.last_merge(db, shard.generation, index) for index in shard.fragments}
     cycles = {index: cycle for index, (cycle, _) in last.items()}
     lines = list(shard_ledger.tallies(db, shard.generation))
@@ -40,9 +38,8 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
         cycles[tally.fragment] = max(cycles[tally.fragment], tally.cycle)
     _note_newest(shard, db, lines)
     waiting: dict[int, list[tuple[Key, Pending]]] = {index: [] for index in shard.fragments}
-    for _, row, fate in shard_ledger.came_after(
-        db, shard.generation, max((tally.through for tally in lines), default=0)
-    ):
+    through = max((tally.through for tally in lines), default=0)
+    for _, row, fate in shard_ledger.came_after(db, shard.generation, through):
         cycles[row.key.fragment] = max(cycles[row.key.fragment], row.cycle)
         pending = _contribution(shard, row, fate)
         if pending is not None:
@@ -67,7 +64,7 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
         synced_at = now - max(0.0, wall - (at or 0.0))
         ages = shard_ledger.ages(db, shard.generation, index, shard.run.max_staleness + 1.0)
         fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
-    shard.syncer.restore({entry.name: _member(entry, now) for entry in entries})
+    shard.syncer.restore({entry.name: _member(entry, now) for entry in shard.roster.entries.values()})
     pending_count = sum(map(len, waiting.values()))
     merges = sum(shard.versions().values())
     log.info("state taken up", merges=merges, pending=pending_count, files_not_needed=deleted)
