@@ -90,10 +90,13 @@ class Counters:
     total_tokens: int = 0  # that the run is to train; 0: the core was not told
 
     def told(self, run_tokens: int, struck_tokens: int = 0) -> None:
-        """The core says how many tokens everybody has trained; fewer than before when an operator struck some."""
-        if run_tokens > self.run_tokens or struck_tokens > self.struck_tokens:
+        """The core says how many tokens everybody has trained; fewer than before when an operator struck some.
+
+        Words may come out of order: a merge tells what was known when it began.
+        """
+        if (struck_tokens, run_tokens) > (self.struck_tokens, self.run_tokens):
             self.corrected |= struck_tokens > self.struck_tokens > -1
-            self.struck_tokens = max(self.struck_tokens, struck_tokens)
+            self.struck_tokens = struck_tokens
             # In this order: training may read in between, and must rather see too few tokens than too many.
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens

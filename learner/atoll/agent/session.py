@@ -145,6 +145,8 @@ class Presence:
         standing.lost.clear()
         standing.connected.set()
         self._counters.connected = True
+        # A run restored from a backup may have fewer.
+        self._counters.struck_tokens = min(self._counters.struck_tokens, reply.struck_tokens)
         self._counters.told(reply.run_tokens, reply.struck_tokens)
         self._counters.total_tokens = reply.settings.total_tokens
         if self._said_away:
