@@ -28,7 +28,7 @@ FRAGMENT = LAYOUT.fragments[0]
 KEY = Key("a", 1, 0, 1)
 ROW = ContributionRow(KEY, 1, 0, 100, 4, 3, 2, 50, bytes(32), (1.5, 2.5), 1.0, 7.0)
 RULE = {"lr": 0.9, "momentum": 0.5, "codec": 3, "heat": 1.0, "staleness_exponent": 0.5}
-MERGE = MergeRow(0, 1, 1, (("a", 1, 1, 1.0, 0),), RULE, 1, 2, 3, 99, 5.0)
+MERGE = MergeRow(0, 1, 1, (("a", 1, 1, 1.0, 0),), RULE, 40, 2, 1, 2, 3, 99, 5.0)
 
 
 def frames() -> list[bytes]:

@@ -27,7 +27,7 @@ def core():
     roster = Roster(10)
     entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.now(), 0.0)
     return (
-        SimpleNamespace(shards=[shard], clock=clock, roster=roster),
+        SimpleNamespace(shards=[shard], clock=clock, roster=roster, tell=lambda: None),
         entry,
         told,
     )

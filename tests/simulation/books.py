@@ -42,6 +42,10 @@ def sums(core: Core) -> None:
         found = (entry.account.bytes_up, entry.account.merged_token_parameters)
         if found != (sum(row[4] for row in mine), merged):
             raise Violation(2, f"the core counts {found} of {name}, the ledger {sum(r[4] for r in mine)}, {merged}")
+    entries = core.registrar.roster.entries.values()
+    tokens = sum(entry.account.total("tokens") - entry.account.struck_tokens for entry in entries)
+    if core.registrar.roster.tokens() != tokens:
+        raise Violation(2, f"the run counts {core.registrar.roster.tokens()} tokens, its accounts {tokens}")
     fates = Counter(row[2] for row in rows)
     counts = shard.contributions.counts
     if (counts["merged"], counts["refused"], counts["accepted"]) != (fates["merged"], fates["refused"], len(rows)):

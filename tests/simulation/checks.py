@@ -253,7 +253,7 @@ class Checks:
             return
         limits = core.settings.limits
         bounds = (
-            ("happenings", len(core.registrar.happenings._kept), limits.happenings),
+            ("happenings", len(shard.happenings._kept), limits.happenings),
             ("cached updates", shard.cache.size_bytes, shard.cache.limit_bytes),
             ("spool", shard.spool.used_bytes, limits.spool_bytes),
             ("faults of what is only shown", shard.timeline.faults, 0),

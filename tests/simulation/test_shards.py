@@ -32,7 +32,7 @@ from atoll_server.shard.intake import Intake
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.uploads import Upload
-from atoll_server.storage import database
+from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import codec
@@ -81,6 +81,15 @@ class Home:
         self.process = Process("shard")
         self.process.start(self._live())
 
+    def check_tokens(self) -> None:
+        """What followers heard of the run's tokens is what the merge was made with."""
+        assert self.shard is not None, "it trained to the end"
+        told = [each.published for each in self.shard.happenings._kept if each.HasField("published")]
+        for published in told:
+            (row, *_) = shard_ledger.merges(self.db, 1, published.fragment, published.version - 1)
+            assert row.run_tokens == published.run_tokens
+        assert max(published.run_tokens for published in told) > 0
+
     def kill(self) -> None:
         """SIGKILL, and the power fails."""
         self.shard = None
@@ -93,7 +102,7 @@ class Home:
         for name in ("spool", "snapshots"):
             disk.make_directory(DIRECTORY / name)
         first = not disk.exists(DIRECTORY / LEDGER)
-        db = database.open_ledger(DIRECTORY / LEDGER, disk, database.SHARD_TABLES)
+        self.db = db = database.open_ledger(DIRECTORY / LEDGER, disk, database.SHARD_TABLES)
         if first:
             self._write_first(disk)
         origin = Origin(1, self._layout, hashlib.sha256(FIRST).hexdigest())
@@ -103,8 +112,8 @@ class Home:
         )
         run = self._run
         shard = Shard(
-            settings, RUN, 1, restored, run.roster, run.happenings, LedgerWriter(db, self._failed), Metrics(),
-            self._failed, disk, run.clock.now, paused=False, damaged=False,
+            settings, RUN, 1, restored, run.roster, run.view(), LedgerWriter(db, self._failed), Metrics(),
+            self._failed, disk, run.clock.now, damaged=False,
         )  # fmt: skip
         take_up(shard, db, restored, run.clock.now())
         for name in NAMES:
@@ -155,6 +164,8 @@ class World:
             await asyncio.sleep(STEP_S)
             self._report()
         answering.cancel()
+        for home in self.homes:
+            home.check_tokens()
         assert all(task.done() for task in killing), "it was over before the kill"
 
     async def _kill(self, home: Home, at: float) -> None:
@@ -184,7 +195,8 @@ class World:
         for name in NAMES:
             entry = self._run.roster.entries[name]
             spent = Spent(steps=self._steps, tokens=self._steps * REPORTED, stepping_s=self._steps * STEP_S)
-            entry.account.heard(wall, spent, self._run.roster.rates(wall).most(name))
+            self._run.roster.heard(entry, wall, spent)
+        self._run.tell()
         for name in NAMES:
             for shard in self._run.shards:
                 shard.dispatch(ev.Heard(name, self._steps, False))

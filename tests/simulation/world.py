@@ -375,7 +375,8 @@ class World:
     async def _end_cleanly(self, core: Core) -> None:
         """As `server.serve` does at SIGTERM."""
         self.told_to_stop.clear()
-        core.registrar.happenings.close()
+        for shard in core.registrar.shards:
+            shard.happenings.close()
         self.network.servers.pop(CORE, None)
         await core.stop()
         self.counts["clean ends"] += 1

@@ -11,12 +11,12 @@ from atoll_wire.arrivals import Arrivals
 from atoll_wire.certificate import NAME
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.accounts import Account
+from atoll_server.learners.accounts import Account, Spent
 from atoll_server.learners.plausibility import Rate, Rates
 
 LARGEST_REGION = 64
 MOST_REGIONS = 256  # of learners that have neither left nor been evicted: each is a series of metrics
-MOST_TOKENS = (1 << 63) - 1  # what a message can say
+MOST_TOKENS = (1 << 63) - 1  # what a message and the ledger can say
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that does not report
 CALLS_COME_S = 5.0  # after a Join: a process opens its calls at once
 LATENCY_S = 0.5  # of a Join: how far the starts of processes are off
@@ -113,6 +113,8 @@ class Roster:
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, Entry] = {}
         self._limit = limit
+        self._trained = 0  # tokens of all accounts, struck ones included
+        self._struck = 0
         self._rates = Rates({})
         self._rates_at = -RATES_S
         self.since = 0.0  # when this core began to listen: nobody could be heard before
@@ -273,26 +275,36 @@ class Roster:
         young = wall - max(account.current.joined_at, self.since) < COMPARED_S
         return here and young and account.left_at is None and not entry.evicted
 
+    def heard(self, entry: Entry, wall: float, spent: Spent) -> None:
+        """Takes in the counters of a report, as far as they count."""
+        before: int = entry.account.total("tokens")
+        entry.account.heard(wall, spent, self.rates(wall).most(entry.name))
+        self._trained += entry.account.total("tokens") - before
+
     def strike(self, entry: Entry, tokens: int) -> None:
         """So many count of all that a learner reported; struck ones never count again."""
         account = entry.account
-        account.struck_tokens = max(account.struck_tokens, account.total("tokens") - tokens)
+        before = account.struck_tokens
+        account.struck_tokens = max(before, account.total("tokens") - tokens)
+        self._struck += account.struck_tokens - before
         entry.dirty = True
 
     def struck_tokens(self) -> int:
         """Of all learners."""
-        return sum(entry.account.struck_tokens for entry in self.entries.values())
+        return min(MOST_TOKENS, self._struck)
 
     def tokens(self) -> int:
-        """Trained by everybody so far, as reported."""
-        total: int = sum(entry.account.total("tokens") for entry in self.entries.values()) - self.struck_tokens()
-        return min(MOST_TOKENS, total)
+        """Trained by all learners so far, as far as reports count, without struck ones."""
+        return min(MOST_TOKENS, self._trained - self._struck)
 
     def restore(
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
         """Takes a name up from the ledger; its process has to join again. reason: why it is evicted, if it is."""
-        self.entries[name] = Entry(name, region, incarnation, nonces, Account.from_data(account), evicted=reason)
+        entry = Entry(name, region, incarnation, nonces, Account.from_data(account), evicted=reason)
+        self.entries[name] = entry
+        self._trained += entry.account.total("tokens")
+        self._struck += entry.account.struck_tokens
 
 
 def fenced(name: str) -> Refused:

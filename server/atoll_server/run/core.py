@@ -164,8 +164,8 @@ class Core:
     def _shard(self, restored: Restored, *, damaged: bool) -> Shard:
         run = self.registrar
         return Shard(
-            self.settings, run.settings, run.generation, restored, run.roster, run.happenings, run.writer,
-            self.metrics, self.fail, self.disk, run.clock.now, paused=bool(run.paused), damaged=damaged,
+            self.settings, run.settings, run.generation, restored, run.roster, run.view(), run.writer,
+            self.metrics, self.fail, self.disk, run.clock.now, damaged=damaged,
         )  # fmt: skip
 
     async def stop(self) -> None:

@@ -81,7 +81,7 @@ class Joining:
             run_tokens=run.roster.tokens(),
             struck_tokens=run.roster.struck_tokens(),
             retry_s=1.0,
-            log=run.happenings.number,
+            log=next((shard.happenings.number for shard in run.shards), 0),
         )
 
     async def _let_in(

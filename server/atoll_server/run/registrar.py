@@ -18,7 +18,7 @@ from atoll_server.rounds import events as ev
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.publications import HappeningLog
+from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
 from atoll_server.storage import crash_points, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
@@ -49,7 +49,6 @@ class Registrar:
     def __init__(self, limits: Limits, clock: RunClock) -> None:
         self.clock = clock
         self.roster = Roster(limits.learners)
-        self.happenings = HappeningLog(limits.happenings, self._current)
         self.run_id = ""
         self.generation = 0
         self.epoch = 0
@@ -59,6 +58,7 @@ class Registrar:
         self.initial_sha256 = ""
         self.paused = ""
         self.state: Waiting | Running = Waiting()
+        self._views = 0  # that shards were given in this epoch
         self.writer: LedgerWriter  # from `take_up` on
 
     # ------------------------------------------------------------------------------ from and to the ledger
@@ -121,10 +121,16 @@ class Registrar:
         """None while the run waits for its parameters."""
         return self.state.shards if isinstance(self.state, Running) else ()
 
-    def tell(self, event: ev.Event) -> None:
-        """Tells every shard of what concerns all fragments."""
+    def view(self) -> RunView:
+        """What shards are to know of the run, newer than every view before."""
+        self._views += 1
+        return RunView(self.epoch, self._views, self.roster.tokens(), self.roster.struck_tokens(), self.paused)
+
+    def tell(self) -> None:
+        """Tells every shard how the run stands now: after each report, and after what an operator did."""
+        view = self.view()
         for shard in self.shards:
-            shard.dispatch(event)
+            shard.told(view)
 
     def owner(self, fragment: int) -> tuple[Shard, Fragment]:
         """The shard of a fragment, and the fragment. Raises Refused."""
@@ -139,15 +145,6 @@ class Registrar:
     def versions(self) -> dict[int, int]:
         """By fragment; none before the first parameters."""
         return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
-
-    def _current(self) -> pb.Current:
-        return pb.Current(
-            versions=self.versions(),
-            open=[opened for shard in self.shards for opened in shard.open_rounds()],
-            run_tokens=self.roster.tokens(),
-            struck_tokens=self.roster.struck_tokens(),
-            paused=pb.Paused(reason=self.paused),
-        )
 
     # ------------------------------------------------------------------------------ learners and operators
 
@@ -185,7 +182,8 @@ class Registrar:
         entry.account.left_at = self.clock.now()
         entry.token = b""
         await self.save(entry)
-        self.tell(ev.Gone(entry.name))
+        for shard in self.shards:
+            shard.dispatch(ev.Gone(entry.name))
         if not entry.token:  # nor did it join again meanwhile
             entry.speaks(b"", Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
         log.info("left", learner=entry.name, incarnation=entry.incarnation)
@@ -204,6 +202,7 @@ class Registrar:
             self.roster.strike(entry, tokens)
         await self.save(entry)
         crash_points.point("eviction.committed")
+        self.tell()
         if reason:
             for shard in self.shards:
                 shard.evicted(name, entry.incarnation, unwanted(reason))
@@ -214,8 +213,7 @@ class Registrar:
         await self.writer.commit(partial(run_ledger.put_meta, key="paused", value=reason))
         crash_points.point("pause.committed")
         self.paused = reason
-        self.tell(ev.Paused(bool(reason)))
-        self.happenings.append(pb.Happening(paused=pb.Paused(reason=reason)))
+        self.tell()
         log.warning("paused" if reason else "goes on", reason=reason)
 
 

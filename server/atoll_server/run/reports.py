@@ -37,7 +37,7 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
     )  # fmt: skip
     entry.reports.saw(time.monotonic())
     wall = run.clock.now()
-    entry.account.heard(wall, spent, run.roster.rates(wall).most(entry.name))
+    run.roster.heard(entry, wall, spent)
     if 2 * spent.tokens < seen.tokens and not entry.doubted:
         entry.doubted = True
         log.warning(
@@ -49,6 +49,7 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
         entry.comeback, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
         first_step_s=seen.first_step_s,
     )  # fmt: skip
+    run.tell()
     for shard in run.shards:
         shard.dispatch(ev.Heard(entry.name, spent.steps, seen.paused))
         entry.account.step_time_s = shard.syncer.members[entry.name].step_time_s

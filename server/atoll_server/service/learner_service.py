@@ -97,13 +97,13 @@ class OuterService(rpc.OuterServicer):
         """Tells what happens until the learner or this core goes."""
         try:
             speaker = self._session(context, request.session)
-            self._run.owner(0)
+            shard, _ = self._run.owner(0)  # this process has one: of several, each has a log, and a Follow of its own
         except Refused as refused:
             await abort(context, refused)
         wait = Wait()  # not until this core stops: that is told as a happening
         try:
             with speaker.entry.stream(wait.end):
-                news = self._run.happenings.follow(speaker.entry.name, request.log, request.sequence)
+                news = shard.happenings.follow(speaker.entry.name, request.log, request.sequence)
                 async with aclosing(news):
                     while (happening := await wait.next(news)) is not None:
                         yield happening

@@ -144,7 +144,8 @@ async def _serve_until(
     finally:
         pulse.waits_for = "stopping"
         gauges.cancel()
-        core.registrar.happenings.close()
+        for shard in core.registrar.shards:
+            shard.happenings.close()
         service.stop()
         await public.end(0 if core.failed.done() else GRACE_S)
     await core.stop()

@@ -33,6 +33,7 @@ from atoll_server.shard.contributions import Contributions, receipt_of, refusal_
 from atoll_server.shard.fragment import Fragment, Held
 from atoll_server.shard.publications import HappeningLog, Publication, UpdateCache
 from atoll_server.shard.readers import Readers
+from atoll_server.shard.run_view import RunView
 from atoll_server.shard.snapshotter import Snapshotter
 from atoll_server.shard.uploads import Uploads
 from atoll_server.storage import crash_points, shard_ledger
@@ -62,25 +63,25 @@ class Shard:
         generation: int,
         restored: Restored,
         roster: Roster,
-        happenings: HappeningLog,
+        view: RunView,
         writer: LedgerWriter,
         metrics: Metrics,
         fail: Callable[[BaseException], None],
         disk: Disk,
         wall: Callable[[], float],
         *,
-        paused: bool,
         damaged: bool,
     ) -> None:
         """fail: is told what could not be carried through, and ends the process. wall: seconds of the run's clock.
 
-        damaged: a snapshot was found damaged and given up.
+        view: the registrar's last word. damaged: a snapshot was found damaged and given up.
         """
         self.wall = wall
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
         self.initial = restored.initial
-        self.roster, self.happenings, self.metrics = roster, happenings, metrics
+        self.roster, self.view, self.metrics = roster, view, metrics
+        self.happenings = HappeningLog(settings.limits.happenings, self._current)
         self.writer, self._fail, self.disk, self.failed = writer, fail, disk, False
         self.spool = Spool(
             settings.directory / "spool", settings.limits.spool_bytes, settings.limits.contents_bytes, disk
@@ -97,7 +98,7 @@ class Shard:
             if place.index in restored.states
         }  # fmt: skip
         rounds = {index: fragment.rounds for index, fragment in self.fragments.items()}
-        self.syncer = Syncer(run, rounds, merge.weight, paused=paused)
+        self.syncer = Syncer(run, rounds, merge.weight, paused=bool(view.paused))
         self.workers = ThreadPoolExecutor(2, thread_name_prefix="frames")
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
         self.uploads = Uploads(self.layout, run.codec, generation, self.spool, settings.limits, self.workers)
@@ -194,7 +195,8 @@ class Shard:
 
     async def _merge(self, effect: ev.Merge) -> None:
         fragment = self.fragments[effect.fragment]
-        rule = OuterRule.of(self.run, effect.age, effect.cause, self.roster.tokens())
+        view = self.view
+        rule = OuterRule.of(self.run, effect.age, effect.cause, view.run_tokens)
         stored = [self.held(share.key).stored for share in effect.shares]
         weights = [share.weight for share in effect.shares]
         async with fragment.lock:
@@ -220,7 +222,7 @@ class Shard:
             row = MergeRow(
                 effect.fragment, effect.version, effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
-                asdict(rule) | {"codec": int(rule.codec)},
+                asdict(rule) | {"codec": int(rule.codec)}, view.run_tokens, view.struck_tokens,
                 *merged.checksums, publication.size_bytes, time.time(),
             )  # fmt: skip
             await self.writer.commit(partial(shard_ledger.add_merge, generation=self.generation, row=row, fates=fates))
@@ -230,12 +232,14 @@ class Shard:
             if read:
                 self.readers.passed(fragment.index)
             self.snapshots.merged(took_s)
-        self._publish(fragment, effect, publication, fates)
+        self._publish(fragment, effect, publication, fates, view)
         crash_points.point("merge.published")
         self._forget(refused)
 
-    def _publish(self, fragment: Fragment, effect: ev.Merge, publication: Publication, fates: list[FateRow]) -> None:
-        """The merge is durable: now it may be seen."""
+    def _publish(
+        self, fragment: Fragment, effect: ev.Merge, publication: Publication, fates: list[FateRow], view: RunView
+    ) -> None:
+        """The merge is durable: now it may be seen. view: of the run, as it went into the merge."""
         refused, fragment.refused = fragment.refused, []
         self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
         fragment.published_at = time.monotonic()
@@ -246,8 +250,8 @@ class Shard:
             fragment=effect.fragment,
             version=effect.version,
             size_bytes=publication.size_bytes,
-            run_tokens=self.roster.tokens(),
-            struck_tokens=self.roster.struck_tokens(),
+            run_tokens=view.run_tokens,
+            struck_tokens=view.struck_tokens,
         )
         self.happenings.append(pb.Happening(published=published))
         self.dispatch(ev.Merged(effect.fragment, effect.version))
@@ -281,13 +285,30 @@ class Shard:
         """The published version of each fragment, by its number."""
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
-    def open_rounds(self) -> list[pb.RoundOpened]:
-        """As followers are told of them."""
-        return [
-            pb.RoundOpened(fragment=index, cycle=fragment.rounds.cycle)
-            for index, fragment in self.fragments.items()
-            if fragment.rounds.phase is Phase.OPEN
-        ]
+    def _current(self) -> pb.Current:
+        """What a follower is told whose position is not known."""
+        return pb.Current(
+            versions=self.versions(),
+            open=[
+                pb.RoundOpened(fragment=index, cycle=fragment.rounds.cycle)
+                for index, fragment in self.fragments.items()
+                if fragment.rounds.phase is Phase.OPEN
+            ],
+            run_tokens=self.view.run_tokens,
+            struck_tokens=self.view.struck_tokens,
+            paused=pb.Paused(reason=self.view.paused),
+        )
+
+    # ------------------------------------------------------------------------------ told by the registrar
+
+    def told(self, view: RunView) -> None:
+        """Takes in the registrar's word, unless a newer one came. Followers hear of a pause, and of its end."""
+        if not view.newer_than(self.view):
+            return
+        before, self.view = self.view, view
+        if view.paused != before.paused:
+            self.dispatch(ev.Paused(bool(view.paused)))
+            self.happenings.append(pb.Happening(paused=pb.Paused(reason=view.paused)))
 
     def joined(self, learner: str, incarnation: int) -> None:
         """A process may speak for a name: what an older one left unfinished is dropped."""

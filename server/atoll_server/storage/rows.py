@@ -74,13 +74,18 @@ class TallyRow:
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C."""
+    """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C.
+
+    run_tokens, struck_tokens: of the whole run, as the shard knew them when the merge began: an input of it.
+    """
 
     fragment: int
     version: int
     cycle: int
     shares: tuple[tuple[str, int, int, float, float], ...]
     rule: dict[str, Any]
+    run_tokens: int
+    struck_tokens: int
     theta: int
     theta_pub: int
     momentum: int

@@ -97,13 +97,15 @@ def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Seq
         row.cycle,
         json.dumps(row.shares),
         json.dumps(row.rule),
+        row.run_tokens,
+        row.struck_tokens,
         row.theta,
         row.theta_pub,
         row.momentum,
         row.update_bytes,
         row.merged_at,
     )
-    db.execute("INSERT INTO merges VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, checksum(values)))
+    db.execute("INSERT INTO merges VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)", (*values, checksum(values)))
     put_fates(db, generation, fates)
 
 
@@ -221,8 +223,8 @@ def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -
     """Merges of a fragment beyond version `after`, in order and without a gap."""
     query = "SELECT * FROM merges WHERE generation=? AND fragment=? AND version>? ORDER BY version"
     rows = [
-        MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:11])
-        for r in verified(db.execute(query, (generation, fragment, after)), "merges", 11)
+        MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:13])
+        for r in verified(db.execute(query, (generation, fragment, after)), "merges", 13)
     ]
     for offset, row in enumerate(rows, start=1):
         if row.version != after + offset:
@@ -241,7 +243,7 @@ def ages(db: sqlite3.Connection, generation: int, fragment: int, steps: float) -
     """Of a fragment's versions in its last so many outer steps, oldest first: see FragmentRounds.age."""
     query = "SELECT * FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC"
     found: dict[int, float] = {}
-    for row in verified(db.execute(query, (generation, fragment)), "merges", 11):
+    for row in verified(db.execute(query, (generation, fragment)), "merges", 13):
         version, age = row[2], float(json.loads(row[5])["age"])
         if found and next(iter(found.values())) - age > steps:
             return dict(reversed(found.items()))
