@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 
 import numpy as np
@@ -168,6 +169,16 @@ def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
     db.execute(change)
     with pytest.raises(LedgerError, match="restore a backup"):
         read(db)
+
+
+def test_what_is_said_of_a_damaged_row_has_no_secret(tmp_path):
+    db = filled(tmp_path / "ledger")
+    run_ledger.put_meta(db, "session_key", "5ec4e7")
+    for table, read in (("meta", run_ledger.get_meta), ("learners", run_ledger.learners)):
+        db.execute(f"UPDATE {table} SET checksum=checksum+1")  # noqa: S608 - constants
+        with pytest.raises(LedgerError, match=f"a row of {table} does not match") as error:
+            read(db)
+        assert not {"5ec4e7", "77"} & set(re.findall("[0-9a-f]+", str(error.value)))
 
 
 def test_a_missing_merge_is_a_gap_that_is_named(tmp_path):

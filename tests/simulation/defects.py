@@ -66,7 +66,7 @@ patch = mock.patch.object
 def fencing_off() -> Iterator[None]:
     """A session of an older incarnation is taken for the newest."""
 
-    def check(self: registry.Roster, name: str, incarnation: int, token: bytes) -> registry.Entry:
+    def check(self: registry.Roster, name: str, incarnation: int, session: int) -> registry.Entry:
         return dataclasses.replace(self.entries[name], incarnation=incarnation)
 
     with patch(registry.Roster, "check", check), patch(uploads.Uploads, "fence", lambda *_: None):
@@ -670,8 +670,8 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
     def open_end(method: str, call: Any) -> Any:
         return nullcontext(call) if method in {"Follow", "Report"} else opened(method, call)
 
-    def unheard(self: registry.Entry, token: bytes, _: Any) -> None:
-        self.token, self.due_since = token, None
+    def unheard(self: registry.Entry, session: int, _: Any) -> None:
+        self.session, self.due_since = session, None
 
     with patch(front_service, "opened", open_end), patch(registry.Entry, "speaks", unheard):
         yield
@@ -737,7 +737,7 @@ def nonce_0_is_a_process() -> Iterator[None]:
             return join(self, name, region, nonce, *values)
         entry.nonces.append(0)
         entry.incarnation += 1
-        entry.speaks(values[-3], registry.fenced(name))
+        entry.speaks(self._next_session(), registry.fenced(name))
         return entry
 
     with patch(registry.Roster, "join", taken):
@@ -782,7 +782,7 @@ def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
 def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
     """Initialise asks whether the name has the lease, and not who speaks for it."""
 
-    def check(self: registry.Roster, name: str, incarnation: int, token: bytes) -> registry.Entry:
+    def check(self: registry.Roster, name: str, incarnation: int, session: int) -> registry.Entry:
         return self.entries[name]
 
     with (

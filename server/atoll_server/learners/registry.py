@@ -38,14 +38,14 @@ class Comeback:
 
 @dataclass(slots=True)
 class Entry:
-    """One name. nonces: of the processes that spoke for it, newest last; token: proves that a call comes from that."""
+    """One name. nonces: of the processes that spoke for it, newest last."""
 
     name: str
     region: str
     incarnation: int
     nonces: list[int]
     account: Account
-    token: bytes = b""  # empty until it joined this core process
+    session: int = 0  # number of the one that may speak; 0: it has not joined since this core started, or has left
     challenge: tuple[int, bytes] | None = None  # nonce of a process that may take the name over; proof that it lives
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
     due_since: float | None = None  # monotonic: it was connected when it joined again, and its calls are to come
@@ -82,9 +82,9 @@ class Entry:
         coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
-    def speaks(self, token: bytes, why: Refused) -> None:
-        """Another session, or none (no token); calls of the one before, that nobody may listen to, end with this."""
-        self.token = token
+    def speaks(self, session: int, why: Refused) -> None:
+        """Another session, or none (0); calls of the one before, that nobody may listen to, end with this."""
+        self.session = session
         old = self.streams
         self.streams = {}
         self.due_since = None
@@ -115,6 +115,7 @@ class Roster:
         self._limit = limit
         self._trained = 0  # tokens of all accounts, struck ones included
         self._struck = 0
+        self._sessions = 0  # so many were given
         self._rates = Rates({})
         self._rates_at = -RATES_S
         self.since = 0.0  # when this core began to listen: nobody could be heard before
@@ -127,7 +128,7 @@ class Roster:
         incarnation: int,
         age_s: float,
         proof: bytes,
-        token: bytes,
+        challenge: bytes,
         wall: float,
         now: float,
     ) -> Entry:
@@ -135,7 +136,7 @@ class Roster:
 
         wall, now: seconds of the run's clock, and monotonic ones. A process takes a name over only with the proof that
         it was given at its first attempt: a Join of a dead process that comes late cannot. Until then the entry is
-        returned as it was, with the challenge.
+        returned as it was, with the challenge, a proof that nobody else can know.
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
@@ -153,13 +154,13 @@ class Roster:
             raise evicted(entry)
         self._check_region(name, region, nonce)
         if entry is None:
-            return self._add(name, region, nonce, age_s, token, wall)
+            return self._add(name, region, nonce, age_s, wall)
         over = Refused(Status.UNAUTHENTICATED, f'learner "{name}" joined again since: this call is of before')
         was_here = entry.connected
         if entry.nonce != nonce:
             self._may_take_over(entry, nonce, incarnation, age_s, wall, now)
             if entry.challenge != (nonce, proof):
-                entry.challenge = (nonce, token)
+                entry.challenge = (nonce, challenge)
                 return entry
             over, was_here = fenced(name), False
             entry.nonces = [*entry.nonces[1 - REMEMBERED :], nonce]
@@ -167,7 +168,7 @@ class Roster:
             down_s = entry.account.down_s
             entry.account.joined(wall, age_s, returning=True)
             entry.comeback = Comeback(down_s=entry.account.down_s - down_s)
-        entry.speaks(token, over)
+        entry.speaks(self._next_session(), over)
         entry.due_since = now if was_here else None
         entry.region = region
         entry.dirty = True
@@ -209,7 +210,12 @@ class Roster:
         older = wall - age_s < account.began_at - LATENCY_S
         return older and account.left_at is None and waited < MOST_PATIENCE_S
 
-    def _add(self, name: str, region: str, nonce: int, age_s: float, token: bytes, wall: float) -> Entry:
+    def _next_session(self) -> int:
+        """Grows over all names, so that a session that is over is no other one's."""
+        self._sessions += 1
+        return self._sessions
+
+    def _add(self, name: str, region: str, nonce: int, age_s: float, wall: float) -> Entry:
         if len(self.entries) >= self._limit:
             text = f"this run has seen {self._limit} learners, its limit: use a known name, or raise --limit-learners"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
@@ -219,20 +225,23 @@ class Roster:
             raise Refused(Status.INVALID_ARGUMENT, text)
         account = Account(first_joined_at=wall, heard_at=wall)
         account.joined(wall, age_s, returning=False)
-        entry = Entry(name, region, 1, [nonce], account, token, dirty=True)
+        entry = Entry(name, region, 1, [nonce], account, self._next_session(), dirty=True)
         self.entries[name] = entry
         return entry
 
-    def check(self, name: str, incarnation: int, token: bytes) -> Entry:
-        """The entry that a session speaks for. Refused: unknown here (join again), fenced, or evicted."""
+    def check(self, name: str, incarnation: int, session: int) -> Entry:
+        """The entry that a session speaks for. session: its number as its token proves it; 0: the token proves nothing.
+
+        Raises Refused: unknown here (join again), fenced, or evicted.
+        """
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
             raise evicted(entry)
-        if entry is None or not entry.token:
+        if entry is None or not entry.session:
             raise Refused(Status.UNAUTHENTICATED, f'learner "{name[:80]}" has not joined this core: join first')
         if incarnation < entry.incarnation:
             raise fenced(name)
-        if incarnation != entry.incarnation or token != entry.token:
+        if incarnation != entry.incarnation or session != entry.session:
             raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is not known here: join again')
         return entry
 
@@ -246,7 +255,7 @@ class Roster:
         entry.evicted = reason
         entry.dirty = True
         if reason:
-            entry.speaks(b"", evicted(entry))
+            entry.speaks(0, evicted(entry))
             entry.account.left_at = wall
 
     def rates(self, wall: float) -> Rates:

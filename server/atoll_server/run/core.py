@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import sqlite3
 import time
 import uuid
@@ -24,7 +25,7 @@ from atoll_server.merging import merge
 from atoll_server.rounds import events as ev
 from atoll_server.run.first_parameters import STAGING
 from atoll_server.run.memory_budget import parameters_of, too_much
-from atoll_server.run.registrar import Registrar
+from atoll_server.run.registrar import KEY_BYTES, Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.resumption import take_up
@@ -144,6 +145,7 @@ class Core:
             log.warning("the run is not recorded any more: payloads that two snapshots cover are deleted")
         meta.setdefault("run", uuid.uuid4().hex[:16])
         meta.setdefault("generation", 1)
+        meta.setdefault("session_key", secrets.token_bytes(KEY_BYTES).hex())
         meta["epoch"] = meta.get("epoch", 0) + 1
         meta["settings"] = settled.model_dump(mode="json")
         with database.transaction(db):

@@ -64,7 +64,7 @@ class Joining:
         if state == pb.JoinReply.STATE_CONFIRM:
             assert entry.challenge is not None, "it was asked to confirm just now"
             return pb.JoinReply(state=state, run=run.run_id, token=entry.challenge[1])
-        token, incarnation = entry.token, entry.incarnation
+        token, incarnation = run.token(entry), entry.incarnation
         await run.joined(entry)
         assert run.layout is not None, "the first to join decides the layout"
         log.info("joined", learner=entry.name, incarnation=incarnation, region=entry.region, state=state)

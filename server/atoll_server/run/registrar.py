@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from atoll_wire.layout import Layout
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.registry import Entry, Roster, Speaker, unwanted
+from atoll_server.learners.session_tokens import SessionKey
 from atoll_server.rounds import events as ev
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
@@ -25,6 +27,8 @@ from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import LearnerRow
 
 log = structlog.get_logger()
+
+KEY_BYTES, START_BYTES = 32, 16  # of what sessions are proved with
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ class Registrar:
         self.paused = ""
         self.state: Waiting | Running = Waiting()
         self._views = 0  # that shards were given in this epoch
-        self.writer: LedgerWriter  # from `take_up` on
+        self.writer: LedgerWriter  # from `take_up` on, as is the next
+        self._sessions: SessionKey
 
     # ------------------------------------------------------------------------------ from and to the ledger
 
@@ -69,6 +74,8 @@ class Registrar:
         self.run_id = meta["run"]
         self.generation = meta["generation"]
         self.epoch = meta["epoch"]
+        secret, start = bytes.fromhex(meta["session_key"]), secrets.token_bytes(START_BYTES)
+        self._sessions = SessionKey(secret, start, self.run_id, self.generation)
         self.settings = RunSettings.model_validate(meta["settings"])
         self.paused = meta.get("paused", "")
         self.frozen_digest = meta.get("frozen_digest", "")
@@ -152,7 +159,12 @@ class Registrar:
         """The process that a call comes from: the one way in for everything that has a session. Raises Refused."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
-        return Speaker(self.roster.check(session.learner, session.incarnation, session.token), session.incarnation)
+        number = self._sessions.number(session.learner, session.incarnation, session.token)
+        return Speaker(self.roster.check(session.learner, session.incarnation, number), session.incarnation)
+
+    def token(self, entry: Entry) -> bytes:
+        """What its process proves with that it may speak for a name."""
+        return self._sessions.token(entry.name, entry.incarnation, entry.session)
 
     def settings_message(self) -> pb.RunSettings:
         """What learners are told of the run's settings."""
@@ -180,12 +192,12 @@ class Registrar:
     async def left(self, entry: Entry) -> None:
         """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
         entry.account.left_at = self.clock.now()
-        entry.token = b""
+        entry.session = 0
         await self.save(entry)
         for shard in self.shards:
             shard.dispatch(ev.Gone(entry.name))
-        if not entry.token:  # nor did it join again meanwhile
-            entry.speaks(b"", Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
+        if not entry.session:  # nor did it join again meanwhile
+            entry.speaks(0, Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
         log.info("left", learner=entry.name, incarnation=entry.incarnation)
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:

@@ -154,9 +154,12 @@ def checksum(values: Sequence[Any]) -> int:
     return zlib.crc32(json.dumps(values).encode())
 
 
-def verified(rows: Iterator[Any], table: str, columns: int) -> Iterator[Any]:
-    """Rows whose checksum follows so many columns. Raises LedgerError at one that does not match its checksum."""
+def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -> Iterator[Any]:
+    """Rows whose checksum follows so many columns. Raises LedgerError at one that does not match its checksum.
+
+    named_by: columns that the error shows: none that has a secret.
+    """
     for row in rows:
         if checksum(row[:columns]) != row[columns]:
-            raise LedgerError(f"a row of {table} does not match its checksum ({row[:5]}): restore a backup")
+            raise LedgerError(f"a row of {table} does not match its checksum ({row[:named_by]}): restore a backup")
         yield row
