@@ -28,8 +28,10 @@ class Upstream:
         clock: Clock,
         dial: Callable[[str, Access, Clock], Link] = partial(Link, alert=True),  # noqa: B008 - it is never changed
     ) -> None:
-        self.address, self.clock = address, clock
-        self._access, self._dial = access, dial
+        self.address = address
+        self.clock = clock
+        self._access = access
+        self._dial = dial
         self._closing: set[asyncio.Task[None]] = set()
         self._open()
 

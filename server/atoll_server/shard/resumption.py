@@ -28,7 +28,8 @@ log = structlog.get_logger()
 
 def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
     """Brings a shard to where the ledger left the run; before anybody connects."""
-    context, generation = shard.context, shard.context.generation
+    context = shard.context
+    generation = context.generation
     entries = context.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
@@ -61,7 +62,7 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
         _, at = last[index]
         fragment.published_at = None if at is None else now - max(0.0, wall - at)
         synced_at = now - max(0.0, wall - (at or 0.0))
-        ages = ledger.ages(db, generation, index, shard.context.run.max_staleness + 1.0)
+        ages = ledger.ages(db, generation, index, context.run.max_staleness + 1.0)
         fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
     shard.syncer.restore({entry.name: _member(entry, now) for entry in entries})
     pending_count = sum(map(len, waiting.values()))

@@ -50,14 +50,7 @@ class Shard:
     They are those whose states are in `restored`.
     """
 
-    def __init__(
-        self,
-        context: ShardContext,
-        restored: Restored,
-        *,
-        paused: bool,
-        damaged: bool,
-    ) -> None:
+    def __init__(self, context: ShardContext, restored: Restored, *, paused: bool, damaged: bool) -> None:
         """damaged: a snapshot was found damaged and given up."""
         self.context = context
         self.work = Work(context.fail)

@@ -86,8 +86,12 @@ class Uploads:
     """Of one shard and one generation."""
 
     def __init__(self, context: ShardContext, layout: Layout, spool: Spool, work: Work) -> None:
-        self._layout, self._codec, self._generation = layout, context.run.codec, context.generation
-        self._spool, self._limits, self._work = spool, context.settings.limits, work
+        self._layout = layout
+        self._codec = context.run.codec
+        self._generation = context.generation
+        self._limits = context.settings.limits
+        self._spool = spool
+        self._work = work
         self._underway: dict[Key, Upload] = {}  # growing or whole
         self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
         self._refused_in: dict[tuple[str, int], int] = {}  # by learner and fragment: the newest that was refused

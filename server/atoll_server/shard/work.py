@@ -10,7 +10,8 @@ from typing import Any, TypeVar, TypeVarTuple
 T = TypeVar("T")
 A = TypeVarTuple("A")
 
-FRAME_THREADS, MERGE_THREADS = 2, 2
+FRAME_THREADS = 2
+MERGE_THREADS = 2
 
 
 class Work:
