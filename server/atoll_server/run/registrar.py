@@ -136,6 +136,10 @@ class Registrar:
         last = len(self.layout.fragments) - 1
         raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {last}")
 
+    def places(self) -> list[pb.ShardPlace]:
+        """Where each shard serves: all of them at this process's own address."""
+        return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
+
     def versions(self) -> dict[int, int]:
         """By fragment; none before the first parameters."""
         return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
