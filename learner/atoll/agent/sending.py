@@ -121,9 +121,7 @@ class Sender:
             return True  # its fate came another way meanwhile
         match failure.cure:
             case Cure.DROP_WORK:
-                log.warning(
-                    "outstanding work is given up", contribution=name, detail=detail(error)
-                )
+                log.warning("outstanding work is given up", contribution=name, detail=detail(error))
                 self._drop(track)
             case Cure.GIVE_UP:
                 log.error("contribution refused", contribution=name, detail=detail(error))
