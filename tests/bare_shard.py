@@ -22,6 +22,8 @@ from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
+from tests.clocks import SetClock
+
 NEVER: Any = None  # in place of what such a shard does not use
 
 
@@ -50,7 +52,7 @@ def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, fail
     shard = Shard(
         CoreSettings(listen=(), directory=directory, limits=limits), RunSettings(**run), 1,
         Restored(layout, NEVER, states, {}, []), roster, HappeningLog(8, pb.Current), writer, Metrics(),
-        failures.append, DISK, lambda: 0.0, paused=False, damaged=False,
+        failures.append, DISK, SetClock(), paused=False, damaged=False,
     )  # fmt: skip
     shard.dispatch = lambda _: None
     shard.syncer.members = {name: Member(1, 0.0, 0.0) for name in roster.entries}

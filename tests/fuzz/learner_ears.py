@@ -27,6 +27,7 @@ from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.clock import SYSTEM
 from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
 from atoll_wire.spans import Codec
@@ -80,7 +81,9 @@ class Ears:
     async def _hear(self, rng: random.Random) -> bool:
         link, stopped = Hostile(), list[Exception]()
         identity, model = Identity("a", "", ["hostile"], 1.0), FirstModel(SPECS, b"", _save)
-        session = RunSession(identity, model, Handover(), Counters(), lambda _: None, stopped.append, lambda *_: link)  # type: ignore[arg-type,return-value]
+        session = RunSession(
+            identity, model, Handover(SYSTEM), Counters(), lambda _: None, stopped.append, SYSTEM, lambda *_: link
+        )  # type: ignore[arg-type,return-value]
         core, shard = session.core, ShardView("", link)  # type: ignore[arg-type]
         core.layout, core.settings = self._layout, self._joined.settings
         core.session = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")
@@ -166,7 +169,7 @@ class Ears:
         with in_room(MOST_BYTES):
             await ShardSession(
                 session.core, session.core.shards[0], session._handover, session._counters, session._fetcher,
-                session._sender, lambda _: None,
+                session._sender, lambda _: None, SYSTEM,
             ).follow()  # fmt: skip
         return True
 

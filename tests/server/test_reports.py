@@ -14,6 +14,7 @@ from atoll_server.run.reports import MOST_REPORTED, progress
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.clock import SYSTEM
 
 
 @pytest.fixture
@@ -23,9 +24,9 @@ def core():
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
     shard = SimpleNamespace(syncer=syncer, dispatch=told.append)
-    clock = RunClock()
+    clock = RunClock(SYSTEM)
     roster = Roster(10)
-    entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.now(), 0.0)
+    entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
     return (
         SimpleNamespace(shards=[shard], clock=clock, roster=roster),
         entry,

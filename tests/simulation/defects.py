@@ -526,7 +526,7 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 
     def restored(self: syncer.Syncer, *values: Any) -> None:
         restore_rounds(self, *values)
-        restored_at[id(self)] = time.monotonic()
+        restored_at[id(self)] = asyncio.get_running_loop().time()
 
     def swallow(self: syncer.Syncer, event: Any, now: float) -> Any:
         early = now < restored_at.get(id(self), -1.0) + 1.0

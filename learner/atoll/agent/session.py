@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Iterable
 
 import grpc
@@ -17,6 +16,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access, AccessError
 from atoll_wire.calling import LinkLost
+from atoll_wire.clock import Clock
 from atoll_wire.layout import Layout
 from atoll_wire.links import Link, retire
 
@@ -48,16 +48,17 @@ class RunSession:
         counters: Counters,
         on_ready: Callable[[Layout], None],
         stop: Callable[[Exception], None],
-        dial: Callable[[str, Access], Link] = Link,
+        clock: Clock,
+        dial: Callable[[str, Access, Clock], Link] = Link,
     ) -> None:
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._on_ready, self._entered, self._said_away = on_ready, False, False
-        self._stop = stop
+        self._stop, self._clock = stop, clock
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._dial, self._links = dial, [dial(address, identity.access) for address in identity.addresses]
+        self._dial, self._links = dial, [dial(address, identity.access, clock) for address in identity.addresses]
         self._retired: set[asyncio.Task[None]] = set()
         self.core = CoreView(self._links[0])
-        self._joiner = Joiner(identity, model, self.core, counters)
+        self._joiner = Joiner(identity, model, self.core, counters, clock)
         self._sender = Sender(self.core, handover, counters, stop, self._fetch)
         self._fetcher = Fetcher(self.core, handover, counters, stop, self._sender)
         self._sessions: dict[ShardView, ShardSession] = {}
@@ -69,27 +70,27 @@ class RunSession:
 
     async def live(self) -> None:
         """Goes on for ever; raises LearnerError when trying again is of no use."""
-        attempt, short, began = 0, 0, time.monotonic()  # short: connections in a row that did not last
+        attempt, short, began = 0, 0, self._clock.monotonic()  # short: connections in a row that did not last
         try:
             while True:
                 try:
                     await self._join()
-                    joined_at = time.monotonic()
+                    joined_at = self._clock.monotonic()
                     short += 1
                     try:
                         await self._stay()
                     finally:
-                        if time.monotonic() - joined_at > HELD_S:
-                            short, began = 0, time.monotonic()
+                        if self._clock.monotonic() - joined_at > HELD_S:
+                            short, began = 0, self._clock.monotonic()
                 except grpc.aio.AioRpcError as error:
                     if not self.core.said_goodbye:  # else it is how the core says that it heard
-                        self._note(error, time.monotonic() - began)
+                        self._note(error, self._clock.monotonic() - began)
                 except LinkLost:
                     pass  # there is another link
                 if self.core.said_goodbye:
                     await asyncio.Event().wait()
                 self._counters.connected = False
-                await asyncio.sleep(self._pause_s(time.monotonic() - began, short))
+                await asyncio.sleep(self._pause_s(self._clock.monotonic() - began, short))
                 attempt += 1
                 self.core.link = self._links[attempt % len(self._links)]
                 if self.core.link.stale:
@@ -182,7 +183,8 @@ class RunSession:
         core = self.core
         gone = [shard for shard in core.shards if shard not in shards]
         core.place(shards)
-        moved = [shard for shard in shards if shard not in self._running or shard.session != core.session]
+        there = [shard for shard, task in self._running.items() if not task.done()]
+        moved = [shard for shard in shards if shard not in there or shard.session != core.session]
         await self._leave([*gone, *moved])
         for shard in gone:
             del self._sessions[shard]
@@ -192,7 +194,7 @@ class RunSession:
             shard.joined(core.session)
             if shard not in self._sessions:
                 parts = (self._handover, self._counters, self._fetcher, self._sender)
-                self._sessions[shard] = ShardSession(core, shard, *parts, self._dial_again)
+                self._sessions[shard] = ShardSession(core, shard, *parts, self._dial_again, self._clock)
 
     # ------------------------------------------------------------------------------ being at the shards
 
@@ -242,7 +244,7 @@ class RunSession:
             self._identity.access.check([address])
         except AccessError as error:
             raise LearnerError(f"the core names a shard that cannot be called: {error}") from error
-        return self._dial(address, self._identity.access)
+        return self._dial(address, self._identity.access, self._clock)
 
     def _dial_again(self, shard: ShardView) -> None:
         """A shard's link is dead. The run is joined over the same one, perhaps."""
@@ -252,7 +254,7 @@ class RunSession:
 
     def _redialled(self, old: Link) -> Link:
         """A new link to the same address; the old one ends when its frames have moved."""
-        new = self._dial(old.address, self._identity.access)
+        new = self._dial(old.address, self._identity.access, self._clock)
         self._links = [new if link is old else link for link in self._links]
         self._retire(old)
         return new

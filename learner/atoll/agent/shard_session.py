@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
+from atoll_wire.clock import Clock
 from atoll_wire.contract import REPORT_S, REPORTED
 
 from atoll.agent.calls import GOODBYE_S, Cure, backoff_s, cure, one_line
@@ -42,9 +42,11 @@ class ShardSession:
         fetcher: Fetcher,
         sender: Sender,
         dial_again: Callable[[ShardView], None],
+        clock: Clock,
     ) -> None:
         self._core, self._shard, self._handover, self._counters = core, shard, handover, counters
         self._fetcher, self._sender, self._dial_again = fetcher, sender, dial_again
+        self._clock = clock
         self._rng = random.Random()  # noqa: S311 - jitter
 
     async def live(self) -> None:
@@ -101,8 +103,8 @@ class ShardSession:
         Or when there are new certificates: what moves on the old connections goes on there.
         """
         shard = self._shard
-        shard.arrivals.again(time.monotonic())
-        while not shard.arrivals.overdue(time.monotonic()) and not shard.link.stale:
+        shard.arrivals.again(self._clock.monotonic())
+        while not shard.arrivals.overdue(self._clock.monotonic()) and not shard.link.stale:
             await asyncio.sleep(WATCH_S)
             await shard.link.rest()
         why = "new certificates" if shard.link.stale else "the core is silent"
@@ -138,7 +140,7 @@ class ShardSession:
         """Takes in what the shard tells; whether it goes on telling. known: versions when following began."""
         shard = self._shard
         shard.log, shard.sequence = happening.log, happening.sequence
-        shard.arrivals.saw(time.monotonic())
+        shard.arrivals.saw(self._clock.monotonic())
         match happening.WhichOneof("what"):
             case "current":
                 self._sender.ask_again(shard)  # the state tells versions, but not the fates since our last position
@@ -188,8 +190,8 @@ class ShardSession:
             while not call.done():
                 for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
                     self._decline(due.fragment, due.cycle, "no inner step while it was open")
-                now = time.monotonic()
-                state = (self._counters.steps, self._counters.pausing(time.perf_counter()))
+                now = self._clock.monotonic()
+                state = (self._counters.steps, self._counters.pausing(now))
                 self._core.sort_answers(self._handover)
                 news = bool(shard.adopted or shard.declined) or state != told
                 if news or now - told_at >= REPORT_S:
@@ -205,7 +207,7 @@ class ShardSession:
 
     def _progress(self) -> pb.Progress:
         """All counters, and what was adopted and declined since the last message, as much as one takes."""
-        progress, shard = self._counters.progress(), self._shard
+        progress, shard = self._counters.progress(self._clock.monotonic()), self._shard
         progress.shard = shard.number
         progress.declined.extend(shard.declined.popleft() for _ in range(min(REPORTED, len(shard.declined))))
         progress.adopted.extend(shard.adopted.popleft() for _ in range(min(REPORTED, len(shard.adopted))))

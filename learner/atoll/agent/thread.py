@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from atoll_wire import codec, logs
 from atoll_wire.blocks import F32
+from atoll_wire.clock import Clock
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
@@ -34,7 +35,10 @@ ENDING_S = 1.0  # from the interpreter's closing its thread pools to the end of 
 class Agent:
     """Started once, ended once."""
 
-    def __init__(self, identity: Identity, model: FirstModel, handover: Handover, counters: Counters) -> None:
+    def __init__(
+        self, identity: Identity, model: FirstModel, handover: Handover, counters: Counters, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
@@ -107,7 +111,13 @@ class Agent:
         await asyncio.to_thread(codec.warm_up)
         await asyncio.to_thread(segments.warm_up)
         self._session = RunSession(
-            self._identity, self._model, self._handover, self._counters, self._ready.set_result, self._stop
+            self._identity,
+            self._model,
+            self._handover,
+            self._counters,
+            self._ready.set_result,
+            self._stop,
+            self._clock,
         )
         try:
             await self._session.live()

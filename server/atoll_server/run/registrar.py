@@ -76,7 +76,7 @@ class Registrar:
         for row in learners:
             self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
             self.clock.begin_after(row.account["heard_at"])
-        self.roster.since = self.clock.now()
+        self.roster.since = self.clock.wall()
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
         """A learner may send the first parameters: its model is the run's, unless another one is asked instead."""
@@ -186,7 +186,7 @@ class Registrar:
 
     async def left(self, entry: Entry) -> None:
         """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
-        entry.account.left_at = self.clock.now()
+        entry.account.left_at = self.clock.wall()
         entry.token = b""
         await self.save(entry)
         self.tell(ev.Gone(entry.name))
@@ -203,7 +203,7 @@ class Registrar:
         entry = self.roster.entries.get(name)
         if entry is None:
             raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
-        self.roster.evict(entry, reason, self.clock.now())
+        self.roster.evict(entry, reason, self.clock.wall())
         if tokens is not None:
             self.roster.strike(entry, tokens)
         await self.save(entry)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import structlog
@@ -35,8 +34,8 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
         steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
         joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
     )  # fmt: skip
-    entry.reports.saw(time.monotonic())
-    wall = run.clock.now()
+    entry.reports.saw(run.clock.monotonic())
+    wall = run.clock.wall()
     entry.account.heard(wall, spent, run.roster.rates(wall).most(entry.name))
     if 2 * spent.tokens < seen.tokens and not entry.doubted:
         entry.doubted = True

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -108,7 +107,7 @@ class Intake:
         header, key, part = upload.header, upload.key, upload.part
         row = ContributionRow(
             key, header.cycle, header.base_version, header.tokens, header.steps, int(part.codec),
-            part.frames, part.size_bytes, part.digest, (), 1.0, time.time(),
+            part.frames, part.size_bytes, part.digest, (), 1.0, self._shard.clock.wall(),
         )  # fmt: skip
         if upload.bad_values:
             return row, upload.bad_values
@@ -123,7 +122,7 @@ class Intake:
 
     def _weighed(self, key: ev.Key, said: Declared) -> Declared:
         """What counts of the tokens and steps that a contribution declares."""
-        roster, wall = self._shard.roster, self._shard.wall()
+        roster, wall = self._shard.roster, self._shard.clock.wall()
         entry = roster.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
         spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
@@ -143,7 +142,7 @@ class Intake:
 
     def _present(self) -> Set[str]:
         """Learners that may be expected to contribute."""
-        now = time.monotonic()
+        now = self._shard.clock.monotonic()
         return {name for name, member in self._shard.syncer.members.items() if member.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:

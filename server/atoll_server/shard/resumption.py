@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +26,8 @@ from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
 log = structlog.get_logger()
 
 
-def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: float) -> None:
-    """Brings an shard to where the ledger left the run; before anybody connects. wall: seconds of the run's clock."""
+def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
+    """Brings a shard to where the ledger left the run; before anybody connects."""
     entries = shard.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
@@ -54,7 +53,7 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
             told = ledger.contributions(db, shard.generation, "AND fragment=? AND version=?", (index, update.version))
             receipts = tuple(receipt_of(fate) for _, fate in told)
             shard.cache.add(index, replace(Publication.of(update), receipts=receipts))
-    now = time.monotonic()
+    now, wall = shard.clock.monotonic(), shard.clock.wall()
     for index, fragment in shard.fragments.items():
         for learner, norm, steps in ledger.latest_norms(db, shard.generation, index, fragment.norms.window):
             fragment.norms.note(learner, norm, steps)

@@ -7,7 +7,6 @@ results come back as events. Every effect is durable before it is visible.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ from typing import Any, assert_never
 import structlog
 from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.clock import Clock
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
@@ -67,16 +67,16 @@ class Shard:
         metrics: Metrics,
         fail: Callable[[BaseException], None],
         disk: Disk,
-        wall: Callable[[], float],
+        clock: Clock,
         *,
         paused: bool,
         damaged: bool,
     ) -> None:
-        """fail: is told what could not be carried through, and ends the process. wall: seconds of the run's clock.
+        """fail: is told what could not be carried through, and ends the process. clock: the run's.
 
         damaged: a snapshot was found damaged and given up.
         """
-        self.wall = wall
+        self.clock = clock
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
         self.initial = restored.initial
@@ -129,7 +129,7 @@ class Shard:
         """Tells the syncer and carries out what it answers."""
         if self._stopping and not isinstance(event, ev.Merged):
             return
-        now = time.monotonic()
+        now = self.clock.monotonic()
         effects = self.syncer.on(event, now)
         self.timeline.on(event, effects, now)
         for effect in effects:
@@ -152,7 +152,7 @@ class Shard:
     def _arm(self) -> None:
         if self._wake is not None:
             self._wake.cancel()
-        now = time.monotonic()
+        now = self.clock.monotonic()
         at = None if self._stopping else self.syncer.next_wake(now)
         if at is not None:
             self._wake = asyncio.get_running_loop().call_later(max(0.001, at - now), self.dispatch, ev.Ticked())
@@ -202,17 +202,17 @@ class Shard:
             read = self.readers.any_of(old)
 
             def work() -> tuple[merge.Merged, Publication, float]:
-                working = time.monotonic()
+                working = self.clock.monotonic()
                 published = memory.empty(fragment.place.length) if read else old.theta_pub
                 merged = merge.merge(fragment.place, old, stored, weights, rule, published)
-                return merged, Publication.of(merged.update), time.monotonic() - working
+                return merged, Publication.of(merged.update), self.clock.monotonic() - working
 
             try:
                 merged, publication, took_s = await asyncio.get_running_loop().run_in_executor(self.mergers, work)
             except Exception as error:
                 self.fail(error)  # before anybody else is given this fragment's lock
                 raise
-            self.timeline.computed(fragment.index, effect.version, time.monotonic())
+            self.timeline.computed(fragment.index, effect.version, self.clock.monotonic())
             crash_points.point("merge.computed")
             assert merged.state.version == effect.version, "the syncer and the state agree on the version"
             fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]
@@ -221,7 +221,7 @@ class Shard:
                 effect.fragment, effect.version, effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
                 asdict(rule) | {"codec": int(rule.codec)},
-                *merged.checksums, publication.size_bytes, time.time(),
+                *merged.checksums, publication.size_bytes, self.clock.wall(),
             )  # fmt: skip
             await self.writer.commit(partial(ledger.add_merge, generation=self.generation, row=row, fates=fates))
             crash_points.point("merge.committed")
@@ -238,7 +238,7 @@ class Shard:
         """The merge is durable: now it may be seen."""
         refused, fragment.refused = fragment.refused, []
         self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
-        fragment.published_at = time.monotonic()
+        fragment.published_at = self.clock.monotonic()
         self.contributions.merged(share.key.learner for share in effect.shares)
         log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
                   shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip

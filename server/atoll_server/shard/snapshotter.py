@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
 import structlog
+from atoll_wire.clock import Clock
 
 from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
 from atoll_server.rounds.events import Key
@@ -39,6 +39,7 @@ class Source(Protocol):
     spool: Spool
     writer: LedgerWriter
     disk: Disk
+    clock: Clock
     failed: bool
 
     def versions(self) -> dict[int, int]:
@@ -55,7 +56,7 @@ class Snapshotter:
         self._let_go_to = covered(rows, source.fragments)
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
-        self._taken_at, self._took_s = time.monotonic(), 0.0
+        self._taken_at, self._took_s = source.clock.monotonic(), 0.0
         self._unsaved_s = unsaved_s
         self._one_is_missing = damaged  # its payloads are gone: what it covered lies in one place only
 
@@ -65,7 +66,7 @@ class Snapshotter:
 
     def due(self) -> bool:
         """Whether it is time for a snapshot, or a start would have too much to do without it; and something is new."""
-        since_s = time.monotonic() - self._taken_at
+        since_s = self._source.clock.monotonic() - self._taken_at
         late = since_s >= self._source.settings.snapshot_every_s
         rested = since_s >= REST * self._took_s
         much = rested and self._unsaved_s >= LONGEST_REPLAY_S
@@ -98,22 +99,22 @@ class Snapshotter:
     async def _take(self) -> SnapshotRow:
         source = self._source
         async with self._taking:
-            self._taken_at, unsaved_s = time.monotonic(), self._unsaved_s
+            self._taken_at, unsaved_s = source.clock.monotonic(), self._unsaved_s
             number = self.rows[-1].id + 1 if self.rows else 1
             places = [fragment.place for fragment in source.fragments.values()]
             writer = SnapshotWriter(snapshot_path(source.settings.directory, number), places, source.disk)
             try:
                 await self._write(writer)
             except OSError:
-                self._took_s = max(FAILED_S, time.monotonic() - self._taken_at)
+                self._took_s = max(FAILED_S, source.clock.monotonic() - self._taken_at)
                 await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
                 raise
-            row = SnapshotRow(number, writer.versions, writer.checksums, time.time(), writer.size_bytes)
+            row = SnapshotRow(number, writer.versions, writer.checksums, source.clock.wall(), writer.size_bytes)
             await source.writer.commit(partial(ledger.add_snapshot, generation=source.generation, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
-            self._took_s = time.monotonic() - self._taken_at
+            self._took_s = source.clock.monotonic() - self._taken_at
             self._unsaved_s -= unsaved_s
             log.info("snapshot taken", id=row.id, merges=sum(row.versions.values()), size_bytes=row.size_bytes)
             await self._drop_old()
