@@ -134,6 +134,9 @@ class Registrar:
         if isinstance(self.state, Waiting) or self.layout is None:
             raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
         last = len(self.layout.fragments) - 1
+        if fragment <= last:
+            text = f"fragment {fragment} is at another shard of this run: join again, and call it there"
+            raise Refused(Status.UNAUTHENTICATED, text)
         raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {last}")
 
     def places(self) -> list[pb.ShardPlace]:
