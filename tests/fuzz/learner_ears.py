@@ -62,7 +62,8 @@ class Ears:
         self._receipt = pb.Receipt(
             learner="a", incarnation=1, fragment=0, seq=1, fate=pb.FATE_MERGED, version=2, weight=0.5
         )
-        self._coded = [sending._messages(self._taken(f.index).outstanding.coded) for f in self._layout.fragments]
+        taken = [self._taken(fragment.index).outstanding.coded for fragment in self._layout.fragments]
+        self._coded = list(map(sending._messages, taken, self._layout.runs))
 
     def one(self, rng: random.Random) -> bool:
         """One answer to one of the agent's calls: taken in, or the end of the learner with one line for its user."""
@@ -88,7 +89,7 @@ class Ears:
         core.layout, core.settings = self._layout, self._joined.settings
         core.session = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")
         shard.tracks = {
-            f.index: FragmentTrack(f.index, shard, self._vectors[f.index].copy(), 1, 1, whole=False)
+            f.index: FragmentTrack(f.whole, shard, self._vectors[f.index].copy(), 1, 1, whole=False)
             for f in self._layout.fragments
         }
         core.place([shard])
@@ -183,7 +184,7 @@ class Ears:
             spans = fragment.frames
             payloads = [unsound(rng, p, span, kind) for p, span in zip(payloads, spans, strict=True)]
         frames = [pb.Frame(index=n, crc32c=crc32c(p), payload=p) for n, p in enumerate(payloads)]
-        anchor, checksum = _decoded(track, Incoming(fragment, Codec.INT4, 0 if track.whole else 2), kind, frames)
+        anchor, checksum = _decoded(track, Incoming(fragment.whole, Codec.INT4, 0 if track.whole else 2), kind, frames)
         receipt = pb.Receipt()
         receipt.CopyFrom(self._receipt)
         receipt.fragment = track.fragment

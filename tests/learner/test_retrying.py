@@ -29,7 +29,7 @@ class Tries:
     def __init__(self, *events: Exception | bool, came: tuple[int, ...] = (), acts: bool = False) -> None:
         self._events, self._came, self._acts = list(events), [0, *came], acts
         self.core, shard = CoreView(SimpleNamespace()), ShardView("", SimpleNamespace())
-        self.track = FragmentTrack(0, shard)
+        self.track = FragmentTrack(SimpleNamespace(), shard)
         shard.joined(pb.Session())
         self.wanted, self.pauses, self.failures = True, list[float](), list[Failure]()
 

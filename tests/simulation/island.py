@@ -93,7 +93,7 @@ class Island:
         """As `Learner._take_over`."""
         if self._watched:
             self._watch = Watch(Samples(self.model.parameters, layout.fragments))
-        self._local = Local(Windows(self.model.parameters, layout, self._codec), anchors, keep=True)
+        self._local = Local(Windows(self.model.parameters, layout.runs, self._codec), anchors, keep=True)
         self._rounds = Rounds(self._local, self._handover, self.counters, self._submit)
         self.tracks = self._local.tracks
         self.model.begin(layout)

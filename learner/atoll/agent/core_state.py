@@ -11,7 +11,7 @@ import numpy as np
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.blocks import F32
-from atoll_wire.layout import Fragment, Layout
+from atoll_wire.layout import FrameRun, Layout
 from atoll_wire.links import Link
 
 from atoll.agent.partial_fetch import Incoming
@@ -26,12 +26,12 @@ KEPT = 1024  # declined rounds, and adoptions, that wait to be reported
 class Flight:
     """A contribution until its fate is known.
 
-    messages: its frames, kept to be sent again; table: length and CRC-32C of their payloads.
+    messages: the run's frames by number, kept to be sent again; table: length and CRC-32C of the payloads.
     """
 
     taken: Taken
     seq: int
-    messages: tuple[bytes, ...] = ()
+    messages: Mapping[int, bytes] = field(default_factory=dict)
     table: tuple[tuple[int, int], ...] = ()
     session: pb.Session | None = None  # as it was last sent
     acknowledged: bool = False
@@ -40,9 +40,12 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class FragmentTrack:
-    """One fragment as the agent sees it. version, anchor: newest prepared; target: newest heard of."""
+    """The frames of one fragment that this learner owns, as the agent sees them.
 
-    fragment: int
+    version, anchor: newest prepared; target: newest heard of.
+    """
+
+    run: FrameRun
     shard: ShardView = field(repr=False)
     anchor: F32 = field(default_factory=lambda: np.empty(0, np.float32))
     version: int = 0
@@ -54,6 +57,11 @@ class FragmentTrack:
     fetching: asyncio.Task[None] | None = None
     incoming: Incoming | None = None  # what has come of the fetch that is under way, or was cut
     setbacks: int = 0  # how often the shard came back with less than was known: from a backup
+
+    @property
+    def fragment(self) -> int:
+        """Its number."""
+        return self.run.fragment.index
 
     def behind(self) -> bool:
         """Whether there is something to fetch."""
@@ -168,11 +176,6 @@ class CoreView:
     def near(self) -> list[ShardView]:
         """Shards at the address where the run was joined."""
         return [shard for shard in self.shards if not shard.address]
-
-    def fragment(self, index: int) -> Fragment:
-        """The layout's fragment."""
-        assert self.layout is not None, "a session comes with a layout"
-        return self.layout.fragments[index]
 
 
 def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:

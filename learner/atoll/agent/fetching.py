@@ -117,8 +117,7 @@ class Fetcher:
         """What has come of this fetch at earlier tries, or nothing yet."""
         version = 0 if track.whole else track.version + 1
         if track.incoming is None or track.incoming.version != version:
-            fragment = self._core.fragment(track.fragment)
-            track.incoming = Incoming(fragment, Codec(self._core.settings.codec), version)
+            track.incoming = Incoming(track.run, Codec(self._core.settings.codec), version)
         return track.incoming
 
     async def _ask(self, track: FragmentTrack, incoming: Incoming, ask: Ask) -> bool:

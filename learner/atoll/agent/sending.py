@@ -15,6 +15,7 @@ import structlog
 from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.layout import FrameRun
 from atoll_wire.logs import contribution
 from atoll_wire.streams import upload
 
@@ -80,7 +81,7 @@ class Sender:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def _carry(self, track: FragmentTrack, flight: Flight) -> None:
-        flight.messages, flight.table = await asyncio.to_thread(_messages, flight.taken.outstanding.coded)
+        flight.messages, flight.table = await asyncio.to_thread(_messages, flight.taken.outstanding.coded, track.run)
         await self._offer(track, flight)
 
     async def _offer(self, track: FragmentTrack, flight: Flight) -> None:
@@ -184,7 +185,9 @@ class Sender:
             self._handover.settle(flight.taken)
 
 
-def _messages(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:
+def _messages(coded: Coded, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
+    """Frames of a run as they are sent, by their numbers in the fragment; length and CRC-32C of their payloads."""
     payloads = list(map(codec.compress, coded.contents))
     table = tuple((len(payload), crc32c(payload)) for payload in payloads)
-    return tuple(frames.encode(n, table[n][1], payload) for n, payload in enumerate(payloads)), table
+    numbered = zip(run.frames, table, payloads, strict=True)
+    return {span.index: frames.encode(span.index, crc, payload) for span, (_, crc), payload in numbered}, table

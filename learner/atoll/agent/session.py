@@ -132,7 +132,7 @@ class RunSession:
         core, reply = self.core, await self._joiner.join()
         known = {core.settings.codec} if core.tracks else CODECS
         layout = planned(self._model.tensors, reply, known)
-        shards = self._placed(reply)
+        shards = self._placed(reply, layout)
         if core.layout is None:
             core.layout = layout
         elif reply.generation != core.session.generation:
@@ -153,7 +153,7 @@ class RunSession:
         for track in core.tracks.values():
             self._fetcher.begin(track)
 
-    def _placed(self, reply: pb.JoinReply) -> list[ShardView]:
+    def _placed(self, reply: pb.JoinReply, layout: Layout) -> list[ShardView]:
         """The run's shards as a Join names them: the known one where address and fragments are the same.
 
         Raises LearnerError for an address that must not be called.
@@ -171,7 +171,8 @@ class RunSession:
                 link = self._dialled(address)
             if shard is None:
                 shard = ShardView(place.address, link)
-                shard.tracks = {fragment: FragmentTrack(fragment, shard) for fragment in sorted(place.fragments)}
+                runs = [layout.fragments[fragment].whole for fragment in sorted(place.fragments)]
+                shard.tracks = {run.fragment.index: FragmentTrack(run, shard) for run in runs}
             elif shard.link not in {link, *self._links}:
                 self._retire(shard.link)
             shard.number, shard.link = number, link
