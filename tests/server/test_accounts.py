@@ -172,7 +172,7 @@ def test_an_account_survives_its_ledger_form_without_what_shards_count_again():
     assert a.bytes_up == 15
     again = Account.from_data(a.as_data())
     assert again.bytes_up == 0
-    assert again == replace(a, work={})
+    assert again == replace(a, by_shard={})
 
 
 def test_what_all_shards_acknowledged_is_not_thrown_away_when_a_process_dies():

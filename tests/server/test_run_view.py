@@ -14,6 +14,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import plan
 
 from tests.bare_shard import Rows, bare_shard
+from tests.clocks import SetClock
 from tests.simulation.training import TENSORS
 
 
@@ -38,7 +39,7 @@ def heard(shard: Shard, log: int, sequence: int) -> list[pb.Happening]:
 
 
 def test_followers_of_every_shard_hear_of_a_pause_at_positions_of_that_shard(shards):
-    run = Registrar(Limits(), RunClock())
+    run = Registrar(Limits(), RunClock(SetClock()))
     run.runs(shards[0].layout, shards)
     one, two = shards
     assert one.happenings.number != two.happenings.number

@@ -14,6 +14,8 @@ from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_wire import outer_pb2 as pb
 
+from tests.clocks import SetClock
+
 KEY = SessionKey(bytes(32), b"this start", "run", 1)
 META = {
     "run": "r", "generation": 1, "epoch": 7, "session_key": bytes(32).hex(), "settings": RunSettings().model_dump(),
@@ -55,17 +57,17 @@ def test_a_key_is_not_shown():
 
 def started(**meta: Any) -> Registrar:
     """As a core starts with what its directory has."""
-    run = Registrar(Limits(), RunClock())
+    run = Registrar(Limits(), RunClock(SetClock()))
     run.take_up(META | meta, [], NEVER)
     return run
 
 
 def joins(run: Registrar, nonce: int = 1) -> Entry:
-    entry = run.roster.join("a", "eu", nonce, 0, 0.5, b"", b"proof", run.clock.now(), 0.0)
+    entry = run.roster.join("a", "eu", nonce, 0, 0.5, b"", b"proof", run.clock.wall(), 0.0)
     return (
         entry
         if entry.nonce == nonce
-        else run.roster.join("a", "eu", nonce, 0, 0.5, b"proof", b"", run.clock.now(), 0.0)
+        else run.roster.join("a", "eu", nonce, 0, 0.5, b"proof", b"", run.clock.wall(), 0.0)
     )
 
 

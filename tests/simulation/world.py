@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -295,7 +294,8 @@ class World:
             auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core's own may be about to die
             try:
                 db = self.core.registrar.writer._db
-                again = restore(db, Origin.of(run_ledger.get_meta(db)), DIRECTORY, auditor, from_start=True)
+                origin = Origin.of(run_ledger.get_meta(db))
+                again = restore(db, origin, DIRECTORY, auditor, self.loop.clock, from_start=True)
             except UserError as error:
                 raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
             if {index: state.checksums() for index, state in again.states.items()} != before:
@@ -343,7 +343,7 @@ class World:
         given = {"record": self.record, "keep_snapshots": keep_snapshots,
                  "fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
                  "overlap_steps": self.overlap_steps, "clip_norm": self.clip_norm, **self.waiting}  # fmt: skip
-        core = Core(settings, given, SimulatedDisk(self.platter, process, Connection))
+        core = Core(settings, given, SimulatedDisk(self.platter, process, Connection), self.loop.clock)
         try:
             await core.start()
             self.core = core
@@ -407,7 +407,7 @@ class World:
         healed = bool(self.snapshots) and self.snapshots[-1].taken_at > self.rotted_at
         files = [str(snapshot_path(DIRECTORY, row.id)) for row in self.snapshots]
         if healed and self.rng.random() < (0.9 if self.rotting else 0.2) and self.platter.rot(files):
-            self.rotted_at = time.time()
+            self.rotted_at = self.loop.clock.wall()
             self.counts["snapshots damaged"] += 1
         self.counts["power failures"] += 1
 

@@ -59,7 +59,7 @@ class Spent:
 
 
 @dataclass(slots=True)
-class Work:
+class ShardSums:
     """What one shard has of a learner's contributions.
 
     merged_token_parameters: tokens of each merged one times its fragment's parameters, so that sums are exact.
@@ -109,7 +109,7 @@ class Account:
     struck_tokens: int = 0  # by an operator: they were reported and do not count
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
-    work: dict[int, Work] = field(default_factory=dict)  # by shard, each of which counts it again when it starts
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each counts again when it starts
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
         """A new incarnation joins; the gap since the last sign of life is lost, unless it had left."""
@@ -180,37 +180,37 @@ class Account:
 
     @property
     def merged_token_parameters(self) -> int:
-        """At all shards, as each of the three: see Work."""
-        return sum(work.merged_token_parameters for work in self.work.values())
+        """At all shards, as each of the three: see ShardSums."""
+        return sum(sums.merged_token_parameters for sums in self.by_shard.values())
 
     @property
     def bytes_up(self) -> int:
-        return sum(work.bytes_up for work in self.work.values())
+        return sum(sums.bytes_up for sums in self.by_shard.values())
 
     @property
     def parameters_up(self) -> int:
-        return sum(work.parameters_up for work in self.work.values())
+        return sum(sums.parameters_up for sums in self.by_shard.values())
 
-    def at(self, shard: int) -> Work:
+    def at(self, shard: int) -> ShardSums:
         """What a shard has of it, to be counted on."""
-        return self.work.setdefault(shard, Work())
+        return self.by_shard.setdefault(shard, ShardSums())
 
     def accepted(self, shard: int, tokens: float, current: bool) -> None:
         """A shard acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
-        work = self.at(shard)
+        sums = self.at(shard)
         if current or not self.past:
-            work.accepted_tokens += tokens
+            sums.accepted_tokens += tokens
         else:
-            work.accepted_before += tokens
+            sums.accepted_before += tokens
 
     def _bury(self) -> None:
         """Adds the dead incarnation to the past, its lost tokens included."""
         dead = self.current
-        accepted = sum(work.accepted_tokens for work in self.work.values())
+        accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
         dead.abandoned_tokens = max(dead.abandoned_tokens, dead.tokens - accepted)
-        for work in self.work.values():
-            work.accepted_before += work.accepted_tokens
-            work.accepted_tokens = 0.0
+        for sums in self.by_shard.values():
+            sums.accepted_before += sums.accepted_tokens
+            sums.accepted_tokens = 0.0
         if not self.past:
             self.past = [dead]
             return
@@ -247,7 +247,7 @@ class Account:
         """Useful and lost seconds so far."""
         end = now if self.left_at is None else self.left_at
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
-        accepted = sum(work.accepted_before for work in self.work.values())
+        accepted = sum(sums.accepted_before for sums in self.by_shard.values())
         thrown = self.current.thrown_away_s() + sum(spent.thrown_away_s(accepted) for spent in self.past)
         useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
         silent_s = self._silent_s(now)
@@ -271,10 +271,10 @@ class Account:
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """For the run's part of the ledger: without `work`, which the shards' parts have."""
+        """For the run's part of the ledger: without `by_shard`, which the shards' parts have."""
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
         data = _fields(self) | spent
-        del data["work"]
+        del data["by_shard"]
         return data
 
     @classmethod

@@ -43,30 +43,30 @@ class Contributions:
     def forget(self) -> None:
         """Before they are counted again from the ledger: what accounts have of this shard, and of no other."""
         for entry in self._roster.entries.values():
-            entry.account.work.pop(self._shard, None)
+            entry.account.by_shard.pop(self._shard, None)
 
     def add(self, tally: TallyRow) -> None:
         """Those that a tally stands for."""
         account = self._roster.entries[tally.learner].account
-        work = account.at(self._shard)
+        sums = account.at(self._shard)
         length = self._fragments[tally.fragment].place.length
-        work.bytes_up += tally.size_bytes
-        work.parameters_up += (tally.merged + tally.refused) * length
-        work.merged_token_parameters += tally.tokens * length
+        sums.bytes_up += tally.size_bytes
+        sums.parameters_up += (tally.merged + tally.refused) * length
+        sums.merged_token_parameters += tally.tokens * length
         self._give(Key(tally.learner, tally.incarnation, tally.fragment, tally.seq), tally.tokens)
         current = tally.incarnation == self._roster.entries[tally.learner].incarnation
         account.accepted(self._shard, tally.tokens * length / self._parameters, current=current)
-        sums = {"accepted": tally.merged + tally.refused, "merged": tally.merged, "refused": tally.refused}
-        for fate, count in sums.items():
+        counts = {"accepted": tally.merged + tally.refused, "merged": tally.merged, "refused": tally.refused}
+        for fate, count in counts.items():
             self.counts[fate] += count
             self._metrics.contributions.labels(fate).inc(count)
 
     def accept(self, row: ContributionRow) -> None:
         """One more was acknowledged."""
         entry = self._roster.entries[row.key.learner]
-        work = entry.account.at(self._shard)
-        work.bytes_up += row.size_bytes
-        work.parameters_up += self._fragments[row.key.fragment].place.length
+        sums = entry.account.at(self._shard)
+        sums.bytes_up += row.size_bytes
+        sums.parameters_up += self._fragments[row.key.fragment].place.length
         entry.account.accepted(self._shard, self._weighted(row), current=row.key.incarnation == entry.incarnation)
         entry.dirty = True
         self._give(row.key, row.tokens)
@@ -96,8 +96,8 @@ class Contributions:
             self.pending_bytes[row.key.learner] -= row.size_bytes
         entry = self._roster.entries[row.key.learner]
         if fate.fate == "merged":
-            work = entry.account.at(self._shard)
-            work.merged_token_parameters += row.tokens * self._fragments[row.key.fragment].place.length
+            sums = entry.account.at(self._shard)
+            sums.merged_token_parameters += row.tokens * self._fragments[row.key.fragment].place.length
         else:
             current = row.key.incarnation == entry.incarnation
             entry.account.accepted(self._shard, -self._weighted(row), current=current)
