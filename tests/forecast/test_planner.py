@@ -144,7 +144,7 @@ def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
     assert code == 1
     assert "slow: 252% of its link" in said
     assert "goodput" not in said, "of what does not work nothing is promised"
-    assert error == "error: this plan does not work: what is to be changed is said above\n"
+    assert error == "error: this plan does not work: the warnings above say what to change\n"
     assert not values.exists()
     assert not compose.exists()
     assert json.loads(out.read_text())["works"] is False
