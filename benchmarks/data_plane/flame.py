@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks.data_plane import plots
 
-RATE, SYNCS = 100, 12  # samples a second; syncs
+RATE, SYNCS = 100, 12  # samples per second; syncs
 PARTS = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
 NOT_A_SYNC = (
     "_find_and_load",

@@ -203,7 +203,7 @@ def holds(rows: list[dict[str, Any]]) -> bool:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """One column per pair."""
+    """A table of all figures, with one column per pair."""
     shown = Table("what", *(f"seed {seed}" for seed in range(len(rows))), title="the core killed under four learners")
     for what, text in (
         ("core kills", lambda p: f"{p['killed']['struck']}"),

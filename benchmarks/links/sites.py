@@ -62,7 +62,7 @@ class Sites:
 
     @staticmethod
     def address(number: int) -> str:
-        """A site's address."""
+        """A site's address, as seen from home and from other sites."""
         return f"10.78.{number}.2"
 
     @staticmethod

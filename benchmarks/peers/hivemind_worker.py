@@ -28,7 +28,7 @@ def await_mark(path: Path) -> None:
 
 
 def mark(path: Path, text: str = "") -> None:
-    """Creates a file atomically."""
+    """Creates a file with `text` atomically: a reader never sees a part of it."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.rename(path)

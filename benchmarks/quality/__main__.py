@@ -57,7 +57,7 @@ def write(path: Path, records: Records) -> None:
         parts += [
             BUDGETS_HEAD,
             budget_table(compared),
-            "![The gap over tokens, and over tokens a parameter](budgets.svg)\n",
+            "![The gap over tokens, and over tokens per parameter](budgets.svg)\n",
         ]
     path.write_text("\n".join(parts))
 

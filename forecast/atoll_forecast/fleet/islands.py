@@ -56,7 +56,7 @@ class Work(Protocol):
         """A process starts, with the newest published parameters and no outstanding work."""
 
     def train(self, learner: str) -> None:
-        """Makes one inner step."""
+        """Makes one inner step of a learner."""
 
     def take(self, learner: str, fragment: int, seq: int) -> Taken | None:
         """Takes a fragment's outstanding work as a contribution; None: there is none. seq: its number."""

@@ -29,7 +29,7 @@ def goodput_table(ours: dict[str, list[float]], failures_per_year: float, differ
 
 
 def claims_table(title: str, claims: Sequence[Claim]) -> Table:
-    """One row per claim."""
+    """A table with one row per claim: ours, the paper's, and the unit."""
     table = Table(title=title)
     for column, side in (("", "left"), ("ours", "right"), ("paper", "right"), ("", "left"), ("of what", "left")):
         table.add_column(column, justify="right" if side == "right" else "left")

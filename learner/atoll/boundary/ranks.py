@@ -61,7 +61,7 @@ class Alone:
     talks = True
 
     def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """Returns its own arguments."""
+        """Returns its own arguments: there are no other ranks."""
         return Agreed(tokens, wish, run_tokens, total_tokens, tuple(adopt))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:

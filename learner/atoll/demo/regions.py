@@ -63,7 +63,7 @@ class Regions:
         region.relay.process.send_signal(signal.SIGUSR1)
 
     def mend(self, region: Region) -> None:
-        """Restores a region's link."""
+        """Restores a region's link; delayed data arrives."""
         region.relay.process.send_signal(signal.SIGUSR2)
 
     def figures(self) -> dict[str, dict[str, Any]]:

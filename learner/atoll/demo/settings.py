@@ -46,7 +46,7 @@ class DemoSettings(Settings):
 
     @property
     def count(self) -> int:
-        """The number of learners."""
+        """The number of learners in all regions."""
         return self.learners or 2 * self.regions or 3
 
     @property

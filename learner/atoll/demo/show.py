@@ -45,7 +45,7 @@ class Progress:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, status: pb.StatusReply) -> None:
-        """Shows the run's state."""
+        """Shows the run's state; without a terminal, at most every PLAIN_EVERY_S."""
         if self._live is not None:
             self._live.update(Group(self._line(status), _learners(status), Text("\n".join(self._notes))))
         elif time.monotonic() - self._said_at >= PLAIN_EVERY_S:

@@ -220,12 +220,10 @@ class Leaving:
         self.learner = cast("Learner | None", None)
 
     def __enter__(self) -> Leaving:
-        """Installs the handlers."""
         self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restores the old handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

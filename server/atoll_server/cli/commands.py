@@ -104,7 +104,7 @@ def pause_command(
 def resume_command(
     server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
 ) -> None:
-    """Resume a paused run."""
+    """Resume a run that `atoll pause` paused."""
     from atoll_server.cli.remote import pause
 
     pause(_core(server, tls, token, insecure_plaintext), "")

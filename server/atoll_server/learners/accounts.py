@@ -250,7 +250,7 @@ class Account:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Account:
-        """Reads what `as_data` returned."""
+        """Reads an account from what `as_data` returned."""
         spent = {"current": Spent(**data["current"]), "past": [Spent(**each) for each in data["past"]]}
         return cls(**(data | spent))
 

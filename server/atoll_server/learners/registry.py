@@ -148,7 +148,7 @@ class Roster:
         if len(region) > LARGEST_REGION or not region.isprintable():
             raise Refused(Status.INVALID_ARGUMENT, "region must be at most 64 printable characters")
         if not nonce:
-            text = f'learner "{name}" says nonce 0, which is none: draw one at random for each process'
+            text = f'learner "{name}" sent nonce 0, which is invalid: draw a random nonce for each process'
             raise Refused(Status.INVALID_ARGUMENT, text)
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
@@ -156,7 +156,9 @@ class Roster:
         self._check_region(name, region, nonce)
         if entry is None:
             return self._add(name, region, nonce, age_s, token, wall)
-        over = Refused(Status.UNAUTHENTICATED, f'learner "{name}" joined again since: this call is of before')
+        over = Refused(
+            Status.UNAUTHENTICATED, f'learner "{name}" joined again: this call belongs to its earlier session'
+        )
         was_here = entry.connected
         if entry.nonce != nonce:
             self._may_take_over(entry, nonce, incarnation, age_s, wall, now)
@@ -201,7 +203,7 @@ class Roster:
             return
         used = self.regions(but=entry)
         if region not in used and len(used) >= MOST_REGIONS:
-            text = f"the learners of this run are in {MOST_REGIONS} regions, the most there may be: use one of them"
+            text = f"the learners of this run are in {MOST_REGIONS} regions, the limit: use one of them"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _older(self, entry: Entry, age_s: float, wall: float) -> bool:

@@ -112,7 +112,8 @@ class NormGuard:
         if self._norm_limit and times > self._norm_limit:
             return Verdict(
                 refusal=f"its norm {norm:.3g} is {times:.3g} times what {steps} steps usually give (limit "
-                f"{self._norm_limit:g}): this island's training has gone astray, it goes on from the others' parameters"
+                f"{self._norm_limit:g}): this learner's training has drifted too far; "
+                "it continues from the others' parameters"
             )
         if self._clip_norm and times > self._clip_norm:
             return Verdict(scale=self._clip_norm / times)

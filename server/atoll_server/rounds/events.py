@@ -107,7 +107,7 @@ Event = Joined | Heard | Declined | Contributed | Merged | Adopted | Gone | Paus
 
 
 class Cause(StrEnum):
-    """Why a round ends."""
+    """Why a round ends; the timeline shows it."""
 
     EVERYBODY = "everybody"  # every live learner has answered
     GRACE = "grace"  # a quorum has, and the grace window is over

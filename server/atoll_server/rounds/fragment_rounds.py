@@ -13,7 +13,7 @@ from atoll_server.rounds.outer_step import part_of
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
-AGES = 4096  # at most so many versions of a fragment have their age kept: each older one counts as a whole outer step
+AGES = 4096  # how many versions of a fragment keep their age; each older one counts as a whole outer step
 
 
 class Phase(Enum):

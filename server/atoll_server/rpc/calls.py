@@ -84,7 +84,7 @@ class Wait:
     async def first(self, requests: AsyncIterator[T], what: str) -> T:
         """A stream's first message. Raises Refused when there is none."""
         if (request := await self.next(requests)) is None:
-            raise Refused(Status.INVALID_ARGUMENT, f"{what} begins with a header: none came")
+            raise Refused(Status.INVALID_ARGUMENT, f"{what} must begin with a header, but the stream is empty")
         return request
 
     def _check(self) -> None:
@@ -119,8 +119,8 @@ def wanted_frames(request: pb.FetchRequest, count: int) -> Sequence[int]:
     if not request.frames:
         return range(count)
     if any(one >= other for one, other in pairwise(request.frames)) or request.frames[-1] >= count:
-        text = f"Fetch asks for frames that are not ascending, or not among the {count} of fragment {request.fragment}"
-        raise Refused(Status.INVALID_ARGUMENT, f"{text}: ask for each once, in order")
+        text = f"Fetch asks for frames out of order, or beyond the {count} frames of fragment {request.fragment}"
+        raise Refused(Status.INVALID_ARGUMENT, f"{text}: ask for each once, in ascending order")
     return list(request.frames)
 
 

@@ -29,7 +29,7 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
 LOOK_S = 0.05  # how often a waiting call looks for a place
-FORGET_S, FORGET_ABOVE = 60.0, 4096  # above so many owners, those that were idle for so long are dropped
+FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, those that were idle for FORGET_S are dropped
 IN_PIECES = {"Join", "Push"}  # methods whose requests may come in pieces; of replies, only Fetch's
 
 Vouched = Callable[[Caller, pb.Session], Hashable]  # the owner of a session; None: unknown here
@@ -185,14 +185,14 @@ class Gate(grpc.aio.ServerInterceptor):
                 text = f"no message came within {self.quotas.first_s:.0f} s of the call: call again"
                 raise self.over("first_message", text) from error
         if request is None and not method.handler.request_streaming:
-            raise Refused(Status.INVALID_ARGUMENT, "a call of one message came without it")
+            raise Refused(Status.INVALID_ARGUMENT, "the call has no message: send one")
         return request
 
     @asynccontextmanager
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
         """Holds a place among a peer's calls whose first message is being read."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
-            text = f"{peer.waiting} calls wait to be read: call again later, or over fewer streams"
+            text = f"{peer.waiting} calls wait to be read, the limit: call again later, or open fewer streams"
             raise self.over("first_message", text)
         peer.waiting += 1
         try:
@@ -207,7 +207,9 @@ class Gate(grpc.aio.ServerInterceptor):
             peer.waiting -= 1
         try:
             if oldest is not None:
-                text = f"{self.quotas.first_calls * peer.trusted} calls came without a first message: send it at once"
+                text = (
+                    f"{self.quotas.first_calls * peer.trusted} calls are open without a first message: send it at once"
+                )
                 oldest.end(self.over("first_message", text))
             yield
         finally:
@@ -258,7 +260,7 @@ class Gate(grpc.aio.ServerInterceptor):
         wait_s = bucket.take(time.monotonic(), cost)
         if wait_s > self.quotas.patience_s:
             bucket.take(time.monotonic(), -cost)
-            raise self.over(limit, f"{what} come faster than they are taken: wait {wait_s:.0f} s, and send fewer")
+            raise self.over(limit, f"{what} arrive faster than the limit: wait {wait_s:.0f} s, and send fewer")
         if wait_s:
             self._limited.labels(limit).inc()
             await asyncio.sleep(wait_s)
@@ -368,7 +370,7 @@ class _Outward:
             except TimeoutError as error:
                 if self._call.why is not None:
                     raise
-                text = f"nothing of the answer was taken for {self._gate.quotas.stalled_s:.0f} s: ask again"
+                text = f"the caller read nothing of the answer for {self._gate.quotas.stalled_s:.0f} s: ask again"
                 raise self._gate.over("stalled", text) from error
 
     async def abort(self, *status: Any) -> None:  # noqa: ANN401 - gRPC's
