@@ -120,7 +120,7 @@ class Learner:
     def __enter__(self) -> Learner:
         """Joins the run. Raises LearnerError when it cannot."""
         if self._island is not None:
-            raise LearnerError("a Learner is entered once: make a new one to join again")
+            raise LearnerError("a Learner can be entered once: make a new one to join again")
         self._process = os.getpid()
         began, self._counters.prepared_s = time.perf_counter(), process_age_s()
         self._parameters = Parameters(self._model, self._optimizer, self._unshared, self._copies)
@@ -321,9 +321,9 @@ class Learner:
     def _failure(self) -> LearnerError | None:
         """Why this process cannot continue; None: it can."""
         if os.getpid() != self._process:
-            return LearnerError("this process was forked from the learner's: only that one can step")
+            return LearnerError("this process was forked from the learner's process, and only that one can call step()")
         if self._local and self._local.torn:
-            return LearnerError("an adoption was interrupted by the error before this one: start the learner again")
+            return LearnerError("an adoption was interrupted by an earlier error: restart the learner")
         return self._undone or (self._agent.failure if self._agent is not None else None)
 
     def _adopt(self, fragments: Sequence[int]) -> None:

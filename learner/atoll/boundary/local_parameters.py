@@ -49,8 +49,8 @@ class Local:
         except CodecError as error:
             # No anchor repairs this: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
-                f"training has diverged: {error} in fragment {number}; nothing of it was sent. Start this learner "
-                "again: it goes on from the run's parameters; lower its learning rate if that happens again"
+                f"training has diverged: {error} in fragment {number}; nothing of it was sent. Restart this learner: "
+                "it continues from the run's parameters; lower its learning rate if that happens again"
             ) from error
 
     def adopt(self, prepared: Prepared, tokens: int, steps: int, *, apart: bool = False) -> int:

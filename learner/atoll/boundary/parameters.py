@@ -71,12 +71,13 @@ class Parameters:
         self.tensors = tuple(specs)
         if len(updated) > len({id(p) for p in self._names} & set(updated)):
             raise LearnerError(
-                "the optimizer updates parameters that the model does not have: give both the same model"
+                "the optimizer updates parameters that the model does not have: "
+                "make it from the same model's parameters"
             )
         if forgotten:
             raise LearnerError(
-                f"{_listed(forgotten)}: no optimizer that was given to the learner updates what requires gradients "
-                "there: give it all optimizers as a list, freeze with requires_grad_(False), or name them in unshared="
+                f"{_listed(forgotten)} requires gradients, but none of the learner's optimizers updates it: give the "
+                "learner all optimizers as a list, freeze it with requires_grad_(False), or name it in unshared="
             )
         self._refuse_shared_memory()
         self._size = self._optimizers_size()
@@ -91,8 +92,8 @@ class Parameters:
         if new:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
-                f"{_listed(names)}: trained since after the learner was entered, which would not be shared: give the "
-                "optimizer all that will ever be trained, requiring gradients, before entering, or name it in unshared="
+                f"{_listed(names)} is trained only since the learner was entered, and is not shared: before entering, "
+                "give the optimizer all parameters that will be trained, with gradients, or name it in unshared="
             )
         self._size = self._optimizers_size()
 
@@ -110,8 +111,8 @@ class Parameters:
             place = (value.device, value.data_ptr())
             if value.data_ptr() and places.setdefault(place, tensor.name) != tensor.name:
                 raise LearnerError(
-                    f'"{places[place]}" and "{tensor.name}" are two parameters in one memory: tie them by making both '
-                    "the same nn.Parameter"
+                    f'"{places[place]}" and "{tensor.name}" are two parameters with the same memory: '
+                    "tie them by making both the same nn.Parameter"
                 )
 
     def frozen_digest(self) -> bytes:
@@ -174,9 +175,7 @@ def _matching(names: dict[nn.Parameter, list[str]], patterns: Collection[str]) -
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         fits = {id(p) for p, given in names.items() if any(fnmatchcase(name, pattern) for name in given)}
         if not fits:
-            raise LearnerError(
-                f'unshared="{pattern}" fits no parameter: give names as model.named_parameters() has them'
-            )
+            raise LearnerError(f'unshared="{pattern}" matches no parameter: give names as in model.named_parameters()')
         found |= fits
     return found
 
