@@ -96,7 +96,9 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
 
 def test_what_requires_gradients_and_has_no_optimizer_is_an_error_that_names_it_and_the_remedies():
     model = Teaching()
-    with pytest.raises(LearnerError, match=r'"head.weight" and 1 more requires gradients, .*list.*requires_grad_.*unshared='):
+    with pytest.raises(
+        LearnerError, match=r'"head.weight" and 1 more requires gradients, .*list.*requires_grad_.*unshared='
+    ):
         Parameters(model, sgd(model.student))
 
 
