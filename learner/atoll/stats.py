@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -125,9 +124,9 @@ class Counters:
         self.connected = False
         self.pending = unsettled
 
-    def rested(self, began: float) -> float:
-        """Counts a deliberate pause, or a piece of one, up to now. began: perf_counter seconds. Returns its seconds."""
-        seconds = time.perf_counter() - began
+    def rested(self, began: float, now: float) -> float:
+        """Counts a deliberate pause, or a piece of one. began, now: monotonic seconds. Returns its seconds."""
+        seconds = now - began
         self.paused_s += seconds
         return seconds
 
@@ -141,9 +140,8 @@ class Counters:
         since = self.resting_since  # read once: the training thread writes it
         return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
 
-    def progress(self) -> pb.Progress:
-        """The counters as a message to the core."""
-        paused = self.pausing(time.perf_counter())
+    def progress(self, now: float) -> pb.Progress:
+        """The counters as a message to the core. now: monotonic seconds."""
         return pb.Progress(
             steps=self.steps,
             tokens=self.tokens,
@@ -154,7 +152,7 @@ class Counters:
             joining_s=self.joining_s,
             paused_s=self.paused_s,
             abandoned_tokens=round(self.abandoned_tokens),
-            paused=paused,
+            paused=self.pausing(now),
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             bytes_whole=self.bytes_whole,

@@ -74,10 +74,10 @@ class Alone:
 class Ranks:
     """All ranks of the default process group."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """group: for decisions, in host memory, whatever backend the gradients use; `leave` destroys it."""
         self.talks = dist.get_rank() == 0
-        # Decisions travel in host memory, whatever backend the gradients use.
-        self._group = dist.new_group(backend="gloo")
+        self._group = group
 
     def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
         """See Island. It is one all-reduce of a few numbers, to which only rank 0 adds its decision."""
@@ -103,7 +103,7 @@ class Ranks:
 
 
 def island() -> Island:
-    """Ranks when torch.distributed runs with more than one process, else Alone."""
+    """Ranks when torch.distributed runs with more than one process, else Alone. All ranks must call it together."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Ranks()
+        return Ranks(dist.new_group(backend="gloo"))
     return Alone()

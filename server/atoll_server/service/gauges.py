@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -28,7 +27,7 @@ STATES = ("joining", "live", "paused", "silent", "left", "evicted")
 
 async def keep_gauges(core: Core) -> None:
     """For as long as the core runs."""
-    core.diary.note(core.registrar.clock.now(), "core", f"the core started: epoch {core.registrar.epoch}")
+    core.diary.note(core.registrar.clock.wall(), "core", f"the core started: epoch {core.registrar.epoch}")
     while True:
         try:
             read(core, await asyncio.to_thread(_size_bytes, core.settings.directory / LEDGER))
@@ -40,7 +39,7 @@ async def keep_gauges(core: Core) -> None:
 def read(core: Core, ledger_bytes: int = 0) -> None:
     """The run at this moment."""
     run = core.registrar
-    wall, now = run.clock.now(), time.monotonic()
+    wall, now = run.clock.wall(), run.clock.monotonic()
     states = {entry.name: state_of(run, entry, now) for entry in run.roster.entries.values()}
     reading = Reading()
     _read_learners(run, reading, states, wall)
