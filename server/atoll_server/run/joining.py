@@ -81,6 +81,7 @@ class Joining:
             struck_tokens=run.roster.struck_tokens(),
             retry_s=1.0,
             log=run.happenings.number,
+            shards=run.places(),
         )
 
     async def _let_in(
