@@ -115,6 +115,23 @@ def _reads_the_clock(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and _last_name(node.value) == "time" and node.attr in READS_TIME
 
 
+OPENS = {
+    "open", "mkdir", "make_directory", "create", "RotatingFileHandler", "socket", "create_connection",
+    "insecure_channel", "secure_channel", "Thread", "ThreadPoolExecutor", "ProcessPoolExecutor", "Popen",
+    "create_future", "create_task", "new_group", "all_reduce", "broadcast", "barrier",
+}  # fmt: skip
+CONSTRUCTED = [path for path in PRODUCT if relative(path).startswith(("proto/", "server/", "learner/"))]
+
+
+@pytest.mark.parametrize("path", CONSTRUCTED, ids=relative)
+def test_a_constructor_only_assigns(path):
+    """Files, threads, sockets, tasks and collectives come with a verb, and each of these has an end."""
+    for constructor in ast.walk(ast.parse(path.read_text())):
+        if isinstance(constructor, ast.FunctionDef) and constructor.name in {"__init__", "__post_init__"}:
+            called = {_last_name(node.func) for node in ast.walk(constructor) if isinstance(node, ast.Call)}
+            assert not called & OPENS, f"line {constructor.lineno}"
+
+
 def test_a_file_that_may_be_long_still_is():
     for name, reason in LONG_FILES.items():
         assert reason, f"{name}: why?"

@@ -122,11 +122,6 @@ class Lanes:
         self._given_up = False
 
     @property
-    def first(self) -> Any:  # noqa: ANN401 - a stub
-        """For calls that need no turn."""
-        return self._pool.connections[0].stub
-
-    @property
     def count(self) -> int:
         """How many there should be."""
         return self._width.lanes

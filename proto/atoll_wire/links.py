@@ -102,7 +102,7 @@ class Link:
         self.address = address
         self.clock = clock
         self._access = access
-        self._stamp = access.stamp()
+        self._stamp: tuple[object, ...] | None = None  # of the certificates that it was first dialled with
         quick, frames = partial(self._dial, ALERT if alert else OPTIONS), partial(self._dial, OPTIONS + WINDOWS)
         self.quick = Pool(quick, clock, QUICK_CALLS)
         self.offers = Pool(frames, clock, 1, most=1, fewest=1)
@@ -112,13 +112,15 @@ class Link:
         self.transfers = Transfers(clock)
 
     def _dial(self, options: Sequence[tuple[str, int]]) -> tuple[FrameStub, grpc.aio.Channel]:
+        if self._stamp is None:
+            self._stamp = self._access.stamp()
         channel = self._access.dial(self.address, options)
         return FrameStub(channel), channel
 
     @property
     def stale(self) -> bool:
         """Whether the certificates that it was dialled with have been replaced."""
-        return self._access.stamp() not in {(), self._stamp}
+        return self._stamp is not None and self._access.stamp() not in {(), self._stamp}
 
     def answered(self, after_s: float) -> None:
         """How long an answer took that waited behind no frame."""

@@ -32,7 +32,8 @@ class Connection:
 
 
 class Pool:
-    """share: calls over each connection before another is dialled; most, fewest: connections, never and always open.
+    """share: calls over each connection before another is dialled; most: connections at a time; fewest: that stay
+    open once they were dialled.
 
     Beyond `share` times `most` calls the connections carry more. dial: returns a stub and its channel.
     """
@@ -48,7 +49,7 @@ class Pool:
         self._dial, self._share, self.most, self._fewest = dial, share, most, fewest
         self._clock = clock
         self._closed = False
-        self.connections = [Connection(*dial()) for _ in range(fewest)]
+        self.connections: list[Connection] = []
 
     def take(self) -> Connection:
         """The least busy connection; `give` it back. Raises LinkLost once the pool is closed."""

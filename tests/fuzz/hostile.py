@@ -85,7 +85,7 @@ class Hostile:
     clock = SYSTEM
 
     def __init__(self) -> None:
-        self.quick = self.offers = Pool(lambda: (self, self), SYSTEM, 1)
+        self.quick = self.offers = self.carriers = Pool(lambda: (self, self), SYSTEM, 1)
         self.up, self.down = Lanes(lambda: (self, self), SYSTEM), Lanes(lambda: (self, self), SYSTEM)
         self.transfers = Transfers(SYSTEM)
         self.answered = self.up.answered

@@ -24,6 +24,7 @@ def lines(path: Path) -> list[dict[str, str]]:
 def test_refusals_whose_text_differs_are_left_out_and_counted(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
     log = Acts(path, clock)
+    log.start()
     for minute in range(3):
         for n in range(1000):
             log.refused("refused", f"ipv4:10.0.0.1:{n}", detail=f"{minute} {n}")
@@ -43,6 +44,7 @@ def test_refusals_whose_text_differs_are_left_out_and_counted(tmp_path: Path, cl
 def test_a_learner_that_joins_again_and_again_is_left_out_and_counted(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
     log = Acts(path, clock)
+    log.start()
     for n in range(500):
         log.moved("joined", "a", incarnation=str(n))
     log.moved("joined", "b", incarnation="1")
@@ -54,6 +56,7 @@ def test_a_learner_that_joins_again_and_again_is_left_out_and_counted(tmp_path: 
 def test_the_same_again_is_one_line_that_says_how_often(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
     log = Acts(path, clock)
+    log.start()
     for _ in range(100):
         log.refused("refused", "ipv4:10.0.0.1:7", detail="x")
     clock.steady += 61.0

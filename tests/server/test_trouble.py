@@ -52,6 +52,7 @@ def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_
         failures: list[BaseException] = []
         db = database(tmp_path / "db", pages=4)
         ledger = LedgerWriter(db, failures.append, SYSTEM)
+        ledger.start()
         await ledger.commit(insert(10))
         waiting = [asyncio.create_task(ledger.commit(insert(50_000))) for _ in range(3)]
         await until(lambda: ledger.full)
@@ -74,6 +75,7 @@ def test_any_other_failure_of_a_commit_ends_the_core_and_nobody_is_told_anything
     async def run() -> None:
         failures: list[BaseException] = []
         ledger = LedgerWriter(database(tmp_path / "db"), failures.append, SYSTEM)
+        ledger.start()
         waiting = asyncio.create_task(ledger.commit(lambda db: db.execute("INSERT INTO nothing VALUES (1)")))
         await until(lambda: bool(failures))
         later = asyncio.create_task(ledger.commit(insert(1)))
@@ -91,6 +93,7 @@ def test_a_slow_disk_is_said_to_be_one(tmp_path, said, monkeypatch):
 
     async def run() -> None:
         ledger = LedgerWriter(database(tmp_path / "db"), lambda _: None, SYSTEM)
+        ledger.start()
         await ledger.commit(insert(1))
         await ledger.commit(lambda _: time.sleep(0.1))
         await ledger.stop()

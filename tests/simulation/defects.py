@@ -164,7 +164,9 @@ def first_parameters_accepted_twice() -> Iterator[None]:
         return entry, pb.JoinReply.STATE_INITIALISE if early and not self._run.shards else state
 
     async def stage(self: joining.Joining, _speaker: Any, header: Any) -> Any:
-        return first_parameters.Staging(self._settings.directory, header.size_bytes, header.sha256, self._disk)
+        made = first_parameters.Staging(self._settings.directory, header.size_bytes, header.sha256, self._disk)
+        made.begin()
+        return made
 
     with (
         patch(joining.Joining, "accept", again),

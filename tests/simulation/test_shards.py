@@ -29,6 +29,7 @@ from atoll_server.run.first_parameters import tensors_as_data
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, Limits, Quorum, RunSettings
+from atoll_server.shard.context import ShardContext
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
@@ -94,10 +95,11 @@ class Home:
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=2.0, limits=Limits(norm_window=4)
         )
         writer = LedgerWriter(db, self._failed, run.clock)
-        shard = Shard(
-            settings, RUN, 1, restored, run.roster, run.happenings, writer, Metrics(), self._failed, disk, run.clock,
-            paused=False, damaged=False,
-        )  # fmt: skip
+        writer.start()
+        context = ShardContext(
+            settings, RUN, 1, run.roster, run.happenings, writer, Metrics(), disk, run.clock, self._failed
+        )
+        shard = Shard(context, restored, paused=False, damaged=False)
         take_up(shard, db, restored)
         for name in NAMES:
             shard.joined(name, 1)

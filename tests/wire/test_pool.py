@@ -73,6 +73,7 @@ def test_what_was_idle_for_long_is_hung_up_but_the_fewest():
 def test_a_pool_that_was_closed_dials_nothing():
     async def main() -> None:
         pool = Pool(dial := Dial(), SYSTEM, share=1, fewest=1)
+        pool.take()
         await pool.close()
         with pytest.raises(LinkLost):
             pool.take()
@@ -100,7 +101,10 @@ def test_a_link_that_is_retired_ends_quick_calls_at_once_and_the_others_when_no_
     async def main() -> None:
         link, call = Dialled("here", LOCAL, SYSTEM, alert=True), Call()
         link.quick.take()
-        link.carriers.take()
+        for take in (link.carriers.take, link.offers.take):
+            take()
+        for lanes in (link.up, link.down):
+            lanes.give(await lanes.take())
         assert (quick.open, frames.open) == (1, 4)
         with link.transfers.of(call):
             ending = asyncio.create_task(links.retire(link))

@@ -125,7 +125,10 @@ class Joiner:
                 sha256=await asyncio.to_thread(_sha256, path),
             )
             log.info("sending the first parameters", learner=self._identity.name, size_bytes=header.size_bytes)
-            with opened("Initialise", self._core.link.up.first.Initialise()) as call:
+            with (
+                self._core.link.carriers.use() as connection,
+                opened("Initialise", connection.stub.Initialise()) as call,
+            ):
                 with until_it_ends(), path.open("rb") as file:
                     await call.write(pb.InitialiseRequest(header=header))
                     while chunk := file.read(CHUNK_BYTES):

@@ -47,13 +47,14 @@ class Agent:
         self._leaving = False
         self._ready: Future[Layout] = Future()
         self.failure: LearnerError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"atoll {identity.name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------ called by the training thread
 
     def start(self) -> None:
         """Begins to dial."""
         logs.configure_unless()
+        self._thread = threading.Thread(target=self._run, name=f"atoll {self._identity.name}", daemon=True)
         self._thread.start()
 
     def wait_ready(self) -> Layout:
@@ -85,7 +86,8 @@ class Agent:
         if self._loop is not None and self.failure is None:
             with contextlib.suppress(RuntimeError):  # the loop was closed this moment: it has ended
                 self._loop.call_soon_threadsafe(self._say_goodbye)
-        self._thread.join(GOODBYE_S)
+        if self._thread is not None:
+            self._thread.join(GOODBYE_S)
 
     def _call(self, function: Callable[[RunSession], None]) -> None:
         loop, session = self._loop, self._session

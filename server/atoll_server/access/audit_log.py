@@ -47,23 +47,28 @@ class _Minute:
 
 
 class Acts:
-    """path: None keeps nothing."""
+    """path: None keeps nothing. Nothing is kept before `start`."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
+        self._path = path
         self._clock = clock
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(WAITING)
         self._lost = 0
         self._seen: dict[tuple[str, ...], tuple[float, int]] = {}  # when it was written last, and how often since
         self._minutes: dict[str, _Minute] = {}  # by peer, or learner
-        self._looked_at = self._clock.monotonic()
+        self._looked_at = clock.monotonic()
         self._thread: threading.Thread | None = None
-        if path is not None:
-            try:
-                handler = _Lines(path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
-            except OSError as error:
-                raise SettingsError(f"the audit log {path} cannot be written ({error.strerror})") from error
-            self._thread = threading.Thread(target=self._write, args=(handler,), name="audit log", daemon=True)
-            self._thread.start()
+
+    def start(self) -> None:
+        """Opens the file, and starts the thread that writes it. Raises SettingsError."""
+        if self._path is None:
+            return
+        try:
+            handler = _Lines(self._path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"the audit log {self._path} cannot be written ({error.strerror})") from error
+        self._thread = threading.Thread(target=self._write, args=(handler,), name="audit log", daemon=True)
+        self._thread.start()
 
     def note(self, act: str, **what: str) -> None:
         """An operator did something."""

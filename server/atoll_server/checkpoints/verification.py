@@ -34,7 +34,7 @@ class Audit:
         self._clock = clock
         self._say = say
         self._ending = threading.Event()
-        self._thread = threading.Thread(name="audit", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def begin(self, initial_sha256: str) -> None:
         """Reads while the core serves. initial_sha256: empty while a run has no parameters."""
@@ -47,7 +47,7 @@ class Audit:
     def end(self) -> None:
         """Leaves what is still unread for another time."""
         self._ending.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
     def _read(self, checks: list[Callable[[], None]]) -> None:

@@ -36,6 +36,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
     routes, acts = Routes(settings.core, settings.access, SYSTEM), Acts(settings.audit_log, SYSTEM)
+    acts.start()
     service = FrontService(routes, metrics, settings.cache_bytes, acts)
     gate = Gate(settings.quotas, _said, metrics.limited, lambda: acts, SYSTEM)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)

@@ -27,6 +27,7 @@ from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, RunSettings
+from atoll_server.shard.context import ShardContext
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
 from atoll_server.storage import crash_points, database, ledger
@@ -54,7 +55,7 @@ class Core:
         self.acts = Acts(None, clock)
         self.diary = Diary()
         self.registrar = Registrar(settings.limits, RunClock(clock))
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failed: asyncio.Future[None]  # from `take_directory` on; has the error that ends this process
         self.started_at = clock.monotonic()
         self.damage = ""  # of a file, found while it serves
         self.free_bytes: int | None = None  # of the directory's file system, once looked at
@@ -68,6 +69,7 @@ class Core:
 
     async def take_directory(self) -> None:
         """Warms up, then makes the directory this core's; a standby waits for it as long as another core lives."""
+        self.failed = asyncio.get_running_loop().create_future()
         log.info("preparing kernels: the first start on a machine compiles them, for half a minute")
         await asyncio.to_thread(merge.warm_up)
         allocator.let_go_of_code("libllvmlite")  # 50 MiB that compile nothing any more
@@ -83,7 +85,9 @@ class Core:
             await self.take_directory()
         db = await with_room(database.open_ledger, directory / LEDGER, self.disk)
         meta = await with_room(self._take_meta, db)
-        self.registrar.take_up(meta, ledger.learners(db), LedgerWriter(db, self.fail, self.clock))
+        writer = LedgerWriter(db, self.fail, self.clock)
+        writer.start()
+        self.registrar.take_up(meta, ledger.learners(db), writer)
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, directory, self.disk, self.clock)
             dropping = (db, directory, self.registrar.generation, restored.snapshots, self.disk)
@@ -157,6 +161,7 @@ class Core:
         """The first parameters are durable: the run has a shard from now on."""
         shard = self._shard(restored, damaged=False)
         shard.spool.prepare(self.registrar.generation, shard.fragments)
+        shard.start()
         for entry in self.registrar.roster.entries.values():
             if not entry.evicted:
                 shard.dispatch(ev.Joined(entry.name, entry.incarnation))
@@ -164,10 +169,19 @@ class Core:
 
     def _shard(self, restored: Restored, *, damaged: bool) -> Shard:
         run = self.registrar
-        return Shard(
-            self.settings, run.settings, run.generation, restored, run.roster, run.happenings, run.writer,
-            self.metrics, self.fail, self.disk, run.clock, paused=bool(run.paused), damaged=damaged,
-        )  # fmt: skip
+        context = ShardContext(
+            settings=self.settings,
+            run=run.settings,
+            generation=run.generation,
+            roster=run.roster,
+            happenings=run.happenings,
+            writer=run.writer,
+            metrics=self.metrics,
+            disk=self.disk,
+            clock=run.clock,
+            fail=self.fail,
+        )
+        return Shard(context, restored, paused=bool(run.paused), damaged=damaged)
 
     async def stop(self) -> None:
         """A clean end: merges that run are finished, and a snapshot is taken. Raises what cannot be carried through."""
@@ -218,7 +232,7 @@ class Core:
                 shard.room(self.free_bytes)
                 shard.uploads.expire(self.clock.monotonic())
                 if shard.snapshots.due():
-                    shard.spawn(self._snapshot(shard))
+                    shard.work.spawn(self._snapshot(shard))
 
     def watched(self, task: asyncio.Task[None]) -> None:
         """The end of a task that should never end but by being cancelled."""

@@ -156,7 +156,8 @@ class Joining:
         assert self._run.layout is not None, "a lease comes with a layout"
         directory = self._settings.directory
         first_parameters.check_room(self._settings, header.size_bytes, self._run.layout, self._disk)
-        made = await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._disk)
+        made = Staging(directory, header.size_bytes, header.sha256, self._disk)
+        await asyncio.to_thread(made.begin)
         lease.upload = made
         return made
 

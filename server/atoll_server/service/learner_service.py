@@ -197,7 +197,7 @@ class OuterService(rpc.OuterServicer):
         yield pb.FetchReply(
             header=pb.FetchHeader(
                 fragment=request.fragment, version=publication.version,
-                codec=int(shard.run.codec),  # type: ignore[arg-type]
+                codec=int(shard.context.run.codec),  # type: ignore[arg-type]
                 frames=len(publication.messages), size_bytes=publication.size_bytes, crc32c=publication.crc32c,
                 receipts=publication.receipts,
             )

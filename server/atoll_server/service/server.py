@@ -7,6 +7,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -57,13 +58,13 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     open_files()
     core = Core(settings, given)
     told = told_to_stop()
-    core.failed.add_done_callback(lambda _: told.set())  # the shard could not carry something out
     if settings.standby:
         log.info("standing by for --dir", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):
         return
-    core.acts = Acts(settings.directory / AUDIT_LOG, core.clock)
-    tokens = None if settings.operator_tokens is None else Tokens(settings.operator_tokens)
+    core.failed.add_done_callback(lambda _: told.set())  # the shard could not carry something out
+    core.acts = _audit_log(core)
+    tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
     gate = Gate(settings.quotas, partial(_vouched, core), core.metrics.limited, lambda: core.acts, core.clock)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, core.metrics.served)
@@ -103,6 +104,18 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             scraped.end()
         core.acts.close()
     log.info("stopped", run=core.registrar.run_id)
+
+
+def _audit_log(core: Core) -> Acts:
+    acts = Acts(core.settings.directory / AUDIT_LOG, core.clock)
+    acts.start()
+    return acts
+
+
+def _tokens(path: Path) -> Tokens:
+    tokens = Tokens(path)
+    tokens.load()
+    return tokens
 
 
 def _names(run: Registrar) -> dict[str, Any]:

@@ -46,7 +46,7 @@ async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class LedgerWriter:
-    """`commit` returns when the operation is on disk. Made and used on one event loop."""
+    """`commit` returns when the operation is on disk. Used on one event loop, from `start` to `stop`."""
 
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None], clock: Clock) -> None:
         """fail: is told what could not be written, and ends the process."""
@@ -56,6 +56,10 @@ class LedgerWriter:
         self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
         self.full = False  # the disk is; nothing is acknowledged until there is room
+        self._thread: ThreadPoolExecutor  # from `start` on
+
+    def start(self) -> None:
+        """Makes the thread that writes."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:
