@@ -629,7 +629,7 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
             try:
                 yield route
             except LinkLost:
-                route.shard._suspected = True
+                route.shard.upstream._suspected = True
                 raise
 
     with patch(front_service.FrontService, "_answering", suspicious):
