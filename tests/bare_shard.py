@@ -14,12 +14,11 @@ from atoll_server.learners.registry import Entry, Roster
 from atoll_server.merging import merge
 from atoll_server.rounds.liveness import Member
 from atoll_server.settings import CoreSettings, Limits, RunSettings
-from atoll_server.shard.publications import HappeningLog
 from atoll_server.shard.shard import Shard
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
-from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
 NEVER: Any = None  # in place of what such a shard does not use
@@ -49,7 +48,7 @@ def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, fail
     writer: Any = rows
     shard = Shard(
         CoreSettings(listen=(), directory=directory, limits=limits), RunSettings(**run), 1,
-        Restored(layout, NEVER, states, {}, []), roster, HappeningLog(8, pb.Current), writer, Metrics(),
+        Restored(layout, NEVER, states, {}, []), roster, Journal(), writer, Metrics(),
         failures.append, DISK, lambda: 0.0, paused=False, damaged=False,
     )  # fmt: skip
     shard.dispatch = lambda _: None

@@ -205,7 +205,7 @@ class Calls:
         return self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
 
     def _follow(self, rng: random.Random) -> Awaitable[Any]:
-        request = pb.FollowRequest(session=self._session, log=self._core.registrar.happenings.number, sequence=0)
+        request = pb.FollowRequest(session=self._session, log=self._core.registrar.follower_log.number, sequence=0)
         return _all(self._outer.Follow(mutate_message(rng, request), Context()), patience_s=0.005)
 
     def _leave(self, rng: random.Random) -> Awaitable[Any]:

@@ -19,6 +19,7 @@ from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
 from atoll_wire import codec
 from atoll_wire.checksums import crc32c
 from atoll_wire.codec import FrameError
+from atoll_wire.contract import Fate
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
@@ -130,7 +131,7 @@ def filled(path) -> sqlite3.Connection:
     db = database.open_ledger(path)
     ledger.put_learner(db, LearnerRow("a", "eu", 1, [77], {"x": 1}, ""))
     ledger.add_contribution(db, 1, ROW)
-    ledger.add_merge(db, 1, MERGE, [FateRow(KEY, "merged", 1, 1.0, 0)])
+    ledger.add_merge(db, 1, MERGE, [FateRow(KEY, Fate.MERGED, 1, 1.0, 0)])
     return db
 
 
@@ -139,7 +140,7 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     db = database.open_ledger(tmp_path / "ledger")
     ((row, fate),) = ledger.contributions(db, 1)
     assert row == ROW
-    assert fate == FateRow(KEY, "merged", 1, 1.0, 0)
+    assert fate == FateRow(KEY, Fate.MERGED, 1, 1.0, 0)
     assert ledger.merges(db, 1, 0, after=0) == [MERGE]
     assert ledger.learners(db)[0].region == "eu"
     assert (ledger.last_merge(db, 1, 0), ledger.last_merge(db, 1, 1)) == ((1, 5.0), (0, None))
@@ -151,7 +152,7 @@ def test_a_key_is_accepted_once_and_has_one_fate(tmp_path):
     with pytest.raises(sqlite3.IntegrityError):
         ledger.add_contribution(db, 1, ROW)
     with pytest.raises(AssertionError, match="was not pending"):
-        ledger.put_fates(db, 1, [FateRow(KEY, "refused")])
+        ledger.put_fates(db, 1, [FateRow(KEY, Fate.REFUSED)])
 
 
 @pytest.mark.parametrize(

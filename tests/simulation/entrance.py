@@ -47,7 +47,7 @@ class Entrance:
         frames.serve(service, recorder)  # type: ignore[arg-type]
         self._service: Callable[[Any], Any] = recorder.handlers.service
         self.gate = Gate(
-            QUICK, lambda who, session: _vouched(core, who, session), core.metrics.limited, lambda: core.acts
+            QUICK, lambda who, session: _vouched(core, who, session), core.metrics.limited, lambda *_: None
         )
 
     def context(self, call: Call) -> Gated:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.service import FrontService
 from atoll_server.front.upstream import Upstream
@@ -25,6 +25,6 @@ class Gateway:
 
     async def _serve(self) -> None:
         upstream = Upstream(CORE, dial=lambda address, _: SimulatedLink(self._network, self.process, address))
-        service = FrontService(upstream, FrontMetrics(self.name), self._cache_bytes, Acts(None))
+        service = FrontService(upstream, FrontMetrics(self.name), self._cache_bytes, AuditLog(None))
         self._network.servers[self.name] = (service, self.process)
         await upstream.watch()

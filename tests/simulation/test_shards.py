@@ -35,6 +35,7 @@ from atoll_server.shard.shard import Shard
 from atoll_server.shard.uploads import Upload
 from atoll_server.storage import database, ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
@@ -94,7 +95,7 @@ class Home:
         )
         run = self._run
         shard = Shard(
-            settings, RUN, 1, restored, run.roster, run.happenings, LedgerWriter(db, self._failed), Metrics(),
+            settings, RUN, 1, restored, run.roster, run.journal, LedgerWriter(db, self._failed), Metrics(),
             self._failed, disk, run.clock.now, paused=False, damaged=False,
         )  # fmt: skip
         take_up(shard, db, restored, run.clock.now())
@@ -132,7 +133,7 @@ class World:
     """A registrar, its shards, and learners that answer every round of both."""
 
     def __init__(self, loop: VirtualLoop, owned: Sequence[Collection[int]]) -> None:
-        self._run = Registrar(Limits(), RunClock())
+        self._run = Registrar(Limits(), RunClock(), Journal())
         self._layout = plan(TENSORS, FRAGMENTS)
         self._steps = 0
         for number, name in enumerate(NAMES, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
+from functools import partial
 
 import structlog
 from atoll_wire import allocator, frames, scrape
@@ -11,7 +12,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import on_loopback
 from atoll_wire.certificate import Role, check_role
 
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.passing import pass_on
@@ -34,13 +35,13 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     allocator.lean()
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
-    upstream, acts = Upstream(settings.core, settings.access), Acts(settings.audit_log)
-    service = FrontService(upstream, metrics, settings.cache_bytes, acts)
-    gate = Gate(settings.quotas, _said, metrics.limited, lambda: acts)
+    upstream, audit_log = Upstream(settings.core, settings.access), AuditLog(settings.audit_log)
+    service = FrontService(upstream, metrics, settings.cache_bytes, audit_log)
+    gate = Gate(settings.quotas, _said, metrics.limited, partial(_limited, audit_log))
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, metrics.served)
     frames.serve(service, public.server)
-    pass_on(public.server, upstream, settings.region, acts, near=on_loopback(settings.listen))
+    pass_on(public.server, upstream, settings.region, audit_log, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     pulse, where = scrape.Pulse(), settings.metrics_listen
     scraped = scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready) if where else None
@@ -69,8 +70,12 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
         beating.cancel()
         if scraped:
             scraped.end()
-        acts.close()
+        audit_log.close()
     log.info("stopped")
+
+
+def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
+    audit_log.refused("limited", peer, method=method, detail=detail)
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:

@@ -55,6 +55,7 @@ class Entry:
     evicted: str = ""  # why an operator sent it away; empty: nobody did
     declined: dict[int, int] = field(default_factory=dict)  # by fragment, the newest cycle that it declined
     adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it said it adopted
+    announced: int = 0  # the newest incarnation whose joining was recorded
     doubted: bool = False  # it was said that it reports more than it can have trained
     dirty: bool = False  # the account changed since it was written down
 
@@ -292,7 +293,9 @@ class Roster:
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
         """Takes a name up from the ledger; its process has to join again. reason: why it is evicted, if it is."""
-        self.entries[name] = Entry(name, region, incarnation, nonces, Account.from_data(account), evicted=reason)
+        self.entries[name] = Entry(
+            name, region, incarnation, nonces, Account.from_data(account), evicted=reason, announced=incarnation
+        )
 
 
 def fenced(name: str) -> Refused:

@@ -22,7 +22,6 @@ from atoll_wire import parts
 from atoll_wire.certificate import Role
 from google.protobuf.message import DecodeError
 
-from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import Caller, caller
 from atoll_server.access.quotas import MANY, Bucket, NoPlaceError, Pool, Quotas
 from atoll_server.access.refusals import Refused, Status
@@ -33,6 +32,7 @@ FORGET_S, FORGET_ABOVE = 60.0, 4096  # owners that are not there any more
 IN_PIECES = {"Join", "Push"}  # requests that may be; of replies, Fetch's
 
 Vouched = Callable[[Caller, pb.Session], Hashable]  # whom a session is of; None: nobody's, as far as is known
+Ended = Callable[[str, str, str], None]  # told of each call that a limit ended: method, peer, why
 
 
 @dataclass(eq=False, slots=True)
@@ -105,13 +105,11 @@ class _Method:
 class Gate(grpc.aio.ServerInterceptor):
     """Of one server. vouched: says whose a session is. limited: counts refusals and waits by limit."""
 
-    def __init__(
-        self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, acts: Callable[[], Acts]
-    ) -> None:
+    def __init__(self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended) -> None:
         self.quotas = quotas
         self._vouched = vouched
         self._limited = limited
-        self._acts = acts
+        self._ended = ended
         self._owners: dict[Hashable, _Owner] = {}
         self._forgot_at = 0.0
         self._handlers: dict[str, Any] = {}  # by path: as many as there are methods
@@ -142,7 +140,7 @@ class Gate(grpc.aio.ServerInterceptor):
         try:
             if (why := await self._carried_out(method, context, call, places)) is not None:
                 call.ended = True
-                self._acts().refused("limited", context.peer(), method=method.name, detail=why.detail)
+                self._ended(method.name, context.peer(), why.detail)
                 await abort(context, why)  # its place is free when that is done: a reader that stands still keeps it
         finally:
             for place in places:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
@@ -17,14 +17,15 @@ from atoll_server.learners.registry import Entry, Roster, Speaker, unwanted
 from atoll_server.rounds import events as ev
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
+from atoll_server.shard.follower_log import FollowerLog
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.publications import HappeningLog
 from atoll_server.shard.shard import Shard
 from atoll_server.storage import crash_points, ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import LearnerRow
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Arrival
+from atoll_server.telemetry.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,15 @@ class Registrar:
     """One run. Whatever it tells learners is durable first.
 
     paused: by which operator and why; empty while the run goes on. layout: of the run; before there are parameters,
-    of the learner that may send them.
+    of the learner that may send them. turned_away: contributions that were refused before they were whole.
     """
 
-    def __init__(self, limits: Limits, clock: RunClock) -> None:
+    def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
         self.clock = clock
+        self.journal = journal
         self.roster = Roster(limits.learners)
-        self.happenings = HappeningLog(limits.happenings, self._current)
+        self.follower_log = FollowerLog(limits.happenings, self._current)
+        journal.subscribe(self.follower_log.on, only_shows=False)
         self.run_id = ""
         self.generation = 0
         self.epoch = 0
@@ -58,6 +61,7 @@ class Registrar:
         self.frozen_digest = ""
         self.initial_sha256 = ""
         self.paused = ""
+        self.turned_away = 0
         self.state: Waiting | Running = Waiting()
         self.writer: LedgerWriter  # from `take_up` on
 
@@ -168,10 +172,10 @@ class Registrar:
             total_tokens=self.settings.total_tokens,
         )
 
-    async def joined(self, entry: Entry) -> None:
+    async def joined(self, entry: Entry, by: str, state: pb.JoinReply.State) -> None:
         """Makes durable that a process speaks for a name, and tells the shards. Raises Refused when it no longer does.
 
-        What its dead predecessor left unfinished is dropped.
+        What its dead predecessor left unfinished is dropped. by: what its certificate says; state: that it is told.
         """
         incarnation = entry.incarnation
         await self.save(entry)
@@ -179,6 +183,14 @@ class Registrar:
         Speaker(entry, incarnation).still()
         for shard in self.shards:
             shard.joined(entry.name, incarnation)
+        if not entry.announced:
+            arrival = Arrival.NEW
+        else:
+            arrival = Arrival.RESTARTED if entry.announced < incarnation else Arrival.AGAIN
+        entry.announced = incarnation
+        down_s = entry.comeback.down_s
+        joined = entries.Joined(entry.name, entry.region, incarnation, arrival, down_s, by, state)
+        self.journal.record(joined, time.monotonic())
 
     async def left(self, entry: Entry) -> None:
         """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
@@ -188,7 +200,7 @@ class Registrar:
         self.tell(ev.Gone(entry.name))
         if not entry.token:  # nor did it join again meanwhile
             entry.speaks(b"", Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
-        log.info("left", learner=entry.name, incarnation=entry.incarnation)
+        self.journal.record(entries.Left(entry.name, entry.incarnation), time.monotonic())
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
         """Refuses what waits of a learner's work; what was merged stays merged. Without a reason it may join again.
@@ -199,6 +211,7 @@ class Registrar:
         entry = self.roster.entries.get(name)
         if entry is None:
             raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
+        was_evicted = bool(entry.evicted)
         self.roster.evict(entry, reason, self.clock.now())
         if tokens is not None:
             self.roster.strike(entry, tokens)
@@ -207,7 +220,9 @@ class Registrar:
         if reason:
             for shard in self.shards:
                 shard.evicted(name, entry.incarnation, unwanted(reason))
-        log.warning("evicted" if reason else "let in again", learner=name, reason=reason)
+            self.journal.record(entries.Evicted(name, reason), time.monotonic())
+        elif was_evicted:
+            self.journal.record(entries.Readmitted(name), time.monotonic())
 
     async def pause(self, reason: str) -> None:
         """Durable, then told to every learner: a restarted core is still paused. Without a reason the run goes on."""
@@ -215,8 +230,12 @@ class Registrar:
         crash_points.point("pause.committed")
         self.paused = reason
         self.tell(ev.Paused(bool(reason)))
-        self.happenings.append(pb.Happening(paused=pb.Paused(reason=reason)))
-        log.warning("paused" if reason else "goes on", reason=reason)
+        self.journal.record(entries.PauseChanged(reason), time.monotonic())
+
+    def turn_away(self, refused: Refused, learner: str) -> None:
+        """A contribution was refused before it was whole."""
+        self.turned_away += 1
+        self.journal.record(entries.TurnedAway(learner, refused), time.monotonic())
 
 
 def row_of(entry: Entry) -> LearnerRow:

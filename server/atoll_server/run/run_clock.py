@@ -28,7 +28,11 @@ class RunClock:
 
     def now(self) -> float:
         """Never less than it was before."""
-        return self._wall + (time.monotonic() - self._began)
+        return self.at(time.monotonic())
+
+    def at(self, now: float) -> float:
+        """The time at a moment of the monotonic clock."""
+        return self._wall + (now - self._began)
 
     def begin_after(self, newest: float) -> None:
         """The run was last written to at `newest`."""

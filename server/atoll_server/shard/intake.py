@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import FrameError, NotFiniteError
+from atoll_wire.contract import Fate
 from atoll_wire.frames import WireFrame
 
 from atoll_server.access.refusals import Refused, Status
@@ -30,8 +30,7 @@ from atoll_server.storage import crash_points, ledger
 from atoll_server.storage.part_file import ChecksumError
 from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.storage.spool import Stored
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
 
 DIVERGED = "this island's training has diverged"
 
@@ -136,9 +135,8 @@ class Intake:
         rate, usual = rates.of(key.learner), rates.usual(key.learner)
         counts = weighed(said, reported, self._shard.contributions.given(key), unheard_s, rate, usual)
         if counts != said:
-            self._shard.metrics.contributions.labels("clamped").inc()
-            told = {"tokens": said.tokens, "steps": said.steps, "counted": counts}
-            log.warning("a contribution declares more than its learner can have trained", learner=key.learner, **told)
+            clamped = entries.Clamped(key.learner, said.tokens, said.steps, counts.tokens, counts.steps)
+            self._shard.journal.record(clamped, time.monotonic())
         return counts
 
     def _present(self) -> Set[str]:
@@ -155,6 +153,7 @@ class Intake:
         crash_points.point("contribution.committed")
         shard.contributions.accept(row)
         shard.contributions.hold(row, stored)
+        shard.journal.record(entries.Acknowledged(key, row.cycle), time.monotonic())
         shard.dispatch(ev.Contributed(key, row.cycle, row.base_version, row.tokens, row.steps))
         return pb.Receipt(
             learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
@@ -163,12 +162,12 @@ class Intake:
     async def _refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
         """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
         shard = self._shard
-        fate = FateRow(row.key, "refused", shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
+        fate = FateRow(row.key, Fate.REFUSED, shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
         await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row, fate=fate))
         crash_points.point("contribution.refused")
         shard.contributions.accept(row)
         shard.contributions.end(row, fate)
-        log.warning("contribution refused", contribution=str(row.key), reason=reason)
+        shard.journal.record(entries.ArrivalRefused(fate, row.cycle), time.monotonic())
         shard.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
         return receipt_of(fate)
 

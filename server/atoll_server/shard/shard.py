@@ -14,9 +14,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, assert_never
 
-import structlog
 from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import Fate
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
@@ -31,7 +31,7 @@ from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.shard.fragment import Fragment, Held
-from atoll_server.shard.publications import HappeningLog, Publication, UpdateCache
+from atoll_server.shard.publications import Publication, UpdateCache
 from atoll_server.shard.readers import Readers
 from atoll_server.shard.snapshotter import Snapshotter
 from atoll_server.shard.uploads import Uploads
@@ -40,10 +40,9 @@ from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow
 from atoll_server.storage.spool import Spool
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
-from atoll_server.telemetry.timeline import Timeline
-
-log = structlog.get_logger()
 
 BYTES_A_PARAMETER = 12  # of a snapshot: theta, theta_pub, momentum
 UPDATES_KEPT = 0.4  # bytes a parameter at least: nearly one update of every fragment
@@ -62,7 +61,7 @@ class Shard:
         generation: int,
         restored: Restored,
         roster: Roster,
-        happenings: HappeningLog,
+        journal: Journal,
         writer: LedgerWriter,
         metrics: Metrics,
         fail: Callable[[BaseException], None],
@@ -80,7 +79,7 @@ class Shard:
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
         self.initial = restored.initial
-        self.roster, self.happenings, self.metrics = roster, happenings, metrics
+        self.roster, self.journal, self.metrics = roster, journal, metrics
         self.writer, self._fail, self.disk, self.failed = writer, fail, disk, False
         self.spool = Spool(
             settings.directory / "spool", settings.limits.spool_bytes, settings.limits.contents_bytes, disk
@@ -102,8 +101,7 @@ class Shard:
         self.mergers = ThreadPoolExecutor(2, thread_name_prefix="merge")
         self.uploads = Uploads(self.layout, run.codec, generation, self.spool, settings.limits, self.workers)
         self.readers = Readers(lambda: self.failed)
-        self.contributions = Contributions(self.fragments, self.layout.parameters, roster, metrics)
-        self.timeline = Timeline(metrics)
+        self.contributions = Contributions(self.fragments, self.layout.parameters, roster)
         self.snapshots = Snapshotter(self, restored.snapshots, restored.replay_s, damaged=damaged)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
@@ -131,17 +129,15 @@ class Shard:
             return
         now = time.monotonic()
         effects = self.syncer.on(event, now)
-        self.timeline.on(event, effects, now)
         for effect in effects:
             match effect:
                 case ev.OpenRound():
-                    self.happenings.append(
-                        pb.Happening(opened=pb.RoundOpened(fragment=effect.fragment, cycle=effect.cycle))
-                    )
+                    self.journal.record(entries.RoundOpened(effect.fragment, effect.cycle), now)
                 case ev.Merge():
+                    self.journal.record(entries.RoundClosed(effect), now)
                     self.spawn(self._merge(effect))
                 case ev.Lapse():
-                    log.info("round lapsed", fragment=effect.fragment, cycle=effect.cycle, reason=effect.reason)
+                    self.journal.record(entries.RoundLapsed(effect), now)
                 case ev.Refuse():
                     self.spawn(self._refuse_pending(effect))
                 case _:
@@ -181,13 +177,13 @@ class Shard:
         kept = self.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self.parameters
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
 
-    def _decide(self, fate: FateRow) -> pb.Receipt:
+    def _decide(self, fate: FateRow, now: float) -> pb.Receipt:
         """A fate is durable: memory follows, and the learner can be told."""
         self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
-        if fate.fate == "refused":
-            self.happenings.append(pb.Happening(receipt=receipt))
+        if fate.fate is Fate.REFUSED:
+            self.journal.record(entries.PendingRefused(fate), now)
         return receipt
 
     # ------------------------------------------------------------------------------ effects
@@ -212,10 +208,10 @@ class Shard:
             except Exception as error:
                 self.fail(error)  # before anybody else is given this fragment's lock
                 raise
-            self.timeline.computed(fragment.index, effect.version, time.monotonic())
+            self.journal.record(entries.MergeComputed(fragment.index, effect.version), time.monotonic())
             crash_points.point("merge.computed")
             assert merged.state.version == effect.version, "the syncer and the state agree on the version"
-            fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]
+            fates = [FateRow(s.key, Fate.MERGED, effect.version, s.weight, s.staleness) for s in effect.shares]
             fates += [refusal_row(refusal, effect.version) for refusal in effect.refusals]
             row = MergeRow(
                 effect.fragment, effect.version, effect.cycle,
@@ -236,20 +232,14 @@ class Shard:
 
     def _publish(self, fragment: Fragment, effect: ev.Merge, publication: Publication, fates: list[FateRow]) -> None:
         """The merge is durable: now it may be seen."""
+        now = time.monotonic()
         refused, fragment.refused = fragment.refused, []
-        self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
-        fragment.published_at = time.monotonic()
-        self.contributions.merged(share.key.learner for share in effect.shares)
-        log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
-                  shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip
-        published = pb.UpdatePublished(
-            fragment=effect.fragment,
-            version=effect.version,
-            size_bytes=publication.size_bytes,
-            run_tokens=self.roster.tokens(),
-            struck_tokens=self.roster.struck_tokens(),
-        )
-        self.happenings.append(pb.Happening(published=published))
+        decided = [self._decide(fate, now) for fate in fates]
+        self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *decided)))
+        fragment.published_at = now
+        self.contributions.published(share.key.learner for share in effect.shares)
+        tokens, struck_tokens = self.roster.tokens(), self.roster.struck_tokens()
+        self.journal.record(entries.Published(effect, publication.size_bytes, tokens, struck_tokens), now)
         self.dispatch(ev.Merged(effect.fragment, effect.version))
 
     async def _refuse_pending(self, effect: ev.Refuse) -> None:
@@ -258,7 +248,8 @@ class Shard:
         await self.writer.commit(partial(ledger.put_fates, generation=self.generation, fates=fates))
         crash_points.point("refusal.committed")
         refused = [self.held(fate.key).row for fate in fates]
-        fragment.refused += map(self._decide, fates)
+        now = time.monotonic()
+        fragment.refused += [self._decide(fate, now) for fate in fates]
         self._forget(refused)
 
     def _forget(self, refused: list[ContributionRow]) -> None:

@@ -21,6 +21,8 @@ from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.journal import Journal
 
 log = structlog.get_logger()
 
@@ -38,6 +40,7 @@ class Source(Protocol):
     fragments: dict[int, Fragment]
     spool: Spool
     writer: LedgerWriter
+    journal: Journal
     disk: Disk
     failed: bool
 
@@ -93,7 +96,7 @@ class Snapshotter:
         error = None if task.cancelled() else task.exception()
         if error is not None:  # said here, since whoever asked for it may be gone
             # The ledger and the spool still hold everything: only the next start takes longer.
-            log.error("the snapshot could not be written: look at the disk", error=str(error))
+            self._source.journal.record(entries.SnapshotFailed(str(error)), time.monotonic())
 
     async def _take(self) -> SnapshotRow:
         source = self._source
@@ -115,7 +118,8 @@ class Snapshotter:
             self._one_is_missing = False
             self._took_s = time.monotonic() - self._taken_at
             self._unsaved_s -= unsaved_s
-            log.info("snapshot taken", id=row.id, merges=sum(row.versions.values()), size_bytes=row.size_bytes)
+            taken = entries.SnapshotTaken(row.id, sum(row.versions.values()), row.size_bytes)
+            source.journal.record(taken, time.monotonic())
             await self._drop_old()
             while await source.writer.commit(self._add_up):
                 pass
