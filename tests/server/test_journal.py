@@ -36,12 +36,12 @@ from tests.bare_shard import Rows, bare_shard
 KEY = Key("a", 1, 0, 1)
 NO = Refused(Status.PERMISSION_DENIED, "no")
 MERGE = Merge(0, 1, 1, (Share(KEY, 1.0, 0.0),), (), 1.0, None, Cause.EVERYBODY, "every live learner has answered")
-FOLLOWERS, METRICS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "metrics", "timeline", "events", "log", "audit"
+FOLLOWERS, COUNTS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "counts", "timeline", "events", "log", "audit"
 
 # Each kind, and what shows it. A round is told of in the order in which it happens: the timeline needs its opening.
 SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.Started(1), {EVENTS}),
-    (entries.TakenUp(1, 2, 3, 9, 6, 1), {METRICS, LOG}),
+    (entries.TakenUp(1, 2, 3, 9, 6, 1), {COUNTS, LOG}),
     (entries.FirstParameters(10, 1), {EVENTS, LOG}),
     (entries.FirstParametersRefused("too long"), {LOG}),
     (entries.PauseChanged("by ann"), {FOLLOWERS, EVENTS, LOG}),
@@ -61,17 +61,17 @@ SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.OperatorActed("evict", "ann", "ipv4:10.0.0.5:1", {"learner": "a"}), {LOG, AUDIT}),
     (entries.RoundOpened(0, 1), {FOLLOWERS, TIMELINE}),
     (entries.UploadBegan(KEY, 1, 0), {TIMELINE, LOG}),
-    (entries.TurnedAway("a", NO), {METRICS, EVENTS, LOG}),
-    (entries.Clamped("a", 10, 2, 5, 1), {METRICS, LOG}),
+    (entries.TurnedAway("a", NO), {COUNTS, EVENTS, LOG}),
+    (entries.Clamped("a", 10, 2, 5, 1), {COUNTS, LOG}),
     (entries.Declined("b", 0, 1, "it was just started"), {TIMELINE}),
-    (entries.ArrivalRefused(FateRow(Key("c", 1, 0, 1), Fate.REFUSED), 1), {METRICS, TIMELINE, EVENTS, LOG}),
-    (entries.PendingRefused(FateRow(KEY, Fate.REFUSED)), {FOLLOWERS, METRICS, EVENTS}),
-    (entries.Acknowledged(KEY, 1), {METRICS, TIMELINE, LOG}),
-    (entries.RoundClosed(MERGE), {METRICS, TIMELINE}),
-    (entries.MergeComputed(0, 1), {METRICS, TIMELINE}),
-    (entries.Published(MERGE, 9, 100, 0), {FOLLOWERS, METRICS, TIMELINE, LOG}),
-    (entries.Adopted("a", 0, 1), {METRICS, TIMELINE}),
-    (entries.RoundLapsed(Lapse(0, 2, Cause.NOBODY, "nobody is left")), {METRICS, TIMELINE, LOG}),
+    (entries.ArrivalRefused(FateRow(Key("c", 1, 0, 1), Fate.REFUSED), 1), {COUNTS, TIMELINE, EVENTS, LOG}),
+    (entries.PendingRefused(FateRow(KEY, Fate.REFUSED)), {FOLLOWERS, COUNTS, EVENTS}),
+    (entries.Acknowledged(KEY, 1), {COUNTS, TIMELINE, LOG}),
+    (entries.RoundClosed(MERGE), {TIMELINE}),
+    (entries.MergeComputed(0, 1), {TIMELINE}),
+    (entries.Published(MERGE, 9, 100, 0), {FOLLOWERS, COUNTS, TIMELINE, LOG}),
+    (entries.Adopted("a", 0, 1), {TIMELINE}),
+    (entries.RoundLapsed(Lapse(0, 2, Cause.NOBODY, "nobody is left")), {TIMELINE, LOG}),
 ]
 
 
@@ -90,7 +90,7 @@ class Shown:
         metrics = generate_latest(core.metrics.registry).decode().splitlines()
         return {
             FOLLOWERS: repr(core.registrar.follower_log._kept),
-            METRICS: repr([line for line in metrics if not line.startswith("process_")]),
+            COUNTS: repr([line for line in metrics if line.startswith("atoll_contributions_total")]),
             TIMELINE: repr(list(core.timeline.newest())),
             EVENTS: repr([event.text for event in core.events.after(0, 0)]) + str(core.events._refused),
             LOG: repr(self.logged),
