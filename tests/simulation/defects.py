@@ -37,6 +37,7 @@ from atoll_server.rounds.events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
 from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger, ledger_writer, rows
+from atoll_server.telemetry import entries, journal
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
 from atoll_wire.contract import Fate
@@ -369,6 +370,20 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
         patch(follower_log.FollowerLog, "_append", quiet),
         patch(shard, "replace", lambda p, receipts: publish(p, receipts=tuple(r for r in receipts if r.weight))),
     ):
+        yield
+
+
+@defect
+def an_acknowledgement_is_recorded_twice() -> Iterator[None]:
+    """What the journal tells of it, Prometheus and the log, tell it twice."""
+    record = journal.Journal.record
+
+    def again(self: journal.Journal, entry: entries.Entry, now: float) -> None:
+        record(self, entry, now)
+        if isinstance(entry, entries.Acknowledged):
+            record(self, entry, now)
+
+    with patch(journal.Journal, "record", again):
         yield
 
 
