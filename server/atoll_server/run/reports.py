@@ -53,7 +53,9 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
     )  # fmt: skip
     for shard in run.shards:
         shard.dispatch(ev.Heard(entry.name, spent.steps, seen.paused))
-        entry.account.step_time_s = shard.syncer.members[entry.name].step_time_s
+        step_time_s = shard.syncer.members[entry.name].step_time_s
+        if step_time_s is not None:  # else its last process is what others are compared with
+            entry.account.step_time_s = step_time_s
         _take_answers(shard, entry, seen)
 
 
