@@ -26,6 +26,7 @@ from atoll.demo.processes import Child, children
 from atoll.fragments.exchange import Handover
 from atoll.stats import Counters
 from atoll_wire import codec
+from atoll_wire.clock import SYSTEM
 from atoll_wire.layout import Layout
 from atoll_wire.logs import configure
 
@@ -94,7 +95,7 @@ class Member:
         self.here = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         identity = Identity(f"learner-{number}", "", (address,), 60.0)
-        self.presence = Presence(identity, model, Handover(), self.counters, self._ready, self._stop)
+        self.presence = Presence(identity, model, Handover(SYSTEM), self.counters, self._ready, self._stop, SYSTEM)
         self.living = self._loop.create_task(self.presence.live())
 
     def _ready(self, _layout: Layout) -> None:

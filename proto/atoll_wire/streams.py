@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -57,12 +56,12 @@ async def upload(
 
 async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401
     """Over a call that carries no frame: what the core says must not wait behind one."""
-    asked_at = time.monotonic()
+    asked_at = link.clock.monotonic()
     asking = pb.PushHeader(asks_only=True)
     asking.MergeFrom(header)
     await call.write(pb.PushRequest(header=asking))
     reply = await call.read()
-    link.answered(time.monotonic() - asked_at)
+    link.answered(link.clock.monotonic() - asked_at)
     if isinstance(reply, pb.PushReply) and reply.HasField("have"):
         streams.begin(reply.have.frames)
         with contextlib.suppress(grpc.aio.InternalError):  # the call has ended: reading tells why
@@ -154,7 +153,7 @@ class _Streams:
     async def _help(self) -> None:
         """Sends once more what takes unusually long, when a connection has nothing to do, until everything is there."""
         while missing := [index for index in self._out if index not in self._have]:
-            late, now = min(missing, key=self._out.__getitem__), time.monotonic()
+            late, now = min(missing, key=self._out.__getitem__), self._link.clock.monotonic()
             due_s = self._out[late] + self._link.up.patience_s - now
             if due_s > 0 or not self._link.up.spare:
                 await asyncio.sleep(max(due_s, LOOK_S))
@@ -214,7 +213,7 @@ class _Streams:
                 some = [frames.popleft() for _ in range(fitting(sizes, self._link.up.together))]
                 mine.update(some)
                 if frames is self._left:
-                    self._out.update(dict.fromkeys(some, time.monotonic()))
+                    self._out.update(dict.fromkeys(some, self._link.clock.monotonic()))
                     self._carried.waiting(len(self._left))
                 await call.write(b"".join(self._messages[index] for index in some))
                 for index in some:
@@ -232,7 +231,7 @@ class _Streams:
                 new = {index for index in told if index < len(self._messages)} - self._have
                 self._have |= new
                 if new:
-                    now = time.monotonic()
+                    now = self._link.clock.monotonic()
                     taken_s = [now - self._out[index] for index in new - self._twice if index in self._out]
                     self._carried.arrived(sum(len(self._messages[index]) for index in new), taken_s)
                 self._heard.set()

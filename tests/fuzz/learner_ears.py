@@ -26,6 +26,7 @@ from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.clock import SYSTEM
 from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
 from atoll_wire.spans import Codec
@@ -78,7 +79,9 @@ class Ears:
     async def _hear(self, rng: random.Random) -> bool:
         link, stopped = Hostile(), list[Exception]()
         identity, model = Identity("a", "", ["hostile"], 1.0), FirstModel(SPECS, b"", _save)
-        presence = Presence(identity, model, Handover(), Counters(), lambda _: None, stopped.append, lambda *_: link)  # type: ignore[arg-type,return-value]
+        presence = Presence(
+            identity, model, Handover(SYSTEM), Counters(), lambda _: None, stopped.append, SYSTEM, lambda *_: link
+        )  # type: ignore[arg-type,return-value]
         standing = presence.standing
         standing.layout, standing.settings = self._layout, self._joined.settings
         standing.session = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")

@@ -25,6 +25,7 @@ from atoll_server.telemetry.journal import Journal
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.clock import SYSTEM
 from atoll_wire.contract import Fate
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
@@ -185,7 +186,7 @@ def test_a_contribution_is_acknowledged_and_merged_though_nothing_can_be_shown(t
     async def pushed() -> tuple[pb.Receipt, int, int]:
         failures = list[BaseException]()
         shard = bare_shard(tmp_path, layout, Limits(), Rows(), failures)
-        shard.journal.subscribe(broken, only_shows=True)
+        shard.context.journal.subscribe(broken, only_shows=True)
         shard.syncer.fragments[0].cycle = 1
         intake = Intake(shard)
         upload = intake.offer(header, 0.0)
@@ -195,9 +196,8 @@ def test_a_contribution_is_acknowledged_and_merged_though_nothing_can_be_shown(t
         receipt = await intake.receipt(upload)
         await shard._merge(MERGE)
         assert not failures
-        shard.workers.shutdown()
-        shard.mergers.shutdown()
-        return receipt, shard.fragments[0].version, shard.journal.faults
+        await shard.work.stop()
+        return receipt, shard.fragments[0].version, shard.context.journal.faults
 
     with capture_logs():
         receipt, version, faults = asyncio.run(pushed())
@@ -208,7 +208,8 @@ def test_a_contribution_is_acknowledged_and_merged_though_nothing_can_be_shown(t
 
 def test_the_audit_log_has_the_lines_that_it_had(tmp_path: Path):
     path = tmp_path / "audit.jsonl"
-    log, journal = AuditLog(path), Journal()
+    log, journal = AuditLog(path, SYSTEM), Journal()
+    log.start()
     journal.subscribe(partial(audited, log), only_shows=True)
     for entry, _ in SHOWN:
         journal.record(entry, 1.0)

@@ -26,7 +26,7 @@ async def core_with_learners(directory) -> Core:
     for number in range(LEARNERS):
         name = f"learner-{number}"
         entry = core.registrar.roster.join(
-            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.registrar.clock.now(), 0.0
+            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.registrar.clock.wall(), 0.0
         )
         entry.loss = 2.5
         entry.account.current.steps = number
@@ -35,7 +35,7 @@ async def core_with_learners(directory) -> Core:
 
 def read(core: Core) -> None:
     """As the core does once a second."""
-    now = time.monotonic()
+    now = core.clock.monotonic()
     states = core.watch.look(troubles(core.registrar, "", now), now)
     core.metrics.read = reading(core.registrar, core.settings, core.facts(), states, 0, now)
 

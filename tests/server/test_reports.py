@@ -13,8 +13,8 @@ from atoll_server.rounds.syncer import Syncer
 from atoll_server.run.reports import MOST_REPORTED, progress
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
-from atoll_server.telemetry.journal import Journal
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.clock import SYSTEM
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def core():
     syncer, told = Syncer(RunSettings(), {0: FragmentRounds(), 1: FragmentRounds()}, lambda *_: 1.0), []
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
-    shard = SimpleNamespace(syncer=syncer, dispatch=told.append, journal=Journal())
-    clock = RunClock()
+    shard = SimpleNamespace(syncer=syncer, dispatch=told.append, context=SimpleNamespace(record=lambda _: None))
+    clock = RunClock(SYSTEM)
     roster = Roster(10)
-    entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.now(), 0.0)
+    entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
     return (
         SimpleNamespace(shards=[shard], clock=clock, roster=roster),
         entry,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +26,7 @@ def test_never_are_more_tokens_merged_than_trained_though_a_learner_died_before_
 
 def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
     """The troubles of a run of learners that count so many tokens per step."""
-    roster, now, members = Roster(8), time.monotonic(), {}
+    roster, now, members = Roster(8), 1000.0, {}
     for number, (name, batch) in enumerate(batches.items(), 1):
         account = roster.join(name, "eu", number, 0, 0.0, b"", b"t", 0.0, now).account
         account.heard(100.0, Spent(steps=100, tokens=100 * batch))

@@ -166,7 +166,9 @@ def first_parameters_accepted_twice() -> Iterator[None]:
         return entry, pb.JoinReply.STATE_INITIALISE if early and not self._run.shards else state
 
     async def stage(self: joining.Joining, _speaker: Any, header: Any) -> Any:
-        return first_parameters.Staging(self._settings.directory, header.size_bytes, header.sha256, self._disk)
+        made = first_parameters.Staging(self._settings.directory, header.size_bytes, header.sha256, self._disk)
+        made.begin()
+        return made
 
     with (
         patch(joining.Joining, "accept", again),
@@ -542,7 +544,7 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 
     def restored(self: syncer.Syncer, *values: Any) -> None:
         restore_rounds(self, *values)
-        restored_at[id(self)] = time.monotonic()
+        restored_at[id(self)] = asyncio.get_running_loop().time()
 
     def swallow(self: syncer.Syncer, event: Any, now: float) -> Any:
         early = now < restored_at.get(id(self), -1.0) + 1.0

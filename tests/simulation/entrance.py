@@ -47,8 +47,10 @@ class Entrance:
         recorder = _Recorder()
         frames.serve(service, recorder)  # type: ignore[arg-type]
         self._service: Callable[[Any], Any] = recorder.handlers.service
-        limited = partial(_limited, core.journal)
-        self.gate = Gate(QUICK, lambda who, session: _vouched(core, who, session), core.metrics.limited, limited)
+        limited = partial(_limited, core)
+        self.gate = Gate(
+            QUICK, lambda who, session: _vouched(core, who, session), core.metrics.limited, limited, core.clock
+        )
 
     def context(self, call: Call) -> Gated:
         """What the gate sees of a call."""

@@ -102,7 +102,7 @@ def is_usual_known(core: Core) -> bool:
     shard = shard_of(core)
     db = core.registrar.writer._db if shard is not None else None
     return shard is not None and all(
-        len(ledger.latest_norms(db, shard.generation, index, fragment.norms.window)) >= fragment.norms.window
+        len(ledger.latest_norms(db, shard.context.generation, index, fragment.norms.window)) >= fragment.norms.window
         for index, fragment in shard.fragments.items()
     )
 

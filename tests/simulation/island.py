@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -26,7 +27,6 @@ from atoll.fragments.segments import Coded
 from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.access import Access
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
@@ -51,7 +51,7 @@ class Island:
         self.name, self._network, self._checks, self._step_s = name, network, checks, step_s
         self._addresses = addresses
         self._random = np.random.default_rng(seed)
-        self._handover, self.counters = Handover(), Counters()
+        self._handover, self.counters = Handover(network.loop.clock), Counters()
         self.model, self._watched = Model(masters), watched
         self._watch: Watch | None = None
         self.tracks: list[Track] = []
@@ -73,7 +73,7 @@ class Island:
         ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
         presence = Presence(
             Identity(self.name, "somewhere", self._addresses, 1e9), FirstModel(TENSORS, b"frozen", self._save),
-            self._handover, self.counters, ready.set_result, self._stop, self._dial,
+            self._handover, self.counters, ready.set_result, self._stop, self._network.loop.clock, self._dial,
         )  # fmt: skip
         self.presence = presence
         agent = asyncio.create_task(presence.live())
@@ -102,7 +102,7 @@ class Island:
             self._accounts.append(Account(len(anchor)))
             self._checks.adopted(self, fragment, version, anchor)
 
-    def _dial(self, address: str, _: Access) -> SimulatedLink:
+    def _dial(self, address: str, *_: Any) -> SimulatedLink:
         return SimulatedLink(self._network, self.process, address)
 
     def _save(self, path: Path) -> None:

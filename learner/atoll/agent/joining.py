@@ -7,7 +7,6 @@ import hashlib
 import secrets
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import LOCAL, Access, AccessError
 from atoll_wire.calling import answer, opened, until_it_ends
 from atoll_wire.certificate import CertificateError, Role, check_role
+from atoll_wire.clock import Clock
 from atoll_wire.contract import JOIN_S, PROTOCOL, tensor_message
 from atoll_wire.layout import Layout, LayoutError, TensorSpec, plan
 from atoll_wire.spans import Codec
@@ -72,7 +72,10 @@ class FirstModel:
 class Joiner:
     """Joins, and joins again: the same process keeps its incarnation."""
 
-    def __init__(self, identity: Identity, model: FirstModel, standing: Standing, counters: Counters) -> None:
+    def __init__(
+        self, identity: Identity, model: FirstModel, standing: Standing, counters: Counters, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._identity, self._model, self._standing, self._counters = identity, model, standing, counters
         self._nonce = secrets.randbits(63) | 1
 
@@ -110,7 +113,7 @@ class Joiner:
             protocol=PROTOCOL, run=self._standing.session.run, learner=self._identity.name,
             region=self._identity.region, nonce=self._nonce, tensors=[tensor_message(t) for t in self._model.tensors],
             frozen_digest=self._model.frozen_digest, incarnation=self._standing.session.incarnation, proof=proof,
-            process_age_s=process_age_s(),
+            process_age_s=process_age_s(self._clock),
         )  # fmt: skip
 
     async def _initialise(self, reply: pb.JoinReply) -> None:
@@ -124,7 +127,10 @@ class Joiner:
                 sha256=await asyncio.to_thread(_sha256, path),
             )
             log.info("sending the first parameters", learner=self._identity.name, size_bytes=header.size_bytes)
-            with opened("Initialise", self._standing.link.up.first.Initialise()) as call:
+            with (
+                self._standing.link.carriers.use() as connection,
+                opened("Initialise", connection.stub.Initialise()) as call,
+            ):
                 with until_it_ends(), path.open("rb") as file:
                     await call.write(pb.InitialiseRequest(header=header))
                     while chunk := file.read(CHUNK_BYTES):
@@ -134,9 +140,9 @@ class Joiner:
             self._counters.bytes_whole += header.size_bytes
 
 
-def process_age_s() -> float:
+def process_age_s(clock: Clock) -> float:
     """Since this process was started."""
-    return time.time() - psutil.Process().create_time()
+    return clock.wall() - psutil.Process().create_time()
 
 
 def _sha256(path: Path) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 
 import grpc
@@ -19,6 +18,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
+from atoll_wire.clock import Clock
 from atoll_wire.contract import REPORT_S, REPORTED
 from atoll_wire.layout import Layout
 from atoll_wire.links import Link, retire
@@ -54,17 +54,19 @@ class Presence:
         counters: Counters,
         on_ready: Callable[[Layout], None],
         stop: Callable[[Exception], None],
-        dial: Callable[[str, Access], Link] = Link,
+        clock: Clock,
+        dial: Callable[[str, Access, Clock], Link] = Link,
     ) -> None:
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._on_ready, self._entered, self._said_away = on_ready, False, False
         self._leaving = False
+        self._clock = clock
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._dial, self._links = dial, [dial(address, identity.access) for address in identity.addresses]
+        self._dial, self._links = dial, [dial(address, identity.access, clock) for address in identity.addresses]
         self._retired: set[asyncio.Task[None]] = set()
         self._arrivals = Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S)  # of what happens, and of signs of life
         self.standing = Standing(self._links[0])
-        self._joiner = Joiner(identity, model, self.standing, counters)
+        self._joiner = Joiner(identity, model, self.standing, counters, clock)
         self._sender = Sender(self.standing, handover, counters, stop, self._fetch)
         self._fetcher = Fetcher(self.standing, handover, counters, stop, self._sender)
 
@@ -74,28 +76,28 @@ class Presence:
 
     async def live(self) -> None:
         """Goes on for ever; raises LearnerError when trying again is of no use."""
-        attempt, short, began = 0, 0, time.monotonic()  # short: connections in a row that did not last
+        attempt, short, began = 0, 0, self._clock.monotonic()  # short: connections in a row that did not last
         try:
             while True:
                 try:
                     await self._join()
-                    joined_at = time.monotonic()
+                    joined_at = self._clock.monotonic()
                     short += 1
                     try:
                         await self._stay()
                     finally:
-                        if time.monotonic() - joined_at > HELD_S:
-                            short, began = 0, time.monotonic()
+                        if self._clock.monotonic() - joined_at > HELD_S:
+                            short, began = 0, self._clock.monotonic()
                 except grpc.aio.AioRpcError as error:
                     if not self._leaving:  # else it is how the core says that it heard
-                        self._note(error, time.monotonic() - began)
+                        self._note(error, self._clock.monotonic() - began)
                 except LinkLost:
                     pass  # there is another link
                 if self._leaving:
                     await asyncio.Event().wait()
                 self.standing.connected.clear()
                 self._counters.connected = False
-                await asyncio.sleep(self._pause_s(time.monotonic() - began, short))
+                await asyncio.sleep(self._pause_s(self._clock.monotonic() - began, short))
                 attempt += 1
                 self.standing.link = self._links[attempt % len(self._links)]
                 if self.standing.link.stale:
@@ -193,8 +195,8 @@ class Presence:
 
         Or when there are new certificates: what moves on the old connections goes on there.
         """
-        self._arrivals.again(time.monotonic())
-        while not self._arrivals.overdue(time.monotonic()) and not self.standing.link.stale:
+        self._arrivals.again(self._clock.monotonic())
+        while not self._arrivals.overdue(self._clock.monotonic()) and not self.standing.link.stale:
             await asyncio.sleep(WATCH_S)
             await self.standing.link.rest()
         why = "new certificates" if self.standing.link.stale else "the core is silent"
@@ -205,7 +207,9 @@ class Presence:
 
     def _dial_again(self) -> None:
         old = self.standing.link
-        self.standing.link = self._links[self._links.index(old)] = self._dial(old.address, self._identity.access)
+        self.standing.link = self._links[self._links.index(old)] = self._dial(
+            old.address, self._identity.access, self._clock
+        )
         self._retired.add(retired := asyncio.create_task(retire(old)))
         retired.add_done_callback(self._retired.discard)
 
@@ -226,7 +230,7 @@ class Presence:
         """Takes in what the core tells; whether it goes on telling."""
         standing = self.standing
         standing.log, standing.sequence = happening.log, happening.sequence
-        self._arrivals.saw(time.monotonic())
+        self._arrivals.saw(self._clock.monotonic())
         match happening.WhichOneof("what"):
             case "current":
                 self._sender.ask_again()  # the state tells versions, but not the fates since our last position
@@ -274,8 +278,8 @@ class Presence:
             while not call.done():
                 for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
                     self._decline(due.fragment, due.cycle, "no inner step while it was open")
-                now = time.monotonic()
-                state = (self._counters.steps, self._counters.pausing(time.perf_counter()))
+                now = self._clock.monotonic()
+                state = (self._counters.steps, self._counters.pausing(now))
                 news = bool(self._handover.adopted or self._handover.declined) or state != told
                 if news or now - told_at >= REPORT_S:
                     progress = self._progress()
@@ -290,7 +294,7 @@ class Presence:
 
     def _progress(self) -> pb.Progress:
         """All counters, and what was adopted and declined since the last message, as much as one takes."""
-        progress = self._counters.progress()
+        progress = self._counters.progress(self._clock.monotonic())
         declined, adopted = self._handover.declined, self._handover.adopted
         progress.declined.extend(declined.popleft() for _ in range(min(REPORTED, len(declined))))
         progress.adopted.extend(adopted.popleft() for _ in range(min(REPORTED, len(adopted))))

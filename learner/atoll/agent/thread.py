@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from atoll_wire import codec, logs
 from atoll_wire.blocks import F32
+from atoll_wire.clock import Clock
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
@@ -34,7 +35,10 @@ ENDING_S = 1.0  # from the interpreter's closing its thread pools to the end of 
 class Agent:
     """Started once, ended once."""
 
-    def __init__(self, identity: Identity, model: FirstModel, handover: Handover, counters: Counters) -> None:
+    def __init__(
+        self, identity: Identity, model: FirstModel, handover: Handover, counters: Counters, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
@@ -43,13 +47,14 @@ class Agent:
         self._leaving = False
         self._ready: Future[Layout] = Future()
         self.failure: LearnerError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"atoll {identity.name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------ called by the training thread
 
     def start(self) -> None:
         """Begins to dial."""
         logs.configure_unless()
+        self._thread = threading.Thread(target=self._run, name=f"atoll {self._identity.name}", daemon=True)
         self._thread.start()
 
     def wait_ready(self) -> Layout:
@@ -81,7 +86,8 @@ class Agent:
         if self._loop is not None and self.failure is None:
             with contextlib.suppress(RuntimeError):  # the loop was closed this moment: it has ended
                 self._loop.call_soon_threadsafe(self._say_goodbye)
-        self._thread.join(GOODBYE_S)
+        if self._thread is not None:
+            self._thread.join(GOODBYE_S)
 
     def _call(self, function: Callable[[Presence], None]) -> None:
         loop, presence = self._loop, self._presence
@@ -107,7 +113,13 @@ class Agent:
         await asyncio.to_thread(codec.warm_up)
         await asyncio.to_thread(segments.warm_up)
         self._presence = Presence(
-            self._identity, self._model, self._handover, self._counters, self._ready.set_result, self._stop
+            self._identity,
+            self._model,
+            self._handover,
+            self._counters,
+            self._ready.set_result,
+            self._stop,
+            self._clock,
         )
         try:
             await self._presence.live()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
 
@@ -79,7 +78,7 @@ class Fetching:
             self.shelf.clear()
             self._sessions.clear()
             self._newest.clear()
-        self._sessions.answered(session, time.monotonic())
+        self._sessions.answered(session, self._upstream.clock.monotonic())
         self._metrics.vouched(session.learner)
         for number, version in versions:
             fragment = (session.run, session.generation, number)
@@ -90,7 +89,7 @@ class Fetching:
         session, header = request.session, None
         fragment = (session.run, session.generation, request.fragment)
         place = Place(*fragment, request.whole, request.version)
-        known = self._sessions.known(session, time.monotonic()) and fragment in self._counts
+        known = self._sessions.known(session, self._upstream.clock.monotonic()) and fragment in self._counts
         there = self.shelf.find(place) is not None or request.version <= self._newest.get(fragment, 0)
         if request.whole or not known or not there:
             # The core says who may ask; and of a whole fragment, which version it is, and what became of whose work.
@@ -110,16 +109,16 @@ class Fetching:
         asked = pb.FetchRequest(header_only=True)
         asked.MergeFrom(request)
         asked.ClearField("frames")
-        began = time.monotonic()
+        began = self._upstream.clock.monotonic()
         with (
             self._upstream.link.quick.use() as connection,
             opened("Fetch", connection.stub.Fetch(asked, timeout=ASK_S)) as call,
         ):
             reply = await call.read()
-        self._upstream.link.answered(time.monotonic() - began)
+        self._upstream.link.answered(self._upstream.clock.monotonic() - began)
         if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
             raise Refused(Status.UNAVAILABLE, "the core answered without a header: ask again")
-        self._sessions.answered(request.session, time.monotonic())
+        self._sessions.answered(request.session, self._upstream.clock.monotonic())
         return reply.header
 
     async def _bring(self, request: pb.FetchRequest, item: Item, claimed: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from atoll_wire import allocator, frames, scrape
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import on_loopback
 from atoll_wire.certificate import Role, check_role
+from atoll_wire.clock import SYSTEM
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
@@ -35,15 +36,16 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     allocator.lean()
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
-    upstream, audit_log = Upstream(settings.core, settings.access), AuditLog(settings.audit_log)
+    upstream, audit_log = Upstream(settings.core, settings.access, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
+    audit_log.start()
     service = FrontService(upstream, metrics, settings.cache_bytes, audit_log)
-    gate = Gate(settings.quotas, _said, metrics.limited, partial(_limited, audit_log))
+    gate = Gate(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, metrics.served)
     frames.serve(service, public.server)
     pass_on(public.server, upstream, settings.region, audit_log, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
-    pulse, where = scrape.Pulse(), settings.metrics_listen
+    pulse, where = scrape.Pulse(SYSTEM), settings.metrics_listen
     scraped = scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready) if where else None
     beating = asyncio.create_task(pulse.keep())
     watching = asyncio.create_task(upstream.watch())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -57,10 +56,10 @@ class FrontService(rpc.OuterServicer):
         """The core lets in; the session that it gives is known here from now on."""
         async with self._answering(context):
             self._may(context, request.learner)
-            began = time.monotonic()
+            began = self._upstream.clock.monotonic()
             with self._upstream.link.quick.use() as connection:
                 reply: pb.JoinReply = await answer(connection.stub.Join(request, timeout=JOIN_S))
-            self._upstream.link.answered(time.monotonic() - began)
+            self._upstream.link.answered(self._upstream.clock.monotonic() - began)
             session = pb.Session(
                 run=reply.run, learner=request.learner, incarnation=reply.incarnation, generation=reply.generation,
                 token=reply.token,

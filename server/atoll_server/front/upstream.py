@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 
 import grpc
 import structlog
-from atoll_wire.access import LOCAL, Access
+from atoll_wire.access import Access
+from atoll_wire.clock import Clock
 from atoll_wire.links import Link, retire, said
 
 log = structlog.get_logger()
@@ -24,22 +24,26 @@ class Upstream:
     def __init__(
         self,
         address: str,
-        access: Access = LOCAL,
-        dial: Callable[[str, Access], Link] = partial(Link, alert=True),  # noqa: B008 - it is never changed
+        access: Access,
+        clock: Clock,
+        dial: Callable[[str, Access, Clock], Link] = partial(Link, alert=True),  # noqa: B008 - it is never changed
     ) -> None:
-        self.address, self._access, self._dial = address, access, dial
+        self.address = address
+        self.clock = clock
+        self._access = access
+        self._dial = dial
         self._closing: set[asyncio.Task[None]] = set()
         self._open()
 
     def _open(self) -> None:
-        self.link = self._dial(self.address, self._access)
-        self._opened_at, self._suspected = time.monotonic(), False
+        self.link = self._dial(self.address, self._access, self.clock)
+        self._opened_at, self._suspected = self.clock.monotonic(), False
 
     async def watch(self) -> None:
         """Goes on for ever: dials anew when that is due, and hangs up idle connections."""
         while True:
             await asyncio.sleep(WATCH_S)
-            now = time.monotonic()
+            now = self.clock.monotonic()
             if self.link.stale or (self._suspected and now - self._opened_at > AGAIN_S):
                 why = "new certificates" if self.link.stale else "the core was away"
                 log.warning(f"{why}: dialling again", core=self.address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -80,7 +79,7 @@ class Registrar:
         for row in learners:
             self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
             self.clock.begin_after(row.account["heard_at"])
-        self.roster.since = self.clock.now()
+        self.roster.since = self.clock.wall()
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
         """A learner may send the first parameters: its model is the run's, unless another one is asked instead."""
@@ -117,6 +116,10 @@ class Registrar:
             entry.dirty = False
         if rows:
             await self.writer.commit(partial(_put_learners, rows=rows))
+
+    def record(self, entry: entries.Entry) -> None:
+        """Tells the journal what happened at this moment."""
+        self.journal.record(entry, self.clock.monotonic())
 
     # ------------------------------------------------------------------------------ shards
 
@@ -190,17 +193,17 @@ class Registrar:
         entry.announced = incarnation
         down_s = entry.comeback.down_s
         joined = entries.Joined(entry.name, entry.region, incarnation, arrival, down_s, by, state)
-        self.journal.record(joined, time.monotonic())
+        self.record(joined)
 
     async def left(self, entry: Entry) -> None:
         """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
-        entry.account.left_at = self.clock.now()
+        entry.account.left_at = self.clock.wall()
         entry.token = b""
         await self.save(entry)
         self.tell(ev.Gone(entry.name))
         if not entry.token:  # nor did it join again meanwhile
             entry.speaks(b"", Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
-        self.journal.record(entries.Left(entry.name, entry.incarnation), time.monotonic())
+        self.record(entries.Left(entry.name, entry.incarnation))
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
         """Refuses what waits of a learner's work; what was merged stays merged. Without a reason it may join again.
@@ -212,7 +215,7 @@ class Registrar:
         if entry is None:
             raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
         was_evicted = bool(entry.evicted)
-        self.roster.evict(entry, reason, self.clock.now())
+        self.roster.evict(entry, reason, self.clock.wall())
         if tokens is not None:
             self.roster.strike(entry, tokens)
         await self.save(entry)
@@ -220,9 +223,9 @@ class Registrar:
         if reason:
             for shard in self.shards:
                 shard.evicted(name, entry.incarnation, unwanted(reason))
-            self.journal.record(entries.Evicted(name, reason), time.monotonic())
+            self.record(entries.Evicted(name, reason))
         elif was_evicted:
-            self.journal.record(entries.Readmitted(name), time.monotonic())
+            self.record(entries.Readmitted(name))
 
     async def pause(self, reason: str) -> None:
         """Durable, then told to every learner: a restarted core is still paused. Without a reason the run goes on."""
@@ -230,12 +233,12 @@ class Registrar:
         crash_points.point("pause.committed")
         self.paused = reason
         self.tell(ev.Paused(bool(reason)))
-        self.journal.record(entries.PauseChanged(reason), time.monotonic())
+        self.record(entries.PauseChanged(reason))
 
     def turn_away(self, refused: Refused, learner: str) -> None:
         """A contribution was refused before it was whole."""
         self.turned_away += 1
-        self.journal.record(entries.TurnedAway(learner, refused), time.monotonic())
+        self.record(entries.TurnedAway(learner, refused))
 
 
 def row_of(entry: Entry) -> LearnerRow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import structlog
@@ -37,8 +36,8 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
         steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
         joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
     )  # fmt: skip
-    entry.reports.saw(time.monotonic())
-    wall = run.clock.now()
+    entry.reports.saw(run.clock.monotonic())
+    wall = run.clock.wall()
     entry.account.heard(wall, spent, run.roster.rates(wall).most(entry.name))
     if 2 * spent.tokens < seen.tokens and not entry.doubted:
         entry.doubted = True
@@ -70,11 +69,11 @@ def _take_answers(shard: Shard, entry: Entry, seen: pb.Progress) -> None:
         if fragment in rounds and entry.declined.get(fragment, 0) < cycle <= rounds[fragment].cycle:
             entry.declined[fragment] = cycle
             reason = declined.reason[:LONGEST_REASON]
-            shard.journal.record(entries.Declined(entry.name, fragment, cycle, reason), time.monotonic())
+            shard.context.record(entries.Declined(entry.name, fragment, cycle, reason))
             shard.dispatch(ev.Declined(entry.name, fragment, cycle, reason))
     for adopted in seen.adopted:
         fragment, version = adopted.fragment, adopted.version
         if fragment in rounds and entry.adopted.get(fragment, 0) < version <= rounds[fragment].version:
             entry.adopted[fragment] = version
-            shard.journal.record(entries.Adopted(entry.name, fragment, version), time.monotonic())
+            shard.context.record(entries.Adopted(entry.name, fragment, version))
             shard.dispatch(ev.Adopted(entry.name, fragment, version))

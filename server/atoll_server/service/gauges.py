@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,7 +41,7 @@ async def keep_gauges(
     while True:
         ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:
-            now = time.monotonic()
+            now = run.clock.monotonic()
             states = watch.look(troubles(run, facts().damage, now), now)
             events.tell_refused(now)
             metrics.read = reading(run, settings, facts(), states, ledger_bytes, now)

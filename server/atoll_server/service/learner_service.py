@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
@@ -16,8 +15,7 @@ from atoll_wire.spans import Codec
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners import registry
-from atoll_server.learners.registry import Speaker
+from atoll_server.learners.registry import Entry, Speaker
 from atoll_server.rpc.calls import Context, Wait, Waits, abort, let_go, wanted_frames
 from atoll_server.run.core import Core
 from atoll_server.run.joining import Joining
@@ -28,7 +26,6 @@ from atoll_server.shard.shard import Shard
 from atoll_server.shard.upload_state import State
 from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
-from atoll_server.telemetry.entries import Entry
 
 HEADER_BYTES = 4096  # of a Push, which is kept as long as its upload grows
 MOST_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
@@ -55,7 +52,7 @@ class OuterService(rpc.OuterServicer):
             speaker.speaks_for(request.learner)
             return await self._joining.join(request, str(speaker))
         except Refused as refused:
-            self._record(entries.JoinRefused(request.learner, context.peer(), refused))
+            self._run.record(entries.JoinRefused(request.learner, context.peer(), refused))
             await abort(context, refused)
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
@@ -75,11 +72,11 @@ class OuterService(rpc.OuterServicer):
             await asyncio.shield(accepting)  # once it has begun, the learner's going away does not stop it half-way
             return pb.InitialiseReply()
         except Refused as refused:
-            self._record(entries.FirstParametersRefused(refused.detail))
+            self._run.record(entries.FirstParametersRefused(refused.detail))
             await abort(context, refused)
         except OSError as error:
             text = f"the first parameters cannot be written ({error.strerror}): make room on the core's disk"
-            self._record(entries.FirstParametersRefused(text, by_disk=True))
+            self._run.record(entries.FirstParametersRefused(text, by_disk=True))
             await abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:
             if accepting is not None:
@@ -117,10 +114,10 @@ class OuterService(rpc.OuterServicer):
             speaker = self._session(context, header.session)
             shard, _ = self._run.owner(header.fragment)
             intake = Intake(shard)
-            answer = intake.offer(header, time.monotonic())
+            answer = intake.offer(header, self._core.clock.monotonic())
             if isinstance(answer, Upload):
                 have = sorted(answer.part.have)
-                self._record(entries.UploadBegan(answer.key, header.cycle, len(have)))
+                self._run.record(entries.UploadBegan(answer.key, header.cycle, len(have)))
                 yield pb.PushReply(have=pb.Have(frames=have))
                 async with aclosing(self._frames(requests, wait, answer, speaker, intake, header)) as told:
                     async for came in told:
@@ -146,10 +143,10 @@ class OuterService(rpc.OuterServicer):
         header: pb.PushHeader,
     ) -> AsyncGenerator[list[int], None]:
         """Takes what a stream brings, until nothing more needs to come; tells what has come."""
-        came, told_at = list[int](), time.monotonic()
+        came, told_at = list[int](), self._core.clock.monotonic()
         while upload.state is State.GROWING and (request := await self._next(requests, wait, upload)) is not None:
             speaker.still()
-            brought, now = frames.frames_in(request), time.monotonic()
+            brought, now = frames.frames_in(request), self._core.clock.monotonic()
             size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
             self._core.metrics.moved(speaker.entry.region, "up", upload.part.codec, size_bytes)
             if header.asks_only:
@@ -179,7 +176,7 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def _update(
-        self, shard: Shard, fragment: Fragment, entry: registry.Entry, request: pb.FetchRequest
+        self, shard: Shard, fragment: Fragment, entry: Entry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
         spans = fragment.place.frames
         wanted = wanted_frames(request, len(spans))
@@ -192,7 +189,7 @@ class OuterService(rpc.OuterServicer):
         yield pb.FetchReply(
             header=pb.FetchHeader(
                 fragment=request.fragment, version=publication.version,
-                codec=int(shard.run.codec),  # type: ignore[arg-type]
+                codec=int(shard.context.run.codec),  # type: ignore[arg-type]
                 frames=len(publication.messages), size_bytes=publication.size_bytes, crc32c=publication.crc32c,
                 receipts=publication.receipts,
             )
@@ -207,7 +204,7 @@ class OuterService(rpc.OuterServicer):
                 shard.sent(entry, publication.sizes[index], spans[index].length, whole=False)
 
     async def _whole(
-        self, shard: Shard, fragment: Fragment, entry: registry.Entry, request: pb.FetchRequest
+        self, shard: Shard, fragment: Fragment, entry: Entry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
         spans = fragment.place.frames
         wanted = wanted_frames(request, len(spans))
@@ -235,7 +232,7 @@ class OuterService(rpc.OuterServicer):
             told: pb.Progress | None = await wait.first(requests, "a Report stream")
             assert told is not None, "there is a first one"
             entry = self._session(context, told.session).entry
-            entry.reports.again(time.monotonic())
+            entry.reports.again(self._core.clock.monotonic())
             with entry.stream(wait.end):
                 while told is not None:
                     progress(self._run, self._core.settings.limits.tokens, entry, told)
@@ -266,11 +263,8 @@ class OuterService(rpc.OuterServicer):
             caller(context).speaks_for(session.learner)
             return self._run.session(session)
         except Refused as refused:
-            self._record(entries.SessionRefused(session.learner, context.peer(), refused))
+            self._run.record(entries.SessionRefused(session.learner, context.peer(), refused))
             raise
-
-    def _record(self, entry: Entry) -> None:
-        self._core.journal.record(entry, time.monotonic())
 
     async def _next(self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""

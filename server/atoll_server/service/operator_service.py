@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Any
@@ -49,10 +48,10 @@ class OperatorService(rpc.OperatorServicer):
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
         except Refused as refused:
-            self._core.journal.record(entries.OperatorRefused(act, context.peer(), refused), time.monotonic())
+            self._core.registrar.record(entries.OperatorRefused(act, context.peer(), refused))
             await abort(context, refused)
         if act:
-            self._core.journal.record(entries.OperatorActed(act, name, who.peer, what), time.monotonic())
+            self._core.registrar.record(entries.OperatorActed(act, name, who.peer, what))
         return name
 
     async def _shard(self, context: Context) -> Shard:
@@ -65,7 +64,7 @@ class OperatorService(rpc.OperatorServicer):
         """The run at this moment."""
         await self._may(context)
         core = self._core
-        return status(core.registrar, core.settings, core.facts(), core.watch.since, time.monotonic())
+        return status(core.registrar, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
         """What became of contributions, read beside the thread that writes."""
@@ -108,7 +107,7 @@ class OperatorService(rpc.OperatorServicer):
         """How the newest rounds went."""
         await self._may(context)
         try:
-            return list_rounds(self._core.registrar, self._core.timeline, request, time.monotonic())
+            return list_rounds(self._core.registrar, self._core.timeline, request)
         except Refused as refused:
             await abort(context, refused)
 

@@ -25,10 +25,9 @@ from atoll_server.telemetry.timeline import Answer, Round, Timeline, slowest
 Answered = Mapping[int, set[str]]
 
 
-def status(
-    run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float], now: float
-) -> pb.StatusReply:
-    """Everything that `atoll status` shows. since: by learner, when its state began; now: monotonic seconds."""
+def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float]) -> pb.StatusReply:
+    """Everything that `atoll status` shows. since: by learner, when its state began."""
+    now = run.clock.monotonic()
     wall = run.clock.at(now)
     entries = sorted(run.roster.entries.values(), key=lambda entry: entry.name)
     answered = _answered(run)
@@ -170,17 +169,18 @@ MOST_ANSWERS = 64  # told of one round
 LARGEST_NAME = 64
 
 
-def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsRequest, now: float) -> pb.ListRoundsReply:
-    """The newest rounds, newest first. now: monotonic seconds."""
+def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsRequest) -> pb.ListRoundsReply:
+    """The newest rounds, newest first."""
     reply = pb.ListRoundsReply()
     if len(request.learner) > LARGEST_NAME:
         raise Refused(Status.INVALID_ARGUMENT, "no learner has so long a name")
     for seen in islice(timeline.newest(), request.last or None):
-        reply.rounds.append(_round(run, seen, request, now))
+        reply.rounds.append(_round(run, seen, request))
     return reply
 
 
-def _round(run: Registrar, seen: Round, request: pb.ListRoundsRequest, now: float) -> pb.Round:
+def _round(run: Registrar, seen: Round, request: pb.ListRoundsRequest) -> pb.Round:
+    now = run.clock.monotonic()
     syncer = run.owner(seen.fragment)[0].syncer
 
     def wall(at: float | None) -> float:

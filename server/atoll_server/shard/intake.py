@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -47,7 +46,7 @@ class Intake:
         fragment = shard.fragments[header.fragment]
         pending_bytes = shard.contributions.pending_bytes[header.session.learner]
         return shard.uploads.offer(
-            header, fragment.version, fragment.rounds, shard.run.max_staleness, pending_bytes, now
+            header, fragment.version, fragment.rounds, shard.context.run.max_staleness, pending_bytes, now
         )
 
     async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
@@ -70,7 +69,7 @@ class Intake:
         """Returns what the stream that brought the frames is told."""
         shard, uploads = self._shard, self._shard.uploads
         try:
-            new = await asyncio.get_running_loop().run_in_executor(shard.workers, upload.part.write, frames)
+            new = await shard.work.on_frames(upload.part.write, frames)
         except ChecksumError as error:
             return Refused(Status.DATA_LOSS, str(error))
         except NotFiniteError as error:
@@ -85,7 +84,7 @@ class Intake:
         if new:
             shard.syncer.uploading(upload.key.learner, upload.key.fragment, now)
         if whole:
-            shard.spawn(self._finish(upload))
+            shard.work.spawn(self._finish(upload))
         return None
 
     # ------------------------------------------------------------------------------ judged, then kept or refused
@@ -97,7 +96,7 @@ class Intake:
             row, refusal = self._judge(upload)
             receipt = await (self._refuse(row, refusal) if refusal else self._keep(row, upload))
         except Exception as error:  # of the disk, or of this program: what is durable is not known
-            shard.fail(error)
+            shard.work.fail(error)
             upload.stop(Refused(Status.UNAVAILABLE, "the core failed: it stops; try again later"))
             return
         shard.uploads.finish(upload, receipt)
@@ -107,7 +106,7 @@ class Intake:
         header, key, part = upload.header, upload.key, upload.part
         row = ContributionRow(
             key, header.cycle, header.base_version, header.tokens, header.steps, int(part.codec),
-            part.frames, part.size_bytes, part.digest, (), 1.0, time.time(),
+            part.frames, part.size_bytes, part.digest, (), 1.0, self._shard.context.clock.wall(),
         )  # fmt: skip
         if upload.bad_values:
             return row, upload.bad_values
@@ -122,7 +121,7 @@ class Intake:
 
     def _weighed(self, key: ev.Key, said: Declared) -> Declared:
         """What counts of the tokens and steps that a contribution declares."""
-        roster, wall = self._shard.roster, self._shard.wall()
+        roster, wall = self._shard.context.roster, self._shard.context.clock.wall()
         entry = roster.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
         spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
@@ -136,24 +135,24 @@ class Intake:
         counts = weighed(said, reported, self._shard.contributions.given(key), unheard_s, rate, usual)
         if counts != said:
             clamped = entries.Clamped(key.learner, said.tokens, said.steps, counts.tokens, counts.steps)
-            self._shard.journal.record(clamped, time.monotonic())
+            self._shard.context.record(clamped)
         return counts
 
     def _present(self) -> Set[str]:
         """Learners that may be expected to contribute."""
-        now = time.monotonic()
+        now = self._shard.context.clock.monotonic()
         return {name for name, member in self._shard.syncer.members.items() if member.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
         """Payload, then row: both are durable before the syncer counts on the contribution."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
-        loop = asyncio.get_running_loop()
-        stored: Stored = await loop.run_in_executor(shard.workers, upload.part.finish, norms, row.scale)
-        await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row))
+        stored: Stored = await shard.work.on_frames(upload.part.finish, norms, row.scale)
+        operation = partial(ledger.add_contribution, generation=shard.context.generation, row=row)
+        await shard.context.writer.commit(operation)
         crash_points.point("contribution.committed")
         shard.contributions.accept(row)
         shard.contributions.hold(row, stored)
-        shard.journal.record(entries.Acknowledged(key, row.cycle), time.monotonic())
+        shard.context.record(entries.Acknowledged(key, row.cycle))
         shard.dispatch(ev.Contributed(key, row.cycle, row.base_version, row.tokens, row.steps))
         return pb.Receipt(
             learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
@@ -163,11 +162,12 @@ class Intake:
         """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
         shard = self._shard
         fate = FateRow(row.key, Fate.REFUSED, shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
-        await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row, fate=fate))
+        operation = partial(ledger.add_contribution, generation=shard.context.generation, row=row, fate=fate)
+        await shard.context.writer.commit(operation)
         crash_points.point("contribution.refused")
         shard.contributions.accept(row)
         shard.contributions.end(row, fate)
-        shard.journal.record(entries.ArrivalRefused(fate, row.cycle), time.monotonic())
+        shard.context.record(entries.ArrivalRefused(fate, row.cycle))
         shard.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
         return receipt_of(fate)
 

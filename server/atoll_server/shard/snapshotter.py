@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Protocol
 
 import structlog
 
+from atoll_server.checkpoints.restore import Restored
 from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
 from atoll_server.rounds.events import Key
-from atoll_server.settings import CoreSettings, RunSettings
+from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
+from atoll_server.shard.work import Work
 from atoll_server.storage import crash_points, ledger, totals
 from atoll_server.storage.database import LedgerError
-from atoll_server.storage.disk import Disk
-from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries
-from atoll_server.telemetry.journal import Journal
 
 log = structlog.get_logger()
 
@@ -31,35 +28,30 @@ FAILED_S = 1.0  # at least: how long a snapshot that could not be written counts
 REST = 10.0  # between two snapshots, in lengths of the last one, however much there is to be merged again
 
 
-class Source(Protocol):
-    """What is written to snapshots: a shard."""
-
-    settings: CoreSettings
-    run: RunSettings
-    generation: int
-    fragments: dict[int, Fragment]
-    spool: Spool
-    writer: LedgerWriter
-    journal: Journal
-    disk: Disk
-    failed: bool
-
-    def versions(self) -> dict[int, int]:
-        """By fragment."""
-
-
 class Snapshotter:
-    """The snapshots of one shard. rows: those on disk, oldest first; damaged: one was found so and given up."""
+    """The snapshots of one shard. rows: those on disk, oldest first."""
 
-    def __init__(self, source: Source, rows: list[SnapshotRow], unsaved_s: float, *, damaged: bool) -> None:
-        """unsaved_s: of merging that a start would do again, beyond the newest snapshot."""
-        self._source = source
-        self.rows = rows
-        self._let_go_to = covered(rows, source.fragments)
+    def __init__(
+        self,
+        context: ShardContext,
+        fragments: dict[int, Fragment],
+        spool: Spool,
+        work: Work,
+        restored: Restored,
+        *,
+        damaged: bool,
+    ) -> None:
+        """spool: has the payloads that snapshots cover. damaged: a snapshot was found damaged and given up."""
+        self._context = context
+        self._fragments = fragments
+        self._spool = spool
+        self._work = work
+        self.rows = restored.snapshots
+        self._let_go_to = covered(self.rows, fragments)
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
-        self._taken_at, self._took_s = time.monotonic(), 0.0
-        self._unsaved_s = unsaved_s
+        self._taken_at, self._took_s = context.clock.monotonic(), 0.0
+        self._unsaved_s = restored.replay_s  # of merging that a start would do again, beyond the newest snapshot
         self._one_is_missing = damaged  # its payloads are gone: what it covered lies in one place only
 
     def merged(self, took_s: float) -> None:
@@ -68,8 +60,8 @@ class Snapshotter:
 
     def due(self) -> bool:
         """Whether it is time for a snapshot, or a start would have too much to do without it; and something is new."""
-        since_s = time.monotonic() - self._taken_at
-        late = since_s >= self._source.settings.snapshot_every_s
+        since_s = self._context.clock.monotonic() - self._taken_at
+        late = since_s >= self._context.settings.snapshot_every_s
         rested = since_s >= REST * self._took_s
         much = rested and self._unsaved_s >= LONGEST_REPLAY_S
         mend = rested and self._one_is_missing
@@ -77,7 +69,8 @@ class Snapshotter:
 
     def stale(self) -> bool:
         """Whether any merge came after the newest snapshot."""
-        return not self.rows or self.rows[-1].versions != self._source.versions()
+        versions = {index: fragment.version for index, fragment in self._fragments.items()}
+        return not self.rows or self.rows[-1].versions != versions
 
     async def take(self) -> SnapshotRow:
         """Writes a snapshot, commits it, then drops what it makes superfluous; also when the caller goes away."""
@@ -96,63 +89,63 @@ class Snapshotter:
         error = None if task.cancelled() else task.exception()
         if error is not None:  # said here, since whoever asked for it may be gone
             # The ledger and the spool still hold everything: only the next start takes longer.
-            self._source.journal.record(entries.SnapshotFailed(str(error)), time.monotonic())
+            self._context.record(entries.SnapshotFailed(str(error)))
 
     async def _take(self) -> SnapshotRow:
-        source = self._source
+        context = self._context
         async with self._taking:
-            self._taken_at, unsaved_s = time.monotonic(), self._unsaved_s
+            self._taken_at, unsaved_s = context.clock.monotonic(), self._unsaved_s
             number = self.rows[-1].id + 1 if self.rows else 1
-            places = [fragment.place for fragment in source.fragments.values()]
-            writer = SnapshotWriter(snapshot_path(source.settings.directory, number), places, source.disk)
+            places = [fragment.place for fragment in self._fragments.values()]
+            writer = SnapshotWriter(snapshot_path(context.settings.directory, number), places, context.disk)
             try:
                 await self._write(writer)
             except OSError:
-                self._took_s = max(FAILED_S, time.monotonic() - self._taken_at)
+                self._took_s = max(FAILED_S, context.clock.monotonic() - self._taken_at)
                 await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
                 raise
-            row = SnapshotRow(number, writer.versions, writer.checksums, time.time(), writer.size_bytes)
-            await source.writer.commit(partial(ledger.add_snapshot, generation=source.generation, row=row))
+            row = SnapshotRow(number, writer.versions, writer.checksums, context.clock.wall(), writer.size_bytes)
+            await context.writer.commit(partial(ledger.add_snapshot, generation=context.generation, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
-            self._took_s = time.monotonic() - self._taken_at
+            self._took_s = context.clock.monotonic() - self._taken_at
             self._unsaved_s -= unsaved_s
             taken = entries.SnapshotTaken(row.id, sum(row.versions.values()), row.size_bytes)
-            source.journal.record(taken, time.monotonic())
+            context.record(taken)
             await self._drop_old()
-            while await source.writer.commit(self._add_up):
+            while await context.writer.commit(self._add_up):
                 pass
         return row
 
     def _add_up(self, db: sqlite3.Connection) -> bool:
         """Whether there is more; runs in the ledger's thread."""
         try:
-            return totals.add_up(db, self._source.generation)
+            return totals.add_up(db, self._context.generation)
         except LedgerError as error:  # nothing is written yet
             log.error("the ledger is damaged: training goes on, but a restart may fail", error=str(error))
             return False
 
     async def _write(self, writer: SnapshotWriter) -> None:
         await asyncio.to_thread(writer.begin)
-        for index, fragment in self._source.fragments.items():
+        for index, fragment in self._fragments.items():
             async with fragment.lock:
-                if self._source.failed:
+                if self._work.failed:
                     raise OSError("the core has failed: its state is not written down any more")
                 await asyncio.to_thread(writer.add, index, fragment.state)
         await asyncio.to_thread(writer.finish)
 
     async def _drop_old(self) -> None:
-        source = self._source
-        while len(self.rows) > source.run.keep_snapshots:
+        context = self._context
+        while len(self.rows) > context.run.keep_snapshots:
             old = self.rows.pop(0)
-            await source.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
+            await context.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
             crash_points.point("snapshot.old forgotten")
-            await asyncio.to_thread(source.disk.remove, snapshot_path(source.settings.directory, old.id))
+            await asyncio.to_thread(context.disk.remove, snapshot_path(context.settings.directory, old.id))
             crash_points.point("snapshot.old removed")
         older, self._let_go_to = self._let_go_to, covered(self.rows, self._let_go_to)
         bounds = {fragment: (after, self._let_go_to[fragment]) for fragment, after in older.items()}
-        await asyncio.to_thread(self._let_go, await source.writer.commit(partial(self._covered, bounds=bounds)))
+        await asyncio.to_thread(self._let_go, await context.writer.commit(partial(self._covered, bounds=bounds)))
 
     def _covered(self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]) -> list[tuple[Key, int]]:
         """Payloads that two snapshots cover now, and did not before. bounds: by fragment, versions from and to."""
@@ -160,16 +153,16 @@ class Snapshotter:
         return [
             (row.key, row.size_bytes)
             for fragment, (after, to) in bounds.items()
-            for row, _ in ledger.contributions(db, self._source.generation, condition, (fragment, after, to))
+            for row, _ in ledger.contributions(db, self._context.generation, condition, (fragment, after, to))
         ]
 
     def _let_go(self, covered: list[tuple[Key, int]]) -> None:
         """What is recorded stays, but takes no room from what is to come."""
         for key, size_bytes in covered:
-            if self._source.run.record:
-                self._source.spool.release(size_bytes)
+            if self._context.run.record:
+                self._spool.release(size_bytes)
             else:
-                self._source.spool.delete(self._source.generation, key, size_bytes)
+                self._spool.delete(self._context.generation, key, size_bytes)
 
 
 def covered(rows: list[SnapshotRow], fragments: Iterable[int]) -> dict[int, int]:
