@@ -154,7 +154,7 @@ class Door:
         assert np.isfinite(out).all()
         found = float((out.astype(np.float64) ** 2).sum())
         assert math.isclose(found, math.fsum(held.row.norms_sq), rel_tol=1e-6, abs_tol=1e-300)
-        self._shard._decide(FateRow(key, Fate.MERGED, VERSION), 0.0)
+        self._shard._decide(FateRow(key, Fate.MERGED, VERSION))
         self._spool.delete(1, key, upload.part.size_bytes)
 
     def _sound_state(self) -> None:
