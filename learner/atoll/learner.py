@@ -176,7 +176,11 @@ class Learner:
         anchors = agent.anchors()
         self._watch = Watch(Samples(parameters.values, layout.fragments))
         self._leaving.callback(self._watch.end)
-        self._local = Local(Windows(parameters.values, layout, agent.run_codec), anchors, keep=self._keep)
+        self._local = Local(
+            Windows(parameters.values, layout.runs, agent.run_codec),
+            anchors,
+            keep=self._keep,
+        )
         self._rounds = Rounds(self._local, self._handover, self._counters, agent.submit)
         self._watch.adopted(tuple(range(len(anchors))))
 

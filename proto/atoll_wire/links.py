@@ -26,7 +26,7 @@ DEAD_S = 20.0  # without a frame on a connection that was given up: a message is
 OPTIONS = [
     ("grpc.max_receive_message_length", REPLY_BYTES),
     ("grpc.max_send_message_length", REPLY_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: `Presence` knows much earlier
+    ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: a learner's session knows much earlier
     ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
     ("grpc.http2.ping_timeout_ms", 20_000),  # the one that counts where frames are on their way: a minute otherwise
     ("grpc.keepalive_permit_without_calls", 1),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -28,15 +28,16 @@ LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
 async def upload(
     link: Link,
     head: Callable[[], pb.PushHeader],
-    messages: Sequence[bytes],
+    messages: Mapping[int, bytes],
     sent: Callable[[int], None],
     *,
     known: bool = False,
 ) -> pb.Receipt | None:
     """Offers a contribution, sends the frames that the core lacks, and returns its answer, if it gives one.
 
-    head: gives its header, as it is when it is this contribution's turn; messages: of all frames; sent: told the index
-    of each that was handed over; known: the core should have all of it. Raises AioRpcError and LinkLost.
+    head: gives its header, as it is when it is this contribution's turn; messages: of the frames that are sent from
+    here, by number; sent: told the number of each that was handed over; known: the core should have all of it. Raises
+    AioRpcError and LinkLost.
     """
     # Before the core makes room for it: waiting may be long.
     lane = None if known else await link.up.take()
@@ -78,7 +79,7 @@ class _Streams:
         self,
         link: Link,
         header: pb.PushHeader,
-        messages: Sequence[bytes],
+        messages: Mapping[int, bytes],
         lane: Connection | None,
         sent: Callable[[int], None],
         moved: Callable[[], None],
@@ -105,7 +106,7 @@ class _Streams:
     def begin(self, have: Iterable[int]) -> None:
         """Sends what the core lacks."""
         self._have.update(have)
-        self._left.extend(index for index in range(len(self._messages)) if index not in self._have)
+        self._left.extend(index for index in self._messages if index not in self._have)
         self._carried.waiting(len(self._left))
         for number in range(min(self._link.up.count, len(self._left))):
             task = self._start(self._first(self._lane) if self._lane and number == 0 else self._another())
@@ -227,8 +228,8 @@ class _Streams:
         try:
             while isinstance(reply := await call.read(), pb.PushReply):
                 self._moved()
-                told = range(len(self._messages)) if reply.HasField("receipt") else reply.have.frames
-                new = {index for index in told if index < len(self._messages)} - self._have
+                told = self._messages if reply.HasField("receipt") else reply.have.frames
+                new = {index for index in told if index in self._messages} - self._have
                 self._have |= new
                 if new:
                     now = self._link.clock.monotonic()

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from atoll.agent import partial_fetch, sending, session
+from atoll.agent import partial_fetch, sending, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption
 from atoll_server.access import quotas, reader_limits
@@ -641,11 +641,11 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
 
     @asynccontextmanager
     async def suspicious(self: front_service.FrontService, *values: Any) -> AsyncIterator[None]:
-        async with answering(self, *values):
+        async with answering(self, *values) as route:
             try:
-                yield
+                yield route
             except LinkLost:
-                self._upstream._suspected = True
+                route.shard._suspected = True
                 raise
 
     with patch(front_service.FrontService, "_answering", suspicious):
@@ -676,7 +676,7 @@ class Anything(int):
 @defect
 def a_learner_leaves_its_calls_open() -> Iterator[None]:
     """Whoever joins again makes new calls beside those that it has."""
-    with patch(session, "opened", lambda method, call: nullcontext(call)):
+    with patch(shard_session, "opened", lambda method, call: nullcontext(call)):
         yield
 
 

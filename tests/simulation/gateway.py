@@ -6,8 +6,8 @@ import random
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.front.metrics import FrontMetrics
+from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
-from atoll_server.front.upstream import Upstream
 from atoll_wire.access import LOCAL
 
 from tests.simulation.loop import Process
@@ -26,7 +26,7 @@ class Gateway:
 
     async def _serve(self) -> None:
         clock = self._network.loop.clock
-        upstream = Upstream(CORE, LOCAL, clock, lambda address, *_: SimulatedLink(self._network, self.process, address))
-        service = FrontService(upstream, FrontMetrics(self.name), self._cache_bytes, AuditLog(None, clock))
+        routes = Routes(CORE, LOCAL, clock, lambda address, *_: SimulatedLink(self._network, self.process, address))
+        service = FrontService(routes, FrontMetrics(self.name), self._cache_bytes, AuditLog(None, clock))
         self._network.servers[self.name] = (service, self.process)
-        await upstream.watch()
+        await routes.watch()

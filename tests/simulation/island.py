@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 from atoll.agent.joining import FirstModel, Identity
-from atoll.agent.session import Presence
+from atoll.agent.session import RunSession
 from atoll.boundary.answers import Rounds
 from atoll.boundary.host_memory import Windows
 from atoll.boundary.local_parameters import Local
@@ -57,7 +57,7 @@ class Island:
         self.tracks: list[Track] = []
         self._accounts: list[Account] = []
         self.layout: Layout | None = None
-        self.presence: Presence | None = None
+        self.session: RunSession | None = None
         self.error: Exception | None = None
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
@@ -71,17 +71,17 @@ class Island:
 
     async def _live(self) -> None:
         ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
-        presence = Presence(
+        session = RunSession(
             Identity(self.name, "somewhere", self._addresses, 1e9), FirstModel(TENSORS, b"frozen", self._save),
             self._handover, self.counters, ready.set_result, self._stop, self._network.loop.clock, self._dial,
         )  # fmt: skip
-        self.presence = presence
-        agent = asyncio.create_task(presence.live())
+        self.session = session
+        agent = asyncio.create_task(session.live())
         agent.add_done_callback(self._ended)
-        self.layout, self._codec = await ready, Codec(presence.standing.settings.codec)
+        self.layout, self._codec = await ready, Codec(session.core.settings.codec)
         self._handover.clear()
         try:
-            self._begin(self.layout, [(line.version, line.anchor) for line in presence.standing.lines])
+            self._begin(self.layout, [(track.version, track.anchor) for track in session.core.tracks.values()])
             while True:
                 await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2) if self.training else 0.5)
                 self._step()
@@ -93,7 +93,7 @@ class Island:
         """As `Learner._take_over`."""
         if self._watched:
             self._watch = Watch(Samples(self.model.parameters, layout.fragments))
-        self._local = Local(Windows(self.model.parameters, layout, self._codec), anchors, keep=True)
+        self._local = Local(Windows(self.model.parameters, layout.runs, self._codec), anchors, keep=True)
         self._rounds = Rounds(self._local, self._handover, self.counters, self._submit)
         self.tracks = self._local.tracks
         self.model.begin(layout)
@@ -153,8 +153,8 @@ class Island:
         counters.tokens += BATCH
         counters.stepping_s += self._step_s
         counters.step_time_s = self._step_s
-        assert self.presence is not None, "it trains"
-        self._checks.trained[self.name, self.presence.standing.session.incarnation] = counters.tokens
+        assert self.session is not None, "it trains"
+        self._checks.trained[self.name, self.session.core.session.incarnation] = counters.tokens
 
     def _load(self) -> None:
         assert self.overwrites is not None, "asked to"
@@ -235,10 +235,10 @@ class Island:
         self._rounds.answer()
 
     def _submit(self, taken: Taken) -> None:
-        assert self.presence is not None, "a round comes through it"
+        assert self.session is not None, "a round comes through it"
         self._check(taken)
         self._handover.submitted(taken)
-        self.presence.submit(taken)
+        self.session.submit(taken)
 
     def _check(self, taken: Taken) -> None:
         values = self._values(taken.fragment, taken.outstanding.coded)
@@ -250,8 +250,8 @@ class Island:
         self.leaving = True
         if drains and self.tracks:
             await self._drain()
-        if self.presence is not None:
-            await self.presence.say_goodbye()
+        if self.session is not None:
+            await self.session.say_goodbye()
         self.process.kill()
 
     async def _drain(self) -> None:
@@ -279,4 +279,4 @@ class Island:
 
     def idle(self) -> bool:
         """Nothing is on its way, as far as it knows."""
-        return self.presence is not None and all(line.flight is None for line in self.presence.standing.lines)
+        return self.session is not None and all(track.flight is None for track in self.session.core.tracks.values())

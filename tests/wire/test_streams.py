@@ -17,7 +17,7 @@ from atoll_wire.links import Transfers
 from atoll_wire.pool import Pool
 
 FRAMES = 5
-MESSAGES = [frames.encode(n, 0, bytes([n])) for n in range(FRAMES)]
+MESSAGES = {n: frames.encode(n, 0, bytes([n])) for n in range(FRAMES)}
 HEADER = pb.PushHeader(fragment=0, seq=1, frames=FRAMES)
 WAIT_S = 10.0
 

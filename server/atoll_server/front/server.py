@@ -17,9 +17,9 @@ from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.passing import pass_on
+from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
-from atoll_server.front.upstream import Upstream
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import Gate
 from atoll_server.rpc.process import Public, open_files, told_to_stop
@@ -36,19 +36,19 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     allocator.lean()
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
-    upstream, audit_log = Upstream(settings.core, settings.access, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
+    routes, audit_log = Routes(settings.core, settings.access, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
     audit_log.start()
-    service = FrontService(upstream, metrics, settings.cache_bytes, audit_log)
+    service = FrontService(routes, metrics, settings.cache_bytes, audit_log)
     gate = Gate(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, metrics.served)
     frames.serve(service, public.server)
-    pass_on(public.server, upstream, settings.region, audit_log, near=on_loopback(settings.listen))
+    pass_on(public.server, routes.core, settings.region, audit_log, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     pulse, where = scrape.Pulse(SYSTEM), settings.metrics_listen
     scraped = scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready) if where else None
     beating = asyncio.create_task(pulse.keep())
-    watching = asyncio.create_task(upstream.watch())
+    watching = asyncio.create_task(routes.watch())
     watching.add_done_callback(lambda _: told.set())
     await public.begin()
     pulse.waits_for = ""
@@ -68,7 +68,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
         service.stop()
         await public.end(GOODBYE_S)
         await service.fetching.end()
-        await upstream.close()
+        await routes.close()
         beating.cancel()
         if scraped:
             scraped.end()

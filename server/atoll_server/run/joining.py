@@ -84,6 +84,7 @@ class Joining:
             struck_tokens=run.roster.struck_tokens(),
             retry_s=1.0,
             log=run.follower_log.number,
+            shards=run.places(),
         )
 
     async def _let_in(

@@ -141,7 +141,14 @@ class Registrar:
         if isinstance(self.state, Waiting) or self.layout is None:
             raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
         last = len(self.layout.fragments) - 1
+        if fragment <= last:
+            text = f"fragment {fragment} is at another shard of this run: join again, and call it there"
+            raise Refused(Status.UNAUTHENTICATED, text)
         raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {last}")
+
+    def places(self) -> list[pb.ShardPlace]:
+        """Where each shard serves: all of them at this process's own address."""
+        return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
         """By fragment; none before the first parameters."""

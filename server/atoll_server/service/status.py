@@ -181,12 +181,16 @@ def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsReques
 
 def _round(run: Registrar, seen: Round, request: pb.ListRoundsRequest) -> pb.Round:
     now = run.clock.monotonic()
-    syncer = run.owner(seen.fragment)[0].syncer
 
     def wall(at: float | None) -> float:
         return 0.0 if at is None else run.clock.at(at)
 
     open_now = seen.closed_at is None
+    reason, quorum_at = seen.reason, seen.quorum_at
+    if open_now:
+        syncer = run.owner(seen.fragment)[0].syncer
+        reason = syncer.why(seen.fragment, now)
+        quorum_at = syncer.fragments[seen.fragment].quorum_at
     answers = [] if request.brief else slowest(seen, MOST_ANSWERS)
     if request.learner:
         answers = [(request.learner, seen.answers.get(request.learner, Answer()))]
@@ -194,9 +198,9 @@ def _round(run: Registrar, seen: Round, request: pb.ListRoundsRequest) -> pb.Rou
     told = pb.Round(
         fragment=seen.fragment, cycle=seen.cycle, version=seen.version,
         outcome=pb.ROUND_OUTCOME_OPEN if open_now else pb.ROUND_OUTCOME_LAPSED if seen.lapsed else outcome,
-        reason=syncer.why(seen.fragment, now) if open_now else seen.reason,
+        reason=reason,
         opened_at=wall(seen.opened_at), closed_at=wall(seen.closed_at), merged_at=wall(seen.merged_at),
-        quorum_at=wall(syncer.fragments[seen.fragment].quorum_at if open_now else seen.quorum_at),
+        quorum_at=wall(quorum_at),
         published_at=wall(seen.published_at), more_answers=max(0, len(seen.answers) - len(answers)),
     )  # fmt: skip
     for name, answer in answers:
