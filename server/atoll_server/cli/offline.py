@@ -1,4 +1,4 @@
-"""Reading a run's directory without a core: the export of its last state."""
+"""Reads a run's directory without a core, for exports and replays."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from atoll_server.storage.disk import DISK
 
 
 def read_run(directory: Path, *, from_start: bool = False, check: bool = False) -> Restored:
-    """The state that a core would come up with; `from_start` replays the whole ledger (needs --record).
+    """The state that a core would start with. from_start: replay the whole ledger (needs --record).
 
-    check: reads all of the first parameters, too, for what of them never changes.
+    check: read all first parameters too and compare their digest; an export has tensors that never change.
     """
     with run_ledger(directory) as db:
         meta = ledger.get_meta(db)
@@ -35,7 +35,7 @@ def read_run(directory: Path, *, from_start: bool = False, check: bool = False) 
 
 @contextmanager
 def run_ledger(directory: Path) -> Iterator[sqlite3.Connection]:
-    """The ledger of a run that has parameters, for a block that reads it. Raises SettingsError, LedgerError."""
+    """Opens the ledger of a run that has parameters, read-only. Raises SettingsError, LedgerError."""
     path = directory / LEDGER
     if not path.is_file():
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
@@ -46,13 +46,13 @@ def run_ledger(directory: Path) -> Iterator[sqlite3.Connection]:
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
-    """Writes the published model of a run's directory, at its last durable state or as it began."""
+    """Writes the published model from a run's directory. initial: the first parameters, else the last durable state."""
     run = read_run(directory, check=True)
     write_model(out, run.layout, run.initial, initial_states(run.layout, run.initial) if initial else run.states)
 
 
 def write_model(out: Path, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> None:
-    """Writes the published model at these states, whole or not at all, and says so. Raises SettingsError."""
+    """Writes the published model at these states, completely or not at all, and prints a line. Raises SettingsError."""
     part = out.with_name(out.name + ".part")
     try:
         with part.open("wb") as file:

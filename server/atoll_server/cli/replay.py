@@ -1,4 +1,4 @@
-"""A recorded run again, from its ledger alone: as it was, byte for byte, or as other outer settings had made it."""
+"""Replays a recorded run from its ledger: byte for byte, or with other outer settings."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Tell = Callable[[int, int], None]  # merges so far, and in all
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came out, and how it compares with what a core would start with.
+    """The result of a replay, compared with the state that a core would start with.
 
-    identical: every bit of parameters and momentum. snapshot: one could be read, so that what a core would start with
-    is not this same ledger's merges alone. apart: the norm of the difference of what is published, relative to how far
-    the recorded run moved from its first parameters.
+    identical: every bit of parameters and momentum. snapshot: whether a snapshot could be read; without one, that
+    state comes from the same ledger. apart: norm of the difference of the published parameters, relative to the
+    distance that the recorded run moved from its first parameters.
     """
 
     layout: Layout
@@ -48,10 +48,10 @@ class Replayed:
 
 
 def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
-    """Makes every merge again, from the first parameters. changes: NAME=VALUE; none: each is checked with the ledger.
+    """Repeats every merge from the first parameters. changes: NAME=VALUE; if empty, it checks the ledger's checksums.
 
-    With changes, contributions stay those that were recorded, of learners that had trained from other anchors. A core
-    may run meanwhile: what it merges after the beginning is left out.
+    With changes, the contributions stay as recorded, from learners that trained on the recorded anchors. A core may
+    run meanwhile: merges after the beginning of the replay are left out.
     Raises SettingsError, LedgerError, SpoolError, TensorFileError.
     """
     recorded = read_run(directory, check=True)
@@ -95,7 +95,7 @@ def _again(
 
 
 class _WhatIf:
-    """The run's settings as they were at its end, with what is asked for: changes of a merge's own, and no others."""
+    """The run's last settings with the requested changes. Only settings of the merge itself may change."""
 
     def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
         given: dict[str, str] = {}
@@ -110,7 +110,7 @@ class _WhatIf:
         self._names, self._settings = given.keys(), recorded.changed(**given)
 
     def of(self, row: MergeRow) -> MergeRow:
-        """A merge as it would have been."""
+        """A merge's row with the changed settings."""
         rule, settings = dict(row.rule), self._settings
         lr, momentum = settings.outer_at(rule["age"], rule["heat"])
         if "outer_lr" in self._names:

@@ -1,10 +1,10 @@
-"""PURE: useful / provisioned learner-seconds, and where the rest went.
+"""PURE: goodput: useful / provisioned learner-seconds, and the causes of lost time.
 
-Provisioned: from a name's first joining until it leaves or the run ends, downtime included; deliberate pauses are
-left out. Useful: time in inner steps whose tokens were merged or are pending. What a learner reports is bounded by
-what the core saw: it cannot have trained longer than it was there, a process that was silent for longer than its steps
-explain was frozen, and tokens of a dead incarnation count only when the core acknowledged them. Times are wall-clock
-seconds, since accounts outlive a core process.
+Provisioned: from a name's first join until it leaves or the run ends, downtime included; deliberate pauses are left
+out. Useful: time in inner steps whose tokens were merged or are pending. The core bounds what a learner reports: it
+cannot have trained for longer than it was joined. A process that was silent for longer than its steps explain was
+frozen. Tokens of a dead incarnation count only when the core acknowledged them. Times are wall-clock seconds, since
+accounts outlive a core process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from atoll_server.learners.plausibility import Most, Rate, counted
 
 SILENT_S = 10.0
-RATE_STEPS = 4  # that a learner has made before others are compared with it
-SLOW = 2.0  # times its usual step time: what a step may take that is made while nothing is heard
+RATE_STEPS = 4  # a learner must have made this many steps before others are compared with it
+SLOW = 2.0  # a step during a silence may take this many times the usual step time
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
 
@@ -37,18 +37,18 @@ class Spent:
     abandoned_tokens: float = 0.0
     accepted_tokens: float = 0.0  # acknowledged, mean over fragments weighted by parameters
     grown_at: float = 0.0  # when new steps were last reported; 0: never
-    steps_paid: float = 0.0  # see influence.counted; 0: since it joined
+    steps_paid: float = 0.0  # see plausibility.counted; 0: since it joined
     tokens_paid: float = 0.0
-    frozen_s: float = 0.0  # of stepping_s as it was said: the process stood, and did not know
-    said_steps: int = 0  # as reported; `steps` and `tokens` are what counts of them
+    frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen unknowingly
+    said_steps: int = 0  # as reported; `steps` and `tokens` are the counted part
     said_tokens: int = 0
 
     def tokens_counted(self, said: int, most: Most, now: float) -> tuple[int, float]:
-        """What counts now of so many tokens, and until when time is used up by that."""
+        """How many of `said` tokens count now, and up to when the learner's time is used for them."""
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def thrown_away_s(self, dead: bool) -> float:
-        """Stepping time of tokens that will never be merged."""
+        """Stepping time in seconds of tokens that will never be merged. dead: the incarnation ended."""
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
             return self.stepping_s if dead else 0.0
@@ -58,7 +58,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Learner-seconds of one learner, or of all."""
+    """Learner-seconds of one learner, or of all. lost_s: by cause, see CAUSES."""
 
     useful_s: float
     provisioned_s: float
@@ -72,30 +72,33 @@ class Balance:
 
 @dataclass(slots=True)
 class Account:
-    """One learner over all its incarnations."""
+    """The time account of one learner, over all its incarnations."""
 
     first_joined_at: float
     heard_at: float
-    began_at: float = 0.0  # when the process was started that speaks for the learner
+    began_at: float = 0.0  # when the learner's current process was started
     left_at: float | None = None
-    away_s: float = 0.0  # between clean good-byes and returns: not provisioned
+    away_s: float = 0.0  # between leaving and returning: not provisioned
     down_s: float = 0.0
     restarting_s: float = 0.0
     merged_token_parameters: int = 0  # tokens of each contribution times its fragment's parameters: sums are exact
-    bytes_up: int = 0  # payloads: of acknowledged contributions,
-    bytes_down: int = 0  # of published updates,
-    bytes_whole: int = 0  # of whole fragments and first parameters, both ways
-    parameters_up: int = 0  # that the coded bytes stand for
+    bytes_up: int = 0  # payloads of acknowledged contributions
+    bytes_down: int = 0  # payloads of published updates
+    bytes_whole: int = 0  # payloads of whole fragments and first parameters, both ways
+    parameters_up: int = 0  # parameters behind the coded bytes of bytes_up
     parameters_down: int = 0
-    step_time_s: float | None = None  # of its inner steps, as last seen
-    silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
+    step_time_s: float | None = None  # of an inner step, as last seen
+    silence_s: float = 0.0  # silences longer than SILENT_S that no reported step explains yet
     woke_at: float = 0.0  # when the last such silence ended
-    struck_tokens: int = 0  # by an operator: they were reported and do not count
+    struck_tokens: int = 0  # reported tokens that an operator struck: they do not count
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
-        """A new incarnation joins; the gap since the last sign of life is lost, unless it had left."""
+        """A new incarnation joins. The time since the last one was heard is lost, unless that one had left.
+
+        now: wall-clock seconds. process_age_s: since the new process was started. returning: the name had joined.
+        """
         if returning:
             gap = max(0.0, now - (self.left_at if self.left_at is not None else self.heard_at))
             if self.left_at is not None:
@@ -112,9 +115,9 @@ class Account:
         self.current = Spent(joined_at=now)
 
     def heard(self, now: float, seen: Spent, most: Most | None = None) -> None:
-        """Takes in the counters of a report; time spent cannot exceed the time since joining.
+        """Takes in a report's counters; reported times are capped by the time since joining.
 
-        most: what may be counted of its steps and tokens; None: all.
+        most: the rates up to which its steps and tokens count; None: all count.
         """
         was = self.current
         seen.said_steps = max(was.said_steps, seen.steps)
@@ -131,7 +134,7 @@ class Account:
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
-        # It tells how long joining took from its own start on; provisioned it is from its first Join.
+        # The learner counts joining from its own start, but it is provisioned only from its first Join.
         seen.joining_s = min(seen.joining_s, was.joining_s or there)
         if silent_s := self._silent_s(now):
             self.silence_s = self.silence_s + silent_s
@@ -144,26 +147,28 @@ class Account:
         self.left_at = None
 
     def _explain(self, seen: Spent, stepping_s: float, steps: int, now: float) -> None:
-        """Charges a silence to steps that began before its end: what they cannot have taken, the process was frozen.
+        """Splits a silence into step time and frozen time, by the steps that began before its end.
 
-        stepping_s: what the new steps took, as reported. A report after the silence may have only steps that ended
-        before it; a later one then has the step that stood. A learner that is only cut off trains on: its steps
-        explain the time.
+        stepping_s: reported time of the new steps. A report after the silence may hold only steps that ended before
+        it; a later report then holds the step that was frozen. A learner that was only cut off kept training, and its
+        steps explain the time.
         """
         awake_s = now - self.woke_at
-        during_s = min(self.silence_s, stepping_s - awake_s)  # at least so much of the steps' time lies in the silence
+        during_s = min(
+            self.silence_s, stepping_s - awake_s
+        )  # at least this much of the steps' time lies in the silence
         if during_s > 0.0 and self.step_time_s is not None:
-            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that were not made since it woke
+            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that were made before it woke
             frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
             seen.frozen_s += frozen_s
             self.down_s += frozen_s
         if during_s > 0.0:
             self.silence_s -= during_s
-        if stepping_s + SILENT_S < awake_s:  # all that is reported from now on began after the silence
+        if stepping_s + SILENT_S < awake_s:  # all steps reported from now on began after the silence
             self.silence_s = 0.0
 
     def forget_contributions(self) -> None:
-        """Before they are counted again from the ledger, which is exact; this account was written some time before."""
+        """Clears the counts of contributions, before a restart counts them again from the ledger, which is exact."""
         self.merged_token_parameters = 0
         self.bytes_up = 0
         self.parameters_up = 0
@@ -171,12 +176,12 @@ class Account:
             spent.accepted_tokens = 0.0
 
     def accepted(self, tokens: float, current: bool) -> None:
-        """The core acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
+        """The core acknowledged a contribution. tokens: weighted by parameters; negative: it was refused after all."""
         spent = self.current if current or not self.past else self.past[0]
         spent.accepted_tokens += tokens
 
     def _bury(self) -> None:
-        """Adds the dead incarnation to the past, its lost tokens included."""
+        """Adds the dead incarnation's counters to the past, its lost tokens included."""
         dead = self.current
         dead.abandoned_tokens = max(dead.abandoned_tokens, dead.tokens - dead.accepted_tokens)
         if not self.past:
@@ -199,7 +204,7 @@ class Account:
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def rate(self) -> Rate | None:
-        """How fast it trains; None before enough of its steps were seen: the first ones compile."""
+        """How fast it trains; None before RATE_STEPS steps: the first ones compile."""
         if not self.step_time_s or self.total("steps") < RATE_STEPS:
             return None
         current = self.current
@@ -213,7 +218,7 @@ class Account:
         return mine + getattr(self.past[0], name) if self.past else mine
 
     def balance(self, now: float) -> Balance:
-        """Useful and lost seconds so far."""
+        """Useful, provisioned and lost seconds up to `now`."""
         end = now if self.left_at is None else self.left_at
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
         thrown = self.current.thrown_away_s(dead=False) + sum(spent.thrown_away_s(dead=True) for spent in self.past)
@@ -230,22 +235,22 @@ class Account:
         return Balance(useful, provisioned, lost)
 
     def _trains(self) -> bool:
-        """Whether the process that speaks for it has said anything: before its first parameters it has nothing to."""
+        """Whether the current process has reported anything: it does not before it has parameters."""
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Since it was last heard of, where that is long ago: until it comes back it is taken for dead."""
+        """Seconds since its last report if above SILENT_S, else 0: a silent learner counts as down until it reports."""
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """For the ledger."""
+        """All fields as JSON values, for the ledger; `from_data` reads them."""
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
         return _fields(self) | spent
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Account:
-        """From the ledger."""
+        """Reads an account from what `as_data` returned."""
         spent = {"current": Spent(**data["current"]), "past": [Spent(**each) for each in data["past"]]}
         return cls(**(data | spent))
 
@@ -255,7 +260,7 @@ def _fields(of: Account | Spent) -> dict[str, Any]:
 
 
 def overall(balances: Iterable[Balance]) -> Balance:
-    """The run's balance: sums over learners."""
+    """The run's balance: the sum over learners."""
     parts = list(balances)
     lost = {cause: sum(part.lost_s.get(cause, 0.0) for part in parts) for cause in CAUSES}
     return Balance(sum(part.useful_s for part in parts), sum(part.provisioned_s for part in parts), lost)
