@@ -19,6 +19,7 @@ from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire.layout import Layout
 
@@ -51,7 +52,7 @@ def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, fail
     writer: Any = rows
     settings = CoreSettings(listen=(), directory=directory, limits=limits)
     context = ShardContext(
-        settings, RunSettings(**run), 1, roster, writer, Metrics(), DISK, SetClock(), failures.append
+        settings, RunSettings(**run), 1, roster, Journal(), writer, Metrics(), DISK, SetClock(), failures.append
     )
     shard = Shard(context, Restored(layout, NEVER, states, {}, []), RunView(), damaged=False)
     shard.dispatch = lambda _: None

@@ -33,7 +33,7 @@ from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import crc32c
-from atoll_wire.contract import PROTOCOL, tensor_message
+from atoll_wire.contract import PROTOCOL, Fate, tensor_message
 from atoll_wire.layout import Layout, MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
 from rich.console import Console
@@ -241,7 +241,7 @@ def grow(path: Path, count: int) -> None:
         for number in range(1, count + 1):
             key = Key("synthetic-0", 0, number % 8, number)
             row = ContributionRow(key, 1, 0, TOKENS, 24, 3, 4, 1_500_000, bytes(32), (1.0,) * 12, 1.0, time.time())
-            shard_ledger.add_contribution(db, 1, row, FateRow(key, "merged", 0, 0.25))
+            shard_ledger.add_contribution(db, 1, row, FateRow(key, Fate.MERGED, 0, 0.25))
         while totals.add_up(db, 1):
             pass
         db.execute("COMMIT")

@@ -18,6 +18,7 @@ from atoll_server.rounds.events import Key
 from atoll_server.storage import database, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow
+from atoll_wire.contract import Fate
 from playwright.sync_api import expect
 
 from tests.dashboard.house import House
@@ -48,7 +49,7 @@ def _receipts(db: sqlite3.Connection, now: float) -> None:
     for number in range(RECEIPTS):
         key = Key(f"learner-{number % LEARNERS}", 1, number % 2, number // LEARNERS + 1)
         row = ContributionRow(key, 1, 0, 100, 8, 3, 1, 1000, bytes(32), (1.0,), 1.0, now)
-        shard_ledger.add_contribution(db, 1, row, FateRow(key, "merged", 1, 0.5, 0))
+        shard_ledger.add_contribution(db, 1, row, FateRow(key, Fate.MERGED, 1, 0.5, 0))
 
 
 @pytest.fixture(scope="module")

@@ -206,7 +206,7 @@ class Calls:
         return self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
 
     def _follow(self, rng: random.Random) -> Awaitable[Any]:
-        log = next((shard.happenings.number for shard in self._core.registrar.shards), 0)
+        log = next((shard.follower_log.number for shard in self._core.registrar.shards), 0)
         request = pb.FollowRequest(session=self._session, log=log, sequence=0)
         return _all(self._outer.Follow(mutate_message(rng, request), Context()), patience_s=0.005)
 

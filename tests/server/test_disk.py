@@ -21,6 +21,7 @@ from atoll_wire import codec
 from atoll_wire.checksums import crc32c
 from atoll_wire.clock import SYSTEM
 from atoll_wire.codec import FrameError
+from atoll_wire.contract import Fate
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
@@ -132,7 +133,7 @@ def filled(path) -> sqlite3.Connection:
     db = database.open_ledger(path)
     run_ledger.put_learner(db, LearnerRow("a", "eu", 1, [77], {"x": 1}, ""))
     shard_ledger.add_contribution(db, 1, ROW)
-    shard_ledger.add_merge(db, 1, MERGE, [FateRow(KEY, "merged", 1, 1.0, 0)])
+    shard_ledger.add_merge(db, 1, MERGE, [FateRow(KEY, Fate.MERGED, 1, 1.0, 0)])
     return db
 
 
@@ -141,7 +142,7 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     db = database.open_ledger(tmp_path / "ledger")
     ((row, fate),) = shard_ledger.contributions(db, 1)
     assert row == ROW
-    assert fate == FateRow(KEY, "merged", 1, 1.0, 0)
+    assert fate == FateRow(KEY, Fate.MERGED, 1, 1.0, 0)
     assert shard_ledger.merges(db, 1, 0, after=0) == [MERGE]
     assert run_ledger.learners(db)[0].region == "eu"
     assert (shard_ledger.last_merge(db, 1, 0), shard_ledger.last_merge(db, 1, 1)) == ((1, 5.0), (0, None))
@@ -153,7 +154,7 @@ def test_a_key_is_accepted_once_and_has_one_fate(tmp_path):
     with pytest.raises(sqlite3.IntegrityError):
         shard_ledger.add_contribution(db, 1, ROW)
     with pytest.raises(AssertionError, match="was not pending"):
-        shard_ledger.put_fates(db, 1, [FateRow(KEY, "refused")])
+        shard_ledger.put_fates(db, 1, [FateRow(KEY, Fate.REFUSED)])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from atoll_server.learners.session_tokens import SessionKey
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
+from atoll_server.telemetry.journal import Journal
 from atoll_wire import outer_pb2 as pb
 
 from tests.clocks import SetClock
@@ -57,7 +58,7 @@ def test_a_key_is_not_shown():
 
 def started(**meta: Any) -> Registrar:
     """As a core starts with what its directory has."""
-    run = Registrar(Limits(), RunClock(SetClock()))
+    run = Registrar(Limits(), RunClock(SetClock()), Journal())
     run.take_up(META | meta, [], NEVER)
     return run
 

@@ -11,6 +11,7 @@ import pytest
 from atoll_server.rounds.events import Key
 from atoll_server.storage import database, shard_ledger, totals
 from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_wire.contract import Fate
 
 
 def contribution(learner: str, incarnation: int, fragment: int, seq: int, tokens: int) -> ContributionRow:
@@ -58,13 +59,15 @@ def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeyp
             line = (rng.choice((1, 1, 2)), rng.choice("ab"), rng.randint(1, 3), rng.randint(0, 1))
             seqs[line] += 1
             row = contribution(*line[1:], seqs[line], rng.choice((1, 1 << 50)))
-            at_once = FateRow(row.key, "refused", reason="garbage") if rng.random() < 0.1 else None
+            at_once = FateRow(row.key, Fate.REFUSED, reason="garbage") if rng.random() < 0.1 else None
             shard_ledger.add_contribution(db, line[0], row, at_once)
             if at_once is None:
                 waiting.append((line[0], row))
         elif what < 0.9 and waiting:
             generation, row = waiting.pop(rng.randrange(min(4, len(waiting))))
-            shard_ledger.put_fates(db, generation, [FateRow(row.key, rng.choice(("merged", "merged", "refused")), 1)])
+            shard_ledger.put_fates(
+                db, generation, [FateRow(row.key, rng.choice((Fate.MERGED, Fate.MERGED, Fate.REFUSED)), 1)]
+            )
         else:
             totals.add_up(db, rng.choice((1, 2)))
     for generation in (1, 2):
@@ -85,10 +88,10 @@ def test_what_waits_for_its_fate_holds_back_what_came_later(tmp_path: Path):
     db = database.open_ledger(tmp_path / "ledger")
     for seq in (1, 2, 3):
         shard_ledger.add_contribution(db, 1, contribution("a", 1, 0, seq, 5))
-    shard_ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, seq), "merged", 1) for seq in (1, 3)])
+    shard_ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, seq), Fate.MERGED, 1) for seq in (1, 3)])
     assert not totals.add_up(db, 1)
     assert [t.merged for t in shard_ledger.tallies(db, 1)] == [1]
-    shard_ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, 2), "refused", 1)])
+    shard_ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, 2), Fate.REFUSED, 1)])
     totals.add_up(db, 1)
     assert [(t.merged, t.refused, t.seq) for t in shard_ledger.tallies(db, 1)] == [(2, 1, 3)]
 
@@ -100,7 +103,7 @@ def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
         db.execute("BEGIN")
         for seq in range(1, count + 1):
             row = contribution("a", 1, seq % 2, seq, 5)
-            shard_ledger.add_contribution(db, 1, row, FateRow(row.key, "merged", seq))
+            shard_ledger.add_contribution(db, 1, row, FateRow(row.key, Fate.MERGED, seq))
         while totals.add_up(db, 1):
             pass
         shard_ledger.add_contribution(db, 1, contribution("b", 1, 0, 1, 5))

@@ -253,10 +253,10 @@ class Checks:
             return
         limits = core.settings.limits
         bounds = (
-            ("happenings", len(shard.happenings._kept), limits.happenings),
+            ("entries for followers", len(shard.follower_log._kept), limits.happenings),
             ("cached updates", shard.cache.size_bytes, shard.cache.limit_bytes),
             ("spool", shard.spool.used_bytes, limits.spool_bytes),
-            ("faults of what is only shown", shard.timeline.faults, 0),
+            ("faults of what is only shown", core.journal.faults, 0),
             ("uploads", len(shard.uploads._underway), 2 * len(core.registrar.roster.entries) * len(shard.fragments)),
         )
         for what, have, most in bounds:

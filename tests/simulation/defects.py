@@ -35,10 +35,12 @@ from atoll_server.rounds import fragment_rounds as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
-from atoll_server.shard import intake, publications, shard, snapshotter, uploads
+from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger_writer, rows, run_ledger, shard_ledger
+from atoll_server.telemetry import entries, journal
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
+from atoll_wire.contract import Fate
 
 from tests.simulation import disk
 from tests.simulation.books import Violation
@@ -345,7 +347,7 @@ def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
 
     async def at_once(self: intake.Intake, row: Any, reason: str) -> pb.Receipt:
         version = self._shard.fragments[row.key.fragment].version
-        return intake.receipt_of(rows.FateRow(row.key, "refused", version, reason=reason, dropped=True))
+        return intake.receipt_of(rows.FateRow(row.key, Fate.REFUSED, version, reason=reason, dropped=True))
 
     with patch(intake.Intake, "_refuse", at_once):
         yield
@@ -359,17 +361,31 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
         if receipt.fate != pb.FATE_REFUSED:
             decided(self, receipt)
 
-    decided, append, publish = uploads.Uploads.decide, publications.HappeningLog.append, shard.replace
+    decided, append, publish = uploads.Uploads.decide, follower_log.FollowerLog._append, shard.replace
 
-    def quiet(self: publications.HappeningLog, happening: pb.Happening) -> None:
+    def quiet(self: follower_log.FollowerLog, happening: pb.Happening) -> None:
         if happening.WhichOneof("what") != "receipt":
             append(self, happening)
 
     with (
         patch(uploads.Uploads, "decide", decide),
-        patch(publications.HappeningLog, "append", quiet),
+        patch(follower_log.FollowerLog, "_append", quiet),
         patch(shard, "replace", lambda p, receipts: publish(p, receipts=tuple(r for r in receipts if r.weight))),
     ):
+        yield
+
+
+@defect
+def an_acknowledgement_is_recorded_twice() -> Iterator[None]:
+    """What the journal tells of it, Prometheus and the log, tell it twice."""
+    record = journal.Journal.record
+
+    def again(self: journal.Journal, entry: entries.Entry, now: float) -> None:
+        record(self, entry, now)
+        if isinstance(entry, entries.Acknowledged):
+            record(self, entry, now)
+
+    with patch(journal.Journal, "record", again):
         yield
 
 

@@ -35,6 +35,7 @@ from atoll_server.shard.shard import Shard
 from atoll_server.shard.uploads import Upload
 from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
@@ -85,7 +86,7 @@ class Home:
     def check_tokens(self) -> None:
         """What followers heard of the run's tokens is what the merge was made with."""
         assert self.shard is not None, "it trained to the end"
-        told = [each.published for each in self.shard.happenings._kept if each.HasField("published")]
+        told = [each.published for each in self.shard.follower_log._kept if each.HasField("published")]
         for published in told:
             (row, *_) = shard_ledger.merges(self.db, 1, published.fragment, published.version - 1)
             assert row.run_tokens == published.run_tokens
@@ -114,7 +115,9 @@ class Home:
         )
         writer = LedgerWriter(db, self._failed, run.clock)
         writer.start()
-        context = ShardContext(settings, RUN, 1, run.roster, writer, Metrics(), disk, run.clock, self._failed)
+        context = ShardContext(
+            settings, RUN, 1, run.roster, run.journal, writer, Metrics(), disk, run.clock, self._failed
+        )
         shard = Shard(context, restored, run.view(), damaged=False)
         take_up(shard, db, restored)
         for name in NAMES:
@@ -141,7 +144,7 @@ class World:
     """A registrar, its shards, and learners that answer every round of both."""
 
     def __init__(self, loop: VirtualLoop, owned: Sequence[Collection[int]]) -> None:
-        self._run = Registrar(Limits(), RunClock(loop.clock))
+        self._run = Registrar(Limits(), RunClock(loop.clock), Journal())
         self._layout = plan(TENSORS, FRAGMENTS)
         self._steps = 0
         for number, name in enumerate(NAMES, 1):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.contract import FATE_NAMES, FATES
+from atoll_wire.contract import FATE_NAMES, FATES, Fate
 from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
@@ -22,10 +22,11 @@ from atoll_server.storage.database import read_ledger
 def from_core(remote: Remote, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
     """Asks a core, in several calls where its answers are limited. last: how many receipts, newest first."""
     found: list[pb.LoggedReceipt] = []
+    wanted = FATES[_fate(fate)] if fate else pb.FATE_UNSPECIFIED
     with operator(remote) as stub:
         while len(found) < last:
             before = found[-1].number if found else 0
-            request = pb.ListReceiptsRequest(learner=learner, fate=_fate(fate), limit=last - len(found), before=before)
+            request = pb.ListReceiptsRequest(learner=learner, fate=wanted, limit=last - len(found), before=before)
             reply = stub.ListReceipts(request, timeout=TIMEOUT_S)
             if not reply.receipts:
                 break
@@ -38,15 +39,16 @@ def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[
     path = directory / LEDGER
     if not path.is_file():
         raise OperatorError(f"{directory} holds no run: give the --dir of a core")
-    _fate(fate)
+    wanted = _fate(fate) if fate else None
     with read_ledger(path) as db:
-        return [logged_receipt(*row) for row in shard_ledger.receipts(db, learner, fate, 0, last)]
+        return [logged_receipt(*row) for row in shard_ledger.receipts(db, learner, wanted, 0, last)]
 
 
-def _fate(name: str) -> pb.Fate:
-    if name and name not in FATES:
-        raise OperatorError(f'--fate "{name}" does not exist: give pending, merged or refused')
-    return FATES[name] if name else pb.FATE_UNSPECIFIED
+def _fate(name: str) -> Fate:
+    for fate in FATES:
+        if fate == name:
+            return fate
+    raise OperatorError(f'--fate "{name}" does not exist: give pending, merged or refused')
 
 
 def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:

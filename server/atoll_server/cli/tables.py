@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import LearnerState
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -67,7 +68,8 @@ def _learners(reply: pb.StatusReply, most: int | None) -> Table:
         "came back in",
         "waited for",
     )
-    wanted = sorted(reply.learners, key=lambda each: each.state in {"live", "left"}) if most else reply.learners
+    fine = {LearnerState.LIVE, LearnerState.LEFT}
+    wanted = sorted(reply.learners, key=lambda each: each.state in fine) if most else reply.learners
     table = Table(*words, caption=_left_out(len(wanted), most, "learners"))
     for each in wanted[:most]:
         table.add_row(

@@ -21,7 +21,7 @@ from atoll_wire.frames import Pushed, Sent
 from atoll_wire.links import Link, said
 from atoll_wire.logs import contribution
 
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.fetching import Fetching
@@ -52,9 +52,9 @@ class Route:
 class FrontService(rpc.OuterServicer):
     """What learners of a region call."""
 
-    def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, acts: Acts) -> None:
+    def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, audit_log: AuditLog) -> None:
         """cache_bytes: of updates and whole fragments."""
-        self._routes, self._metrics, self._acts = routes, metrics, acts
+        self._routes, self._metrics, self._audit_log = routes, metrics, audit_log
         self.fetching = Fetching(routes, metrics, cache_bytes)
         self._waits, self._stopping = Waits(), False
 
@@ -247,7 +247,7 @@ class FrontService(rpc.OuterServicer):
         except Refused as refused:
             code, details = grpc.StatusCode[refused.status.name], refused.detail
             if refused.status is not Status.UNAVAILABLE:  # that is no judgement on who called
-                self._acts.refused("refused", context.peer(), status=refused.status.value, detail=details)
+                self._audit_log.refused("refused", context.peer(), status=refused.status.value, detail=details)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
             if lost(error):

@@ -57,6 +57,7 @@ class Entry:
     evicted: str = ""  # why an operator evicted it; empty: not evicted
     declined: dict[int, int] = field(default_factory=dict)  # by fragment, the newest cycle that it declined
     adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it reported as adopted
+    announced: int = 0  # the newest incarnation whose joining is in the journal
     doubted: bool = False  # a warning was given that it reports more than it can have trained
     dirty: bool = False  # the account changed since it was last written to the ledger
 
@@ -313,11 +314,11 @@ class Roster:
     def restore(
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
-        """Takes a name up from the ledger; its process has to join again. reason: why it is evicted, if it is."""
-        entry = Entry(name, region, incarnation, nonces, Account.from_data(account), evicted=reason)
-        self.entries[name] = entry
-        self._trained += entry.account.total("tokens")
-        self._struck += entry.account.struck_tokens
+        """Adds a name from the ledger; its process must join again. reason: why it is evicted; empty: it is not."""
+        restored = Account.from_data(account)
+        self.entries[name] = Entry(name, region, incarnation, nonces, restored, evicted=reason, announced=incarnation)
+        self._trained += restored.total("tokens")
+        self._struck += restored.struck_tokens
 
 
 def fenced(name: str) -> Refused:

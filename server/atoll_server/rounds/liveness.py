@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from atoll_wire.contract import LearnerState
+
 LEAST_SPAN_S = 0.02  # least time between two reports that measure a step time
 LEAST_STEP_S = 0.0005  # lower bound of a step time: rounds follow the fastest learner, and one may report nonsense
 SMOOTHING = 0.2  # of exponential averages; a half-life of three observations
@@ -130,15 +132,20 @@ class Member:
             return max(UNSEEN_ANSWER_S, ANSWER_PATIENCE * (self.step_time_s or 0.0))
         return ANSWER_PATIENCE * max(self.answer_s, self.step_time_s or 0.0)
 
-    def state(self, now: float) -> str:
-        """Its state as `atoll status` shows it: left, paused, joining, live or silent."""
-        if self.gone:
-            return "left"
-        if self.pausing(now):
-            return "paused"
-        if self.step_time_s is None:
-            return "joining"
-        return "live" if self.live(now) else "silent"
+
+def learner_state(member: Member | None, now: float, *, evicted: bool) -> LearnerState:
+    """How a learner is doing: the one place that decides it. member: None before it joined a run with parameters."""
+    if evicted:
+        return LearnerState.EVICTED
+    if member is None:
+        return LearnerState.JOINING
+    if member.gone:
+        return LearnerState.LEFT
+    if member.pausing(now):
+        return LearnerState.PAUSED
+    if member.step_time_s is None:
+        return LearnerState.JOINING
+    return LearnerState.LIVE if member.live(now) else LearnerState.SILENT
 
 
 def named(learners: Sequence[str]) -> str:

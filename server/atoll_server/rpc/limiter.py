@@ -22,7 +22,6 @@ from atoll_wire.certificate import Role
 from atoll_wire.clock import Clock
 from google.protobuf.message import DecodeError
 
-from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import Caller, caller
 from atoll_server.access.quotas import MANY, Bucket, NoPlaceError, Pool, Quotas
 from atoll_server.access.refusals import Refused, Status
@@ -33,6 +32,7 @@ FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, those that wer
 IN_PIECES = {"Join", "Push"}  # methods whose requests may come in pieces; of replies, only Fetch's
 
 Vouched = Callable[[Caller, pb.Session], Hashable]  # the owner of a session; None: unknown here
+Ended = Callable[[str, str, str], None]  # told of each call that a limit ended: method, peer, why
 
 
 @dataclass(eq=False, slots=True)
@@ -106,18 +106,13 @@ class Gate(grpc.aio.ServerInterceptor):
     """Limits the calls of one server. vouched: a session's owner. limited: counts refusals and waits, by limit."""
 
     def __init__(
-        self,
-        quotas: Quotas,
-        vouched: Vouched,
-        limited: prometheus_client.Counter,
-        acts: Callable[[], Acts],
-        clock: Clock,
+        self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended, clock: Clock
     ) -> None:
         self.quotas = quotas
         self.clock = clock
         self._vouched = vouched
         self._limited = limited
-        self._acts = acts
+        self._ended = ended
         self._owners: dict[Hashable, _Owner] = {}
         self._forgot_at = 0.0
         self._handlers: dict[str, Any] = {}  # by path: as many as there are methods
@@ -148,7 +143,7 @@ class Gate(grpc.aio.ServerInterceptor):
         try:
             if (why := await self._carried_out(method, context, call, places)) is not None:
                 call.ended = True
-                self._acts().refused("limited", context.peer(), method=method.name, detail=why.detail)
+                self._ended(method.name, context.peer(), why.detail)
                 await abort(context, why)  # it keeps its place until then, so that a stalled reader cannot get more
         finally:
             for place in places:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
@@ -25,8 +24,9 @@ from atoll_server.shard.shard import Shard
 from atoll_server.storage import crash_points, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.rows import LearnerRow
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Arrival
+from atoll_server.telemetry.journal import Journal
 
 KEY_BYTES, START_BYTES = 32, 16  # of what sessions are proved with
 
@@ -47,11 +47,12 @@ class Registrar:
     """One run. Whatever it tells learners is durable first.
 
     paused: by which operator and why; empty while the run goes on. layout: of the run; before there are parameters,
-    of the learner that may send them.
+    of the learner that may send them. turned_away: contributions that were refused before they were whole.
     """
 
-    def __init__(self, limits: Limits, clock: RunClock) -> None:
+    def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
         self.clock = clock
+        self.journal = journal
         self.roster = Roster(limits.learners)
         self.run_id = ""
         self.generation = 0
@@ -61,6 +62,7 @@ class Registrar:
         self.frozen_digest = ""
         self.initial_sha256 = ""
         self.paused = ""
+        self.turned_away = 0
         self.state: Waiting | Running = Waiting()
         self._views = 0  # that shards were given in this epoch
         self.writer: LedgerWriter  # from `take_up` on, as is the next
@@ -120,6 +122,10 @@ class Registrar:
             entry.dirty = False
         if rows:
             await self.writer.commit(partial(_put_learners, rows=rows))
+
+    def record(self, entry: entries.Entry) -> None:
+        """Tells the journal what happened at this moment."""
+        self.journal.record(entry, self.clock.monotonic())
 
     # ------------------------------------------------------------------------------ shards
 
@@ -184,10 +190,10 @@ class Registrar:
             total_tokens=self.settings.total_tokens,
         )
 
-    async def joined(self, entry: Entry) -> None:
+    async def joined(self, entry: Entry, by: str, state: pb.JoinReply.State) -> None:
         """Makes durable that a process speaks for a name, and tells the shards. Raises Refused when it no longer does.
 
-        What its dead predecessor left unfinished is dropped.
+        What its dead predecessor left unfinished is dropped. by: what its certificate says; state: that it is told.
         """
         incarnation = entry.incarnation
         await self.save(entry)
@@ -195,6 +201,14 @@ class Registrar:
         Speaker(entry, incarnation).still()
         for shard in self.shards:
             shard.joined(entry.name, incarnation)
+        if not entry.announced:
+            arrival = Arrival.NEW
+        else:
+            arrival = Arrival.RESTARTED if entry.announced < incarnation else Arrival.AGAIN
+        entry.announced = incarnation
+        down_s = entry.comeback.down_s
+        joined = entries.Joined(entry.name, entry.region, incarnation, arrival, down_s, by, state)
+        self.record(joined)
 
     async def left(self, entry: Entry) -> None:
         """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
@@ -205,7 +219,7 @@ class Registrar:
             shard.dispatch(ev.Gone(entry.name))
         if not entry.session:  # nor did it join again meanwhile
             entry.speaks(0, Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
-        log.info("left", learner=entry.name, incarnation=entry.incarnation)
+        self.record(entries.Left(entry.name, entry.incarnation))
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
         """Refuses what waits of a learner's work; what was merged stays merged. Without a reason it may join again.
@@ -216,6 +230,7 @@ class Registrar:
         entry = self.roster.entries.get(name)
         if entry is None:
             raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
+        was_evicted = bool(entry.evicted)
         self.roster.evict(entry, reason, self.clock.wall())
         if tokens is not None:
             self.roster.strike(entry, tokens)
@@ -225,7 +240,9 @@ class Registrar:
         if reason:
             for shard in self.shards:
                 shard.evicted(name, entry.incarnation, unwanted(reason))
-        log.warning("evicted" if reason else "let in again", learner=name, reason=reason)
+            self.record(entries.Evicted(name, reason))
+        elif was_evicted:
+            self.record(entries.Readmitted(name))
 
     async def pause(self, reason: str) -> None:
         """Durable, then told to every learner: a restarted core is still paused. Without a reason the run goes on."""
@@ -233,7 +250,12 @@ class Registrar:
         crash_points.point("pause.committed")
         self.paused = reason
         self.tell()
-        log.warning("paused" if reason else "goes on", reason=reason)
+        self.record(entries.PauseChanged(reason))
+
+    def turn_away(self, refused: Refused, learner: str) -> None:
+        """A contribution was refused before it was whole."""
+        self.turned_away += 1
+        self.record(entries.TurnedAway(learner, refused))
 
 
 def row_of(entry: Entry) -> LearnerRow:

@@ -14,9 +14,11 @@ from atoll_server.learners.registry import Entry
 from atoll_server.rounds import events as ev
 from atoll_server.run.registrar import Registrar
 from atoll_server.shard.shard import Shard
+from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
+LONGEST_REASON = 200  # of a declined round
 MOST_REPORTED = 2 * REPORTED  # declined rounds and adoptions together
 
 
@@ -67,9 +69,12 @@ def _take_answers(shard: Shard, entry: Entry, seen: pb.Progress) -> None:
         fragment, cycle = declined.fragment, declined.cycle
         if fragment in rounds and entry.declined.get(fragment, 0) < cycle <= rounds[fragment].cycle:
             entry.declined[fragment] = cycle
-            shard.dispatch(ev.Declined(entry.name, fragment, cycle, declined.reason[:200]))
+            reason = declined.reason[:LONGEST_REASON]
+            shard.context.record(entries.Declined(entry.name, fragment, cycle, reason))
+            shard.dispatch(ev.Declined(entry.name, fragment, cycle, reason))
     for adopted in seen.adopted:
         fragment, version = adopted.fragment, adopted.version
         if fragment in rounds and entry.adopted.get(fragment, 0) < version <= rounds[fragment].version:
             entry.adopted[fragment] = version
+            shard.context.record(entries.Adopted(entry.name, fragment, version))
             shard.dispatch(ev.Adopted(entry.name, fragment, version))

@@ -11,6 +11,8 @@ from atoll_server.learners.registry import Roster
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.telemetry.entries import Entry
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 
 
@@ -22,8 +24,13 @@ class ShardContext:
     run: RunSettings
     generation: int
     roster: Roster
+    journal: Journal
     writer: LedgerWriter
     metrics: Metrics
     disk: Disk
     clock: Clock
     fail: Callable[[BaseException], None]
+
+    def record(self, entry: Entry) -> None:
+        """Tells the journal what happened at this moment."""
+        self.journal.record(entry, self.clock.monotonic())

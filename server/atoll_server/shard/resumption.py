@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import structlog
+from atoll_wire.contract import Fate
 from atoll_wire.spans import Codec
 
 from atoll_server.checkpoints.restore import Restored
@@ -22,8 +22,7 @@ from atoll_server.shard.snapshotter import covered
 from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
 
 
 def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
@@ -65,7 +64,9 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
     shard.syncer.restore({entry.name: _member(entry, now) for entry in context.roster.entries.values()})
     pending_count = sum(map(len, waiting.values()))
     merges = sum(shard.versions().values())
-    log.info("state taken up", merges=merges, pending=pending_count, files_not_needed=deleted)
+    counts = shard.contributions
+    taken_up = entries.TakenUp(merges, pending_count, deleted, counts.accepted, counts.merged, counts.refused)
+    context.journal.record(taken_up, now)
 
 
 def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) -> None:
@@ -91,7 +92,7 @@ def _room(shard: Shard, db: sqlite3.Connection, covered: dict[int, int]) -> dict
             rows += shard_ledger.contributions(db, generation, "AND fragment=? AND fate='merged' AND version>?", values)
     return {
         shard.spool.path(generation, row.key):
-        0 if fate.fate == "merged" and fate.version <= covered[row.key.fragment] else row.size_bytes
+        0 if fate.fate is Fate.MERGED and fate.version <= covered[row.key.fragment] else row.size_bytes
         for row, fate in rows
     }  # fmt: skip
 
@@ -100,7 +101,7 @@ def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> Pending 
     """Counts one; opens its payload if it waits for its merge."""
     shard.contributions.accept(row)
     shard.uploads.note(row.digest, receipt_of(fate))
-    if fate.fate != "pending":
+    if fate.fate is not Fate.PENDING:
         shard.contributions.end(row, fate)
         return None
     norms_sq = np.array(row.norms_sq, np.float64)

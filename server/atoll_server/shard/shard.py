@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import assert_never
 
-import structlog
 from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import Fate
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
@@ -27,8 +27,9 @@ from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.contributions import Contributions, receipt_of, refusal_row
+from atoll_server.shard.follower_log import FollowerLog
 from atoll_server.shard.fragment import Fragment, Held
-from atoll_server.shard.publications import HappeningLog, Publication, UpdateCache
+from atoll_server.shard.publications import Publication, UpdateCache
 from atoll_server.shard.readers import Readers
 from atoll_server.shard.run_view import RunView
 from atoll_server.shard.snapshotter import Snapshotter
@@ -37,9 +38,8 @@ from atoll_server.shard.work import Work
 from atoll_server.storage import crash_points, shard_ledger
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow
 from atoll_server.storage.spool import Spool
-from atoll_server.telemetry.timeline import Timeline
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.journal import Journal
 
 BYTES_A_PARAMETER = 12  # of a snapshot: theta, theta_pub, momentum
 UPDATES_KEPT = 0.4  # bytes a parameter at least: nearly one update of every fragment
@@ -55,7 +55,10 @@ class Shard:
         """view: the registrar's last word. damaged: a snapshot was found damaged and given up."""
         self.context = context
         self.view = view
-        self.happenings = HappeningLog(context.settings.limits.happenings, self._current)
+        self.follower_log = FollowerLog(context.settings.limits.happenings, self._current)
+        self._journal = Journal()  # followers of this shard hear first, then all that subscribed to the core's
+        self._journal.subscribe(self.follower_log.on, only_shows=False)
+        self._journal.subscribe(context.journal.record, only_shows=False)
         self.work = Work(context.fail)
         run, limits = context.run, context.settings.limits
         self.layout: Layout = restored.layout
@@ -78,8 +81,7 @@ class Shard:
         self.syncer = Syncer(run, rounds, merge.weight, paused=bool(view.paused))
         self.uploads = Uploads(context, self.layout, self.spool, self.work)
         self.readers = Readers(self.work)
-        self.contributions = Contributions(self.fragments, self.layout.parameters, context.roster, context.metrics)
-        self.timeline = Timeline(context.metrics)
+        self.contributions = Contributions(self.fragments, self.layout.parameters, context.roster)
         self.snapshots = Snapshotter(context, self.fragments, self.spool, self.work, restored, damaged=damaged)
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -104,17 +106,15 @@ class Shard:
             return
         now = self.context.clock.monotonic()
         effects = self.syncer.on(event, now)
-        self.timeline.on(event, effects, now)
         for effect in effects:
             match effect:
                 case ev.OpenRound():
-                    self.happenings.append(
-                        pb.Happening(opened=pb.RoundOpened(fragment=effect.fragment, cycle=effect.cycle))
-                    )
+                    self._journal.record(entries.RoundOpened(effect.fragment, effect.cycle), now)
                 case ev.Merge():
+                    self._journal.record(entries.RoundClosed(effect), now)
                     self.work.spawn(self._merge(effect))
                 case ev.Lapse():
-                    log.info("round lapsed", fragment=effect.fragment, cycle=effect.cycle, reason=effect.reason)
+                    self._journal.record(entries.RoundLapsed(effect), now)
                 case ev.Refuse():
                     self.work.spawn(self._refuse_pending(effect))
                 case _:
@@ -130,6 +130,9 @@ class Shard:
         if at is not None:
             self._wake = asyncio.get_running_loop().call_later(max(0.001, at - now), self.dispatch, ev.Ticked())
 
+    def _record(self, entry: entries.Entry) -> None:
+        self._journal.record(entry, self.context.clock.monotonic())
+
     # ------------------------------------------------------------------------------ contributions
 
     def room(self, free_bytes: int) -> None:
@@ -142,8 +145,8 @@ class Shard:
         self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
-        if fate.fate == "refused":
-            self.happenings.append(pb.Happening(receipt=receipt))
+        if fate.fate is Fate.REFUSED:
+            self._record(entries.PendingRefused(fate))
         return receipt
 
     # ------------------------------------------------------------------------------ effects
@@ -169,10 +172,10 @@ class Shard:
             except Exception as error:
                 self.work.fail(error)  # before anybody else is given this fragment's lock
                 raise
-            self.timeline.computed(fragment.index, effect.version, self.context.clock.monotonic())
+            self._record(entries.MergeComputed(fragment.index, effect.version))
             crash_points.point("merge.computed")
             assert merged.state.version == effect.version, "the syncer and the state agree on the version"
-            fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]
+            fates = [FateRow(s.key, Fate.MERGED, effect.version, s.weight, s.staleness) for s in effect.shares]
             fates += [refusal_row(refusal, effect.version) for refusal in effect.refusals]
             row = MergeRow(
                 effect.fragment, effect.version, effect.cycle,
@@ -199,17 +202,8 @@ class Shard:
         refused, fragment.refused = fragment.refused, []
         self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
         fragment.published_at = self.context.clock.monotonic()
-        self.contributions.merged(share.key.learner for share in effect.shares)
-        log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
-                  shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip
-        published = pb.UpdatePublished(
-            fragment=effect.fragment,
-            version=effect.version,
-            size_bytes=publication.size_bytes,
-            run_tokens=view.run_tokens,
-            struck_tokens=view.struck_tokens,
-        )
-        self.happenings.append(pb.Happening(published=published))
+        self.contributions.published(share.key.learner for share in effect.shares)
+        self._record(entries.Published(effect, publication.size_bytes, view.run_tokens, view.struck_tokens))
         self.dispatch(ev.Merged(effect.fragment, effect.version))
 
     async def _refuse_pending(self, effect: ev.Refuse) -> None:
@@ -265,7 +259,7 @@ class Shard:
         before, self.view = self.view, view
         if view.paused != before.paused:
             self.dispatch(ev.Paused(bool(view.paused)))
-            self.happenings.append(pb.Happening(paused=pb.Paused(reason=view.paused)))
+            self.follower_log.on(entries.PauseChanged(view.paused), self.context.clock.monotonic())
 
     def joined(self, learner: str, incarnation: int) -> None:
         """A process may speak for a name: what an older one left unfinished is dropped."""

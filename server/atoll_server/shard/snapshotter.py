@@ -19,6 +19,7 @@ from atoll_server.storage import crash_points, shard_ledger, totals
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
+from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
@@ -88,7 +89,7 @@ class Snapshotter:
         error = None if task.cancelled() else task.exception()
         if error is not None:  # said here, since whoever asked for it may be gone
             # The ledger and the spool still hold everything: only the next start takes longer.
-            log.error("the snapshot could not be written: look at the disk", error=str(error))
+            self._context.record(entries.SnapshotFailed(str(error)))
 
     async def _take(self) -> SnapshotRow:
         context = self._context
@@ -110,7 +111,8 @@ class Snapshotter:
             self._one_is_missing = False
             self._took_s = context.clock.monotonic() - self._taken_at
             self._unsaved_s -= unsaved_s
-            log.info("snapshot taken", id=row.id, merges=sum(row.versions.values()), size_bytes=row.size_bytes)
+            taken = entries.SnapshotTaken(row.id, sum(row.versions.values()), row.size_bytes)
+            context.record(taken)
             await self._drop_old()
             while await context.writer.commit(self._add_up):
                 pass

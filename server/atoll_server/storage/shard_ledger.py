@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from atoll_wire.contract import FATES
+from atoll_wire.contract import FATES, Fate
 
 from atoll_server.rounds.events import Key
 from atoll_server.storage.database import LedgerError, checksum, verified
@@ -44,14 +44,14 @@ def add_contribution(
         row.scale,
         row.accepted_at,
     )
-    everything = (*values, checksum(values), *_fate_values(fate or FateRow(key, "pending")))
+    everything = (*values, checksum(values), *_fate_values(fate or FateRow(key, Fate.PENDING)))
     db.execute(f"INSERT INTO contributions VALUES ({','.join('?' * len(everything))})", everything)  # noqa: S608
 
 
 def _fate_values(row: FateRow) -> tuple[Any, ...]:
     key = row.key
     fate = (row.fate, row.version, row.weight, float(row.staleness), row.reason, int(row.dropped))
-    return (*fate, checksum((key.learner, key.incarnation, key.fragment, key.seq, *fate)))
+    return (*fate, checksum((*key, *fate)))
 
 
 def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
@@ -169,11 +169,11 @@ def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
 
 
 def receipts(
-    db: sqlite3.Connection, learner: str, fate: str, before: int, limit: int
+    db: sqlite3.Connection, learner: str, fate: Fate | None, before: int, limit: int
 ) -> list[tuple[int, ContributionRow, FateRow]]:
     """The latest contributions of all generations, newest first, each with a number that grows as they came.
 
-    learner, fate: only theirs; empty: all. before: only lower numbers; 0: from the newest on.
+    learner, fate: only theirs; empty, None: all. before: only lower numbers; 0: from the newest on.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
     fates = [f"fate='{each}'" for each in FATES if each == fate]  # as the indices have it
@@ -213,10 +213,9 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
         scale,
         accepted_at,
     )
-    fate = FateRow(key, r[17], r[18], r[19], r[20], r[21], bool(r[22]))
-    if _fate_values(fate)[-1] != r[23]:
+    if checksum((*key, *r[17:23])) != r[23]:
         raise LedgerError(f"the fate of contribution {key} does not match its checksum: restore a backup")
-    return row, fate
+    return row, FateRow(key, Fate(r[17]), r[18], r[19], r[20], r[21], bool(r[22]))
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -> list[MergeRow]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 
+from atoll_wire.contract import Fate
+
 from atoll_server.storage import shard_ledger
 from atoll_server.storage.rows import TallyRow
 
@@ -20,7 +22,7 @@ def add_up(db: sqlite3.Connection, generation: int) -> bool:
     lines: dict[tuple[str, int, int], TallyRow] = {}
     count = 0
     for number, row, fate in shard_ledger.came_after(db, generation, last.through if last is not None else 0, STEP):
-        if fate.fate == "pending":
+        if fate.fate is Fate.PENDING:
             break
         line = (row.key.learner, row.key.incarnation, row.key.fragment)
         if line not in lines:
