@@ -229,7 +229,8 @@ class RunSession:
         tasks = [self._running.pop(shard) for shard in shards if shard in self._running]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _enter(self) -> None:
         """At the first time lets training begin when all fragments are here."""
