@@ -16,6 +16,8 @@ from atoll_wire.layout import MergeKind, TensorSpec, plan
 
 def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_again():
     run = Registrar(Limits(), RunClock(SYSTEM), Journal())
+    with pytest.raises(Refused, match="no parameters yet"):
+        run.shard(0)
     tensors = [TensorSpec(f"t{n}", (64, 64), "float32", MergeKind.AVERAGE, ()) for n in range(4)]
     layout = plan(tensors, 4)
     assert len(layout.fragments) == 4
@@ -28,3 +30,6 @@ def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_aga
         with pytest.raises(Refused) as refused:
             run.owner(fragment)
         assert refused.value.status is status
+    assert run.shard(1) is shards[1], "it is followed by the number that places gives it"
+    with pytest.raises(Refused, match="there is no shard 2: the run has 2"):
+        run.shard(2)

@@ -151,12 +151,20 @@ class Registrar:
             if (found := shard.fragments.get(fragment)) is not None:
                 return shard, found
         if isinstance(self.state, Waiting) or self.layout is None:
-            raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
+            raise _without_parameters()
         last = len(self.layout.fragments) - 1
         if fragment <= last:
             text = f"fragment {fragment} is at another shard of this run: join again, and call it there"
             raise Refused(Status.UNAUTHENTICATED, text)
         raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {last}")
+
+    def shard(self, number: int) -> Shard:
+        """By its position in `places`. Raises Refused."""
+        if number < len(self.shards):
+            return self.shards[number]
+        if isinstance(self.state, Waiting):
+            raise _without_parameters()
+        raise Refused(Status.INVALID_ARGUMENT, f"there is no shard {number}: the run has {len(self.shards)}")
 
     def places(self) -> list[pb.ShardPlace]:
         """Where each shard serves: all of them at this process's own address."""
@@ -256,6 +264,10 @@ class Registrar:
         """A contribution was refused before it was whole."""
         self.turned_away += 1
         self.record(entries.TurnedAway(learner, refused))
+
+
+def _without_parameters() -> Refused:
+    return Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
 
 
 def row_of(entry: Entry) -> LearnerRow:

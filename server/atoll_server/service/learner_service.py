@@ -89,7 +89,7 @@ class OuterService(rpc.OuterServicer):
         """Tells what happens until the learner or this core goes."""
         try:
             speaker = self._session(context, request.session)
-            shard, _ = self._run.owner(0)  # this process has one: of several, each has a log, and a Follow of its own
+            shard = self._run.shard(request.shard)
         except Refused as refused:
             await abort(context, refused)
         wait = Wait()  # not until this core stops: that is told as a happening
