@@ -85,22 +85,26 @@ class Counters:
     stands: str = ""
     run_tokens: int = 0
     run_tokens_at: int = 0  # own tokens that are in run_tokens
-    struck_tokens: int = -1  # of everybody's, by operators; -1: the core was not heard
+    struck_tokens: int = -1  # of everybody's: by operators, or undone; -1: the core was not heard
     corrected: bool = False  # run_tokens fell since training last looked
     total_tokens: int = 0  # that the run is to train; 0: the core was not told
 
-    def told(self, run_tokens: int, struck_tokens: int = 0) -> None:
-        """The core says how many tokens everybody has trained; fewer than before when an operator struck some."""
-        if run_tokens > self.run_tokens or struck_tokens > self.struck_tokens:
-            self.corrected |= struck_tokens > self.struck_tokens > -1
-            self.struck_tokens = max(self.struck_tokens, struck_tokens)
+    def told(self, run_tokens: int, struck_tokens: int = 0, *, anew: bool = False) -> None:
+        """The core says how many tokens everybody has trained; fewer than before when an operator struck some.
+
+        anew: the run was restored to a checkpoint, so nothing that was heard before counts.
+        """
+        if anew or run_tokens > self.run_tokens or struck_tokens > self.struck_tokens:
+            self.corrected |= anew or struck_tokens > self.struck_tokens > -1
+            self.struck_tokens = struck_tokens if anew else max(self.struck_tokens, struck_tokens)
             # In this order: training may read in between, and must rather see too few tokens than too many.
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens
 
     def known_tokens(self) -> int:
         """Of everybody: one's own now, and the others' as the core last told them."""
-        return self.tokens + max(0, self.run_tokens - self.run_tokens_at)
+        # The core hears of own tokens a little later. Where some were struck, own ones may be among them.
+        return self.tokens + max(-max(0, self.struck_tokens), self.run_tokens - self.run_tokens_at)
 
     def run_tokens_after(self, agreed: int) -> int:
         """Of everybody, never fewer than were agreed on last, unless an operator struck some since."""

@@ -111,7 +111,7 @@ def ledger_has_a_damaged_page(directory: Path) -> None:
     path.write_bytes(content)
 
 
-@bad("has schema 99, this atoll reads 5: use the version that made it")
+@bad("has schema 99, this atoll reads 6: use the version that made it")
 def ledger_is_of_a_newer_atoll(directory: Path) -> None:
     sql(directory, "PRAGMA user_version=99")
 

@@ -10,9 +10,10 @@ import pytest
 from atoll_server.checkpoints.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
 from atoll_server.merging import merge
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, ledger
+from atoll_server.storage import database, ledger, lineage
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.lineage import Line
 from atoll_server.storage.part_file import ChecksumError, PartFile
 from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow
 from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
@@ -140,9 +141,9 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     ((row, fate),) = ledger.contributions(db, 1)
     assert row == ROW
     assert fate == FateRow(KEY, "merged", 1, 1.0, 0)
-    assert ledger.merges(db, 1, 0, after=0) == [MERGE]
+    assert lineage.merges(db, Line(), 0, after=0) == [(1, MERGE)]
     assert ledger.learners(db)[0].region == "eu"
-    assert (ledger.last_merge(db, 1, 0), ledger.last_merge(db, 1, 1)) == ((1, 5.0), (0, None))
+    assert (lineage.last_merge(db, Line(), 0), lineage.last_merge(db, Line(), 1)) == ((1, 5.0), (0, None))
     assert list(ledger.contributions(db, 2)) == []
 
 
@@ -158,9 +159,9 @@ def test_a_key_is_accepted_once_and_has_one_fate(tmp_path):
     ("change", "read"),
     [
         ("UPDATE contributions SET tokens=7", lambda db: list(ledger.contributions(db, 1))),
-        ("UPDATE merges SET theta=7", lambda db: ledger.merges(db, 1, 0, 0)),
+        ("UPDATE merges SET theta=7", lambda db: lineage.merges(db, Line(), 0, 0)),
         ("UPDATE learners SET account='{}'", ledger.learners),
-        ("UPDATE merges SET version=5", lambda db: ledger.merges(db, 1, 0, 0)),
+        ("UPDATE merges SET version=5", lambda db: lineage.merges(db, Line(), 0, 0)),
     ],
 )
 def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
@@ -175,7 +176,7 @@ def test_a_missing_merge_is_a_gap_that_is_named(tmp_path):
     ledger.add_merge(db, 1, MergeRow(0, 3, *list(_fields(MERGE))[2:]), [])
     db.execute("DELETE FROM merges WHERE version=1")
     with pytest.raises(LedgerError, match="lacks version 1 of fragment 0"):
-        ledger.merges(db, 1, 0, after=0)
+        lineage.merges(db, Line(), 0, after=0)
 
 
 def _fields(row):
@@ -215,7 +216,7 @@ def snapshot(tmp_path):
     writer.begin()
     writer.add(0, state)
     writer.finish()
-    return state, ledger.SnapshotRow(1, writer.versions, writer.checksums, 0.0, writer.size_bytes)
+    return state, ledger.SnapshotRow(1, 1, writer.versions, writer.checksums, {}, 0.0, writer.size_bytes)
 
 
 def test_a_snapshot_gives_the_state_back_bit_by_bit(tmp_path):

@@ -7,21 +7,28 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from atoll_server.learners.registry import Roster
 from atoll_server.shard.snapshotter import LONGEST_REPLAY_S, Snapshotter
 from atoll_server.storage.disk import Disk
+from atoll_server.storage.lineage import Line
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 
 
 @pytest.fixture
 def shard():
     return SimpleNamespace(
-        fragments={0: None}, settings=SimpleNamespace(snapshot_every_s=120.0), unsaved_s=0.0, versions=lambda: {0: 1}
+        fragments={0: None},
+        line=Line(),
+        roster=Roster(1),
+        settings=SimpleNamespace(snapshot_every_s=120.0),
+        unsaved_s=0.0,
+        versions=lambda: {0: 1},
     )
 
 
 def due(shard, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
     async def asked() -> bool:
-        keeper = Snapshotter(shard, [], shard.unsaved_s, damaged=False)
+        keeper = Snapshotter(shard, [], [], shard.unsaved_s, damaged=False)
         keeper._took_s = took_s
         now = time.monotonic() + after_s
         monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -53,7 +60,7 @@ def test_nothing_new_is_never_due(shard, monkeypatch):
     keeper_rows = [SimpleNamespace(versions={})]
 
     async def asked() -> bool:
-        keeper = Snapshotter(shard, [], shard.unsaved_s, damaged=False)
+        keeper = Snapshotter(shard, [], [], shard.unsaved_s, damaged=False)
         keeper.rows = keeper_rows
         return keeper.due()
 
@@ -68,7 +75,7 @@ def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_onc
     began = time.monotonic()
 
     async def asked() -> None:
-        keeper = Snapshotter(shard, [], shard.unsaved_s, damaged=True)
+        keeper = Snapshotter(shard, [], [], shard.unsaved_s, damaged=True)
         assert keeper.due()
         with pytest.raises(OSError, match="not written down"):
             await keeper.take()
@@ -84,7 +91,7 @@ def test_a_damaged_one_is_made_up_for_at_once(shard):
     shard.versions = dict
 
     async def asked() -> bool:
-        keeper = Snapshotter(shard, [SimpleNamespace(versions={})], shard.unsaved_s, damaged=True)
+        keeper = Snapshotter(shard, [SimpleNamespace(versions={}, generation=1)], [], shard.unsaved_s, damaged=True)
         return keeper.due()
 
     assert asyncio.run(asked())

@@ -36,7 +36,7 @@ from atoll_server.rounds import syncer
 from atoll_server.rounds.events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
 from atoll_server.shard import intake, publications, shard, snapshotter, uploads
-from atoll_server.storage import database, ledger, ledger_writer, rows
+from atoll_server.storage import database, ledger, ledger_writer, lineage, rows
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
 
@@ -274,7 +274,7 @@ def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
 
     def all_of_them(db: Any, *values: Any, **more: Any) -> Any:
         found = restored(db, *values, **more)
-        return dataclasses.replace(found, snapshots=ledger.snapshots(db, ledger.get_meta(db)["generation"]))
+        return dataclasses.replace(found, snapshots=lineage.snapshots(db, found.line))
 
     with patch(core, "restore", all_of_them):
         yield

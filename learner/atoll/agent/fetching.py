@@ -176,9 +176,9 @@ class Fetcher:
                 if not flight.messages:
                     raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
                 self._sender.end(line, merged=True)
-                return Fate(flight.taken.outstanding.coded, whole and line.drop)
+                return Fate(flight.taken.outstanding.coded, whole and line.drop, line.restores)
             self._sender.decided(receipt)
-        return Fate(drop=whole and line.drop)
+        return Fate(None, whole and line.drop, line.restores)
 
 
 def _came(line: Line) -> int:

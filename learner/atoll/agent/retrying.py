@@ -45,6 +45,8 @@ async def retry(
     failures = 0
     while wanted() and not standing.leaving:
         await standing.connected.wait()
+        if not wanted():  # the run was restored meanwhile: what was in flight is not sent to it
+            return
         session, before, acted = standing.session, came(), False
         try:
             if await once():

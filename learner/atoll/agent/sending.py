@@ -50,6 +50,9 @@ class Sender:
         if taken.received:
             return
         taken.received = True
+        if taken.outstanding.restores != line.restores:
+            self._left_behind(line, taken)
+            return
         assert line.flight is None, "at most one contribution of a fragment is in flight"
         line.seq += 1
         line.flight = Flight(taken, line.seq)
@@ -57,6 +60,13 @@ class Sender:
         task = asyncio.get_running_loop().create_task(self._carry(line, line.flight))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def _left_behind(self, line: Line, taken: Taken) -> None:
+        """It was trained from parameters that the run does not have any more: it goes with the next adoption."""
+        log.info("work of before the run was restored is given up", fragment=line.fragment)
+        self._handover.settle(taken)
+        line.whole = line.drop = True
+        self._fetch(line)
 
     def ask_again(self) -> None:
         """After the core was away: what became of contributions that it had acknowledged?"""
@@ -90,10 +100,12 @@ class Sender:
 
     async def _push(self, line: Line, flight: Flight) -> bool:
         """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
-        outstanding = flight.taken.outstanding
+        outstanding, offered = flight.taken.outstanding, self._standing.session
 
         def head() -> pb.PushHeader:
-            flight.session = self._standing.session
+            # When its turn comes the run may have been restored: then the core refuses it with the session of before.
+            same = self._standing.session.generation == offered.generation
+            flight.session = self._standing.session if same else offered
             return pb.PushHeader(
                 session=flight.session, fragment=line.fragment, seq=flight.seq, cycle=flight.taken.cycle,
                 base_version=outstanding.base_version, tokens=outstanding.tokens, steps=outstanding.steps,

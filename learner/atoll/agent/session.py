@@ -134,18 +134,17 @@ class Presence:
         standing, reply = self.standing, await self._joiner.join()
         known = {self.standing.settings.codec} if self.standing.lines else CODECS
         layout = planned(self._model.tensors, reply, known)
+        restored = bool(standing.lines) and reply.generation != standing.session.generation
         if not standing.lines:
             standing.layout = layout
             standing.lines = [Line(f.index, np.empty(0, np.float32)) for f in layout.fragments]
-        elif reply.generation != standing.session.generation:
-            for line in standing.lines:
-                line.whole, line.drop, line.target = True, True, 0
-                self._sender.forget(line)
+        elif restored:
+            self._restored(reply)
         standing.settings, standing.session = reply.settings, self._joiner.session(reply)
         standing.lost.clear()
         standing.connected.set()
         self._counters.connected = True
-        self._counters.told(reply.run_tokens, reply.struck_tokens)
+        self._counters.told(reply.run_tokens, reply.struck_tokens, anew=restored)
         self._counters.total_tokens = reply.settings.total_tokens
         if self._said_away:
             log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
@@ -156,6 +155,18 @@ class Presence:
                 line.whole |= version < line.version
             line.target = version
             self._fetcher.begin(line)
+
+    def _restored(self, reply: pb.JoinReply) -> None:
+        """The run went back to a checkpoint. The work since then is given up, and fragments are fetched whole."""
+        log.warning("the run was restored to a checkpoint: this learner follows", generation=reply.generation)
+        self._handover.adopted.clear()
+        for line in self.standing.lines:
+            line.whole = line.drop = True
+            line.target = 0
+            line.setbacks += 1
+            line.restores += self._entered
+            line.incoming = None
+            self._sender.forget(line)
 
     async def _stay(self) -> None:
         """Follows and reports until either breaks or some other call finds the core gone."""

@@ -46,9 +46,10 @@ def register(app: typer.Typer) -> None:
     app.command("evict")(evict_command)
     app.command("token")(token_command)
     app.command("replay")(replay_command)
-    checkpoint = typer.Typer(no_args_is_help=True, help="List, take and export checkpoints of a run.")
+    checkpoint = typer.Typer(no_args_is_help=True, help="List, take, restore and export checkpoints of a run.")
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
+    checkpoint.command("restore")(checkpoint_restore)
     checkpoint.command("export")(checkpoint_export)
     app.add_typer(checkpoint, name="checkpoint")
 
@@ -166,12 +167,45 @@ def token_command(
 
 
 def checkpoint_list(
-    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
+    server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_LIST_DIR"),
+    ] = None,
 ) -> None:
-    """List the snapshots on a core's disk."""
+    """List the snapshots on a core's disk: each of them can be restored."""
+    if directory is not None:
+        need("checkpoint list --dir", "server", *KEEPING)
+        from atoll_server.cli.offline import list_from_directory
+
+        list_from_directory(directory)
+        return
     from atoll_server.cli.remote import list_checkpoints
 
     list_checkpoints(_core(server, tls, token, insecure_plaintext))
+
+
+def checkpoint_restore(
+    checkpoint: Annotated[int, typer.Argument(metavar="ID", help="Its number, see atoll checkpoint list.", min=1)],
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Of the run; its core is stopped.", envvar="ATOLL_CHECKPOINT_RESTORE_DIR")
+    ],
+) -> None:
+    """Take a run back to an older checkpoint: a new generation begins there, and learners follow.
+
+    A core keeps the newest snapshots (--keep-snapshots, 3), and takes one when it stops. After a restore those of the
+    old generation stay until the core has taken two in the new one: until then this can be undone.
+    """
+    need("checkpoint restore", "server", *KEEPING)
+    from atoll_server.cli.offline import restore_checkpoint
+    from atoll_server.storage import crash_points
+
+    if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
+        crash_points.watch(crash_points.kill_at(wanted))
+    restore_checkpoint(directory, checkpoint)
 
 
 def checkpoint_take(
@@ -213,6 +247,7 @@ def replay_command(
     directory: Annotated[Path, typer.Argument(help="Of a core that was started with --record.")],
     changes: Annotated[list[str], typer.Option("--set", help="What if: outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. May be given several times.", metavar="NAME=VALUE")] = [],  # noqa: B006 - typer copies it
     out: Annotated[Path | None, typer.Option(help="Write the model that comes out there, as checkpoint export does.")] = None,
+    generation: Annotated[int | None, typer.Option(help="Another than the current one, of a run that was restored to a checkpoint.", min=1)] = None,
 ) -> None:  # fmt: skip
     """Make every merge of a recorded run again, from its ledger: the same parameters, byte for byte, or what if."""
     need("replay", "server", *KEEPING)
@@ -225,7 +260,9 @@ def replay_command(
     shown = console()
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
         task = progress.add_task("merges")
-        done = replay(directory, changes, lambda count, total: progress.update(task, completed=count, total=total))
+        done = replay(
+            directory, changes, lambda count, total: progress.update(task, completed=count, total=total), generation
+        )
     if changes:
         print(
             f"{done.merges:,} merges made again with {', '.join(changes)}: {100 * done.apart:.3g} % away from the recorded result, of how far the run moved"

@@ -12,22 +12,30 @@ from atoll_wire.layout import Layout
 
 from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import LEDGER, Restored, check_initial, initial_states, restore
+from atoll_server.checkpoints.rollback import roll_back
 from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.checkpoints.unshared_tensors import warning_of
+from atoll_server.cli.tables import print_checkpoints
 from atoll_server.merging.merge import FragmentState
+from atoll_server.service.operator_service import checkpoint
 from atoll_server.storage import ledger
 from atoll_server.storage.database import read_ledger
 from atoll_server.storage.disk import DISK
 
 
-def read_run(directory: Path, *, from_start: bool = False, check: bool = False) -> Restored:
+def read_run(
+    directory: Path, *, from_start: bool = False, check: bool = False, generation: int | None = None
+) -> Restored:
     """The state that a core would come up with; `from_start` replays the whole ledger (needs --record).
 
-    check: reads all of the first parameters, too, for what of them never changes.
+    check: reads all of the first parameters, too, for what of them never changes. generation: another than the current
+    one. Raises SettingsError when there is none of that number.
     """
     with run_ledger(directory) as db:
         meta = ledger.get_meta(db)
-        run = restore(db, directory, from_start=from_start)
+        if generation is not None and not 1 <= generation <= meta["generation"]:
+            raise SettingsError(f"--generation {generation}: the run in {directory} has 1 to {meta['generation']}")
+        run = restore(db, directory, from_start=from_start, generation=generation)
         if check:
             check_initial(run.initial.path, meta["initial_sha256"], DISK)
         return run
@@ -43,6 +51,23 @@ def run_ledger(directory: Path) -> Iterator[sqlite3.Connection]:
         if "fingerprint" not in ledger.get_meta(db):
             raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
         yield db
+
+
+def list_from_directory(directory: Path) -> None:
+    """Prints the checkpoints of a run's directory."""
+    with run_ledger(directory) as db:
+        print_checkpoints([checkpoint(row) for row in ledger.snapshots(db)])
+
+
+def restore_checkpoint(directory: Path, checkpoint: int) -> None:
+    """Takes the run in a directory back to a checkpoint, and says so. Raises SettingsError, LedgerError."""
+    done = roll_back(directory, checkpoint)
+    merges = sum(done.row.versions.values())
+    if not done.began:
+        print(f"the run is at checkpoint {checkpoint} already: generation {done.generation}, {merges} merges")
+        return
+    print(f"restored to checkpoint {checkpoint} (generation {done.generation}): {merges} merges")
+    print("start the core: learners follow by themselves, and give up what they trained since")
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:

@@ -40,6 +40,8 @@ class Spent:
     steps_paid: float = 0.0  # see influence.counted; 0: since it joined
     tokens_paid: float = 0.0
     frozen_s: float = 0.0  # of stepping_s as it was said: the process stood, and did not know
+    undone_tokens: float = 0.0  # merged, and then left behind when an older checkpoint was restored; as accepted_tokens
+    restored: bool = False  # an older checkpoint was restored since its last report
     said_steps: int = 0  # as reported; `steps` and `tokens` are what counts of them
     said_tokens: int = 0
 
@@ -47,12 +49,16 @@ class Spent:
         """What counts now of so many tokens, and until when time is used up by that."""
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
+    def given_up_tokens(self) -> float:
+        """By the learner, or with what a restored checkpoint left behind."""
+        return self.abandoned_tokens + self.undone_tokens
+
     def thrown_away_s(self, dead: bool) -> float:
         """Stepping time of tokens that will never be merged."""
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
             return self.stepping_s if dead else 0.0
-        lost = max(self.abandoned_tokens, tokens - self.accepted_tokens if dead else 0.0)
+        lost = max(self.abandoned_tokens, tokens - self.accepted_tokens) if dead else self.given_up_tokens()
         return self.stepping_s * min(1.0, max(0.0, lost) / tokens)
 
 
@@ -91,6 +97,7 @@ class Account:
     silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
     woke_at: float = 0.0  # when the last such silence ended
     struck_tokens: int = 0  # by an operator: they were reported and do not count
+    undone_tokens: int = 0  # reported, and not counted since an older checkpoint was restored
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
 
@@ -127,6 +134,9 @@ class Account:
         seen.joined_at = was.joined_at
         seen.accepted_tokens = was.accepted_tokens
         seen.frozen_s = was.frozen_s
+        seen.undone_tokens = was.undone_tokens
+        if was.restored:  # what it trained since, from parameters that the run does not have any more
+            self.undone_tokens += seen.tokens - was.tokens
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
@@ -170,6 +180,25 @@ class Account:
         for spent in (self.current, *self.past):
             spent.accepted_tokens = 0.0
 
+    def counted_tokens(self) -> int:
+        """Of all that it reported, what counts."""
+        count: int = self.total("tokens") - self.struck_tokens - self.undone_tokens
+        return count
+
+    def strike(self, tokens: int) -> None:
+        """So many count of all that it reported; struck ones never count again."""
+        self.struck_tokens = max(self.struck_tokens, self.total("tokens") - self.undone_tokens - tokens)
+
+    def restored(self, tokens: int, undone_tokens: float) -> None:
+        """The run goes back to an older checkpoint. tokens: that counted of this learner then.
+
+        undone_tokens: of the process that speaks for it: merged, and left behind; mean over fragments weighted by
+        parameters.
+        """
+        self.undone_tokens = max(0, self.total("tokens") - self.struck_tokens - tokens)
+        self.current.undone_tokens = undone_tokens
+        self.current.restored = True
+
     def accepted(self, tokens: float, current: bool) -> None:
         """The core acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
         spent = self.current if current or not self.past else self.past[0]
@@ -178,7 +207,8 @@ class Account:
     def _bury(self) -> None:
         """Adds the dead incarnation to the past, its lost tokens included."""
         dead = self.current
-        dead.abandoned_tokens = max(dead.abandoned_tokens, dead.tokens - dead.accepted_tokens)
+        dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - dead.accepted_tokens)
+        dead.undone_tokens = 0.0
         if not self.past:
             self.past = [dead]
             return

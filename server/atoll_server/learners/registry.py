@@ -275,13 +275,17 @@ class Roster:
 
     def strike(self, entry: Entry, tokens: int) -> None:
         """So many count of all that a learner reported; struck ones never count again."""
-        account = entry.account
-        account.struck_tokens = max(account.struck_tokens, account.total("tokens") - tokens)
+        entry.account.strike(tokens)
         entry.dirty = True
 
+    def counted_tokens(self) -> dict[str, int]:
+        """Trained by each learner so far, as reported, without those that are struck."""
+        return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
+
     def struck_tokens(self) -> int:
-        """Of all learners."""
-        return sum(entry.account.struck_tokens for entry in self.entries.values())
+        """Of all learners: by operators, and with what a restored checkpoint left behind."""
+        accounts = [entry.account for entry in self.entries.values()]
+        return sum(account.struck_tokens + account.undone_tokens for account in accounts)
 
     def tokens(self) -> int:
         """Trained by everybody so far, as reported."""

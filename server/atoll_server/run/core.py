@@ -85,8 +85,7 @@ class Core:
         self.registrar.take_up(meta, ledger.learners(db), LedgerWriter(db, self.fail))
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, directory, self.disk)
-            dropping = (db, directory, self.registrar.generation, restored.snapshots, self.disk)
-            damaged = await with_room(drop_damaged, *dropping)
+            damaged = await with_room(drop_damaged, db, directory, restored, self.disk)
             shard = self._shard(restored, damaged=damaged)
             take_up(shard, db, restored, self.registrar.clock.now())
             self.registrar.runs(restored.layout, [shard])

@@ -20,8 +20,9 @@ from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.publications import HappeningLog
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import crash_points, ledger
+from atoll_server.storage import crash_points, ledger, lineage
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import LearnerRow
 
 log = structlog.get_logger()
@@ -52,6 +53,7 @@ class Registrar:
         self.happenings = HappeningLog(limits.happenings, self._current)
         self.run_id = ""
         self.generation = 0
+        self.line = Line()  # of this generation
         self.epoch = 0
         self.settings = RunSettings()
         self.layout: Layout | None = None
@@ -68,6 +70,7 @@ class Registrar:
         self.writer = writer
         self.run_id = meta["run"]
         self.generation = meta["generation"]
+        self.line = lineage.line_of(meta)
         self.epoch = meta["epoch"]
         self.settings = RunSettings.model_validate(meta["settings"])
         self.paused = meta.get("paused", "")

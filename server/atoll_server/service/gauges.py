@@ -28,7 +28,11 @@ STATES = ("joining", "live", "paused", "silent", "left", "evicted")
 
 async def keep_gauges(core: Core) -> None:
     """For as long as the core runs."""
-    core.diary.note(core.registrar.clock.now(), "core", f"the core started: epoch {core.registrar.epoch}")
+    run = core.registrar
+    core.diary.note(run.clock.now(), "core", f"the core started: epoch {run.epoch}")
+    if run.line.beginnings and run.versions() == run.line.beginnings[0].versions:
+        text = f"restored to checkpoint {run.line.beginnings[0].checkpoint} (generation {run.generation})"
+        core.diary.note(run.clock.now(), "core", text)
     while True:
         try:
             read(core, await asyncio.to_thread(_size_bytes, core.settings.directory / LEDGER))

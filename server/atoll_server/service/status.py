@@ -55,6 +55,9 @@ def status(core: Core) -> pb.StatusReply:
         knows_tokens=core.settings.operator_tokens is not None,
         wan_budget_bytes=round(core.settings.wan_budget_gb * 1e9),
     )
+    if run.line.beginnings:
+        begun = run.line.beginnings[0]
+        reply.restored.CopyFrom(pb.Restored(checkpoint=begun.checkpoint, at=begun.at))
     if run.shards:
         _add_fragments(run, reply, now)
     reply.troubles.extend(troubles(core))

@@ -19,8 +19,8 @@ from atoll_server.rounds.liveness import Member
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.publications import Publication
 from atoll_server.shard.shard import Shard
-from atoll_server.shard.snapshotter import covered
-from atoll_server.storage import ledger
+from atoll_server.shard.snapshotter import covered, undoable
+from atoll_server.storage import ledger, lineage
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
 
@@ -32,7 +32,7 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
     entries = shard.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
-    last = {index: ledger.last_merge(db, shard.generation, index) for index in shard.fragments}
+    last = {index: lineage.last_merge(db, shard.line, index) for index in shard.fragments}
     cycles = {index: cycle for index, (cycle, _) in last.items()}
     lines = list(ledger.tallies(db, shard.generation))
     for tally in lines:
@@ -46,6 +46,8 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
         if pending is not None:
             waiting[row.key.fragment].append((row.key, pending))
     room = _room(shard, db, covered(restored.snapshots, shard.fragments))
+    if undoable(restored.snapshots, shard.line):  # what a restored checkpoint left behind stays as it is for a while
+        room = dict.fromkeys(shard.spool.older(shard.generation), 0) | room
     deleted = shard.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
     shard.spool.prepare(shard.generation, shard.fragments)
     shard.spool.used_bytes = sum(size for path, size in room.items() if shard.disk.exists(path))
@@ -56,12 +58,12 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
             shard.cache.add(index, replace(Publication.of(update), receipts=receipts))
     now = time.monotonic()
     for index, fragment in shard.fragments.items():
-        for learner, norm, steps in ledger.latest_norms(db, shard.generation, index, fragment.norms.window):
+        for learner, norm, steps in lineage.latest_norms(db, shard.line, index, fragment.norms.window):
             fragment.norms.note(learner, norm, steps)
         _, at = last[index]
         fragment.published_at = None if at is None else now - max(0.0, wall - at)
         synced_at = now - max(0.0, wall - (at or 0.0))
-        ages = ledger.ages(db, shard.generation, index, shard.run.max_staleness + 1.0)
+        ages = lineage.ages(db, shard.line, index, shard.run.max_staleness + 1.0)
         fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
     shard.syncer.restore({entry.name: _member(entry, now) for entry in entries})
     pending_count = sum(map(len, waiting.values()))
@@ -73,6 +75,8 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) ->
     """What each learner sent last to each fragment, so that it is not taken twice."""
     newest = {(tally.learner, tally.fragment): tally for tally in sorted(lines, key=lambda tally: tally.incarnation)}
     for tally in newest.values():
+        if not tally.seq:
+            continue  # it sent nothing in this generation
         key = Key(tally.learner, tally.incarnation, tally.fragment, tally.seq)
         found = ledger.contribution(db, shard.generation, key)
         if found is None:
@@ -82,17 +86,18 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) ->
 
 def _room(shard: Shard, db: sqlite3.Connection, covered: dict[int, int]) -> dict[Path, int]:
     """Every payload that stays, with the room that it takes from others."""
+    spool, generation = shard.spool, shard.generation
+    room: dict[Path, int] = {}
     if shard.run.record:
-        rows = list(ledger.contributions(db, shard.generation, "AND fate<>'refused'"))
-    else:
-        rows = list(ledger.contributions(db, shard.generation, "AND fate='pending'"))
-        for values in covered.items():
-            rows += ledger.contributions(db, shard.generation, "AND fragment=? AND fate='merged' AND version>?", values)
-    return {
-        shard.spool.path(shard.generation, row.key):
-        0 if fate.fate == "merged" and fate.version <= covered[row.key.fragment] else row.size_bytes
-        for row, fate in rows
-    }  # fmt: skip
+        for made_in in range(1, generation + 1):
+            for row, _ in ledger.contributions(db, made_in, "AND fate='merged'"):
+                room[spool.path(made_in, row.key)] = 0
+    for row, _ in ledger.contributions(db, generation, "AND fate='pending'"):
+        room[spool.path(generation, row.key)] = row.size_bytes
+    for fragment, after in covered.items():
+        for made_in, row, _ in lineage.merged(db, shard.line, fragment, after):
+            room[spool.path(made_in, row.key)] = row.size_bytes
+    return room
 
 
 def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> Pending | None:

@@ -79,6 +79,7 @@ class Shard:
         self.wall = wall
         self.settings, self.run, self.generation = settings, run, generation
         self.layout: Layout = restored.layout
+        self.line = restored.line
         self.initial = restored.initial
         self.roster, self.happenings, self.metrics = roster, happenings, metrics
         self.writer, self._fail, self.disk, self.failed = writer, fail, disk, False
@@ -104,7 +105,7 @@ class Shard:
         self.readers = Readers(lambda: self.failed)
         self.contributions = Contributions(self.fragments, self.layout.parameters, roster, metrics)
         self.timeline = Timeline(metrics)
-        self.snapshots = Snapshotter(self, restored.snapshots, restored.replay_s, damaged=damaged)
+        self.snapshots = Snapshotter(self, restored.snapshots, restored.undone, restored.replay_s, damaged=damaged)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False

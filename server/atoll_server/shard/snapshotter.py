@@ -12,13 +12,15 @@ from typing import Protocol
 import structlog
 
 from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
+from atoll_server.learners.registry import Roster
 from atoll_server.rounds.events import Key
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.fragment import Fragment
-from atoll_server.storage import crash_points, ledger, totals
+from atoll_server.storage import crash_points, ledger, lineage, totals
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
 
@@ -35,29 +37,42 @@ class Source(Protocol):
     settings: CoreSettings
     run: RunSettings
     generation: int
+    line: Line
     fragments: dict[int, Fragment]
     spool: Spool
     writer: LedgerWriter
     disk: Disk
     failed: bool
+    roster: Roster
 
     def versions(self) -> dict[int, int]:
         """By fragment."""
 
 
 class Snapshotter:
-    """The snapshots of one shard. rows: those on disk, oldest first; damaged: one was found so and given up."""
+    """The snapshots of one shard. rows: those on disk, oldest first; damaged: one was found so and given up.
 
-    def __init__(self, source: Source, rows: list[SnapshotRow], unsaved_s: float, *, damaged: bool) -> None:
+    undone: those that a restored checkpoint left behind. They stay until two snapshots came after it.
+    """
+
+    def __init__(
+        self, source: Source, rows: list[SnapshotRow], undone: list[SnapshotRow], unsaved_s: float, *, damaged: bool
+    ) -> None:
         """unsaved_s: of merging that a start would do again, beyond the newest snapshot."""
         self._source = source
         self.rows = rows
+        self.undone = undone
+        self._left_behind = undoable(rows, source.line)
         self._let_go_to = covered(rows, source.fragments)
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
         self._taken_at, self._took_s = time.monotonic(), 0.0
         self._unsaved_s = unsaved_s
         self._one_is_missing = damaged  # its payloads are gone: what it covered lies in one place only
+
+    def all(self) -> list[SnapshotRow]:
+        """Those that can be restored, oldest first."""
+        return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     def merged(self, took_s: float) -> None:
         """A merge that no snapshot covers took so long."""
@@ -99,7 +114,8 @@ class Snapshotter:
         source = self._source
         async with self._taking:
             self._taken_at, unsaved_s = time.monotonic(), self._unsaved_s
-            number = self.rows[-1].id + 1 if self.rows else 1
+            number = 1 + max((row.id for row in (*self.rows, *self.undone)), default=0)
+            tokens = source.roster.counted_tokens()
             places = [fragment.place for fragment in source.fragments.values()]
             writer = SnapshotWriter(snapshot_path(source.settings.directory, number), places, source.disk)
             try:
@@ -108,8 +124,10 @@ class Snapshotter:
                 self._took_s = max(FAILED_S, time.monotonic() - self._taken_at)
                 await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
                 raise
-            row = SnapshotRow(number, writer.versions, writer.checksums, time.time(), writer.size_bytes)
-            await source.writer.commit(partial(ledger.add_snapshot, generation=source.generation, row=row))
+            row = SnapshotRow(
+                number, source.generation, writer.versions, writer.checksums, tokens, time.time(), writer.size_bytes
+            )
+            await source.writer.commit(partial(ledger.add_snapshot, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
@@ -141,31 +159,49 @@ class Snapshotter:
     async def _drop_old(self) -> None:
         source = self._source
         while len(self.rows) > source.run.keep_snapshots:
-            old = self.rows.pop(0)
-            await source.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
-            crash_points.point("snapshot.old forgotten")
-            await asyncio.to_thread(source.disk.remove, snapshot_path(source.settings.directory, old.id))
-            crash_points.point("snapshot.old removed")
+            await self._drop(self.rows.pop(0))
+        held = undoable(self.rows, source.line)
+        while self.undone and not held:
+            await self._drop(self.undone.pop(0))
         older, self._let_go_to = self._let_go_to, covered(self.rows, self._let_go_to)
         bounds = {fragment: (after, self._let_go_to[fragment]) for fragment, after in older.items()}
         await asyncio.to_thread(self._let_go, await source.writer.commit(partial(self._covered, bounds=bounds)))
+        if self._left_behind and not held:
+            self._left_behind = False
+            await asyncio.to_thread(self._let_go_of_undone)
 
-    def _covered(self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]) -> list[tuple[Key, int]]:
+    async def _drop(self, old: SnapshotRow) -> None:
+        source = self._source
+        await source.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
+        crash_points.point("snapshot.old forgotten")
+        await asyncio.to_thread(source.disk.remove, snapshot_path(source.settings.directory, old.id))
+        crash_points.point("snapshot.old removed")
+
+    def _covered(self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]) -> list[tuple[int, Key, int]]:
         """Payloads that two snapshots cover now, and did not before. bounds: by fragment, versions from and to."""
-        condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
         return [
-            (row.key, row.size_bytes)
+            (generation, row.key, row.size_bytes)
             for fragment, (after, to) in bounds.items()
-            for row, _ in ledger.contributions(db, self._source.generation, condition, (fragment, after, to))
+            for generation, row, _ in lineage.merged(db, self._source.line, fragment, after, to)
         ]
 
-    def _let_go(self, covered: list[tuple[Key, int]]) -> None:
+    def _let_go(self, covered: list[tuple[int, Key, int]]) -> None:
         """What is recorded stays, but takes no room from what is to come."""
-        for key, size_bytes in covered:
+        for generation, key, size_bytes in covered:
             if self._source.run.record:
                 self._source.spool.release(size_bytes)
             else:
-                self._source.spool.delete(self._source.generation, key, size_bytes)
+                self._source.spool.delete(generation, key, size_bytes)
+
+    def _let_go_of_undone(self) -> None:
+        """Two snapshots of this generation cover all that older generations gave it."""
+        if not self._source.run.record:
+            self._source.spool.delete_older(self._source.generation)
+
+
+def undoable(rows: list[SnapshotRow], line: Line) -> bool:
+    """Whether what a restored checkpoint left behind is kept: until two snapshots came after it."""
+    return bool(line.beginnings) and sum(row.generation == line.generation for row in rows) < 2
 
 
 def covered(rows: list[SnapshotRow], fragments: Iterable[int]) -> dict[int, int]:

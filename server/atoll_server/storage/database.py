@@ -15,7 +15,7 @@ from atoll_wire.errors import UserError
 
 from atoll_server.storage.disk import DISK, Disk
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 CHECKED_AT_ONCE_BYTES = 32 << 20  # of a ledger: a start reads every page of it; of a larger one afterwards
 
 SCHEMA = """
@@ -47,7 +47,7 @@ CREATE TABLE merges (
     PRIMARY KEY (generation, fragment, version)) STRICT;
 CREATE TABLE snapshots (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, versions TEXT NOT NULL, checksums TEXT NOT NULL,
-    taken_at REAL NOT NULL, size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL) STRICT;
+    tokens TEXT NOT NULL, taken_at REAL NOT NULL, size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL) STRICT;
 """
 
 
