@@ -25,7 +25,7 @@ from atoll.agent import partial_fetch, sending, session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption
 from atoll_server.access import quotas, reader_limits
-from atoll_server.checkpoints import restore
+from atoll_server.checkpoints import restore, rollback
 from atoll_server.front import service as front_service
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.shelf import Place, Shelf
@@ -808,6 +808,84 @@ def calls_have_no_end_of_places() -> Iterator[None]:
 def who_reads_slowly_keeps_every_version() -> Iterator[None]:
     """Nobody counts the versions that are kept for their readers."""
     with patch(reader_limits, "MOST_OF_ONE", 1000), patch(reader_limits.Versions, "_trim", lambda _: None):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- restored checkpoints
+
+
+@defect
+def work_of_before_a_restore_is_sent_after_it() -> Iterator[None]:
+    """A learner fetches everything whole, and sends what it had taken from the anchors of before."""
+
+    def send(self: sending.Sender, line: Any, taken: Any) -> None:
+        taken.outstanding = dataclasses.replace(taken.outstanding, restores=line.restores)
+        original(self, line, taken)
+
+    original = sending.Sender.send
+    with patch(sending.Sender, "send", send):
+        yield
+
+
+@defect
+def a_flight_survives_a_restore() -> Iterator[None]:
+    """What was on its way is offered to the new generation."""
+    with patch(sending.Sender, "forget", lambda *_: None):
+        yield
+
+
+@defect
+def a_learner_keeps_its_anchors_when_the_run_is_restored() -> Iterator[None]:
+    """It takes the new session, and the updates that follow."""
+    with patch(session.Presence, "_restored", lambda *_: None):
+        yield
+
+
+@defect
+def tokens_of_after_a_checkpoint_count_when_it_is_restored() -> Iterator[None]:
+    """Schedules go on where they were."""
+    with patch(accounts.Account, "_count_only", lambda *_: None):
+        yield
+
+
+@defect
+def what_waited_is_merged_into_the_new_generation() -> Iterator[None]:
+    """A restore takes what waits for its merge along."""
+
+    def take_along(db: Any, generation: int, _: Any) -> None:
+        db.execute(
+            "UPDATE contributions SET generation=? WHERE generation=? AND fate='pending'", (generation + 1, generation)
+        )
+
+    with patch(rollback, "_refuse_pending", take_along):
+        yield
+
+
+@defect
+def a_restore_is_written_in_two_transactions() -> Iterator[None]:
+    """The number of the generation comes first, and where it begins later."""
+    put = ledger.put_meta
+
+    def apart(db: Any, key: str, value: Any) -> None:
+        put(db, key, value)
+        if key == "generation" and value > 1:
+            db.execute("COMMIT")
+            db.execute("BEGIN IMMEDIATE")
+
+    with patch(ledger, "put_meta", apart):
+        yield
+
+
+@defect
+def merges_that_were_undone_are_tallied() -> Iterator[None]:
+    """The new generation counts all that was ever merged."""
+    merged = lineage.merged
+
+    def everything(db: Any, line: Any, fragment: int, *bounds: int) -> Any:
+        for generation in range(1, line.generation + 1):
+            yield from merged(db, lineage.Line(generation), fragment, *bounds)
+
+    with patch(rollback.lineage, "merged", everything):
         yield
 
 

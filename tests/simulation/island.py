@@ -59,6 +59,7 @@ class Island:
         self.layout: Layout | None = None
         self.presence: Presence | None = None
         self.error: Exception | None = None
+        self.anchors: dict[int, tuple[int, int]] = {}  # by fragment, version and checksum of what was adopted last
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
         self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
@@ -239,6 +240,11 @@ class Island:
         self._check(taken)
         self._handover.submitted(taken)
         self.presence.submit(taken)
+        standing = self.presence.standing
+        flight = standing.lines[taken.fragment].flight
+        if flight is not None and flight.taken is taken:
+            name = (self.name, standing.session.incarnation, taken.fragment, flight.seq)
+            self._checks.taken(name, *self.anchors[taken.fragment])
 
     def _check(self, taken: Taken) -> None:
         values = self._values(taken.fragment, taken.outstanding.coded)
@@ -276,6 +282,18 @@ class Island:
             left = account.moved - account.told - (track.anchor - self.model.values(fragment))
             if np.abs(left).max() > 1e-3:
                 raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
+
+    def check_generation(self, generation: int) -> None:
+        """It follows the run, and holds nothing back."""
+        assert self.presence is not None, "it trains"
+        if self.presence.standing.session.generation != generation:
+            raise Violation(13, f"{self.process.name} ends in another generation than {generation}")
+        if self._handover.something:
+            return  # its next boundary frees what was refused
+        lines = self.presence.standing.lines
+        held = [n for n, track in enumerate(self.tracks) if track.flying is not None and not lines[n].behind()]
+        if held:
+            raise Violation(13, f"{self.process.name} waits for ever for what becomes of its work on {held}")
 
     def idle(self) -> bool:
         """Nothing is on its way, as far as it knows."""

@@ -8,7 +8,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from atoll_server.checkpoints.restore import restore
 from atoll_server.checkpoints.snapshot import snapshot_path
@@ -21,7 +20,7 @@ from atoll_server.storage.rows import SnapshotRow
 from atoll_wire import codec
 from atoll_wire.errors import UserError
 
-from tests.simulation.books import Violation, shard_of, the_shard
+from tests.simulation.books import DIRECTORY, Violation, shard_of, the_shard
 from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
@@ -32,10 +31,10 @@ from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, may_co
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
+from tests.simulation.restoring import Restoring
 from tests.simulation.storm import ROTTING_STORM_S, STORM_S, Storm
 from tests.simulation.weights import Weights
 
-DIRECTORY = Path("/run")
 NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
@@ -84,6 +83,7 @@ class World:
                 self.harm = Lie.EARLY
         self.caller: Caller | None = None
         self.weights = Weights(self, seed)
+        self._restoring = Restoring(self, seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -107,6 +107,7 @@ class World:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         self._storm(self).begin()
         self.weights.begin(STRANGE_STORM_S)
+        self._restoring.begin(STORM_S)
         if self.harmed:
             self.loop.after(self._harm.uniform(0.3, 1.5), self._harm_comes, self._harm.choice(LIES), self._harm)
         elif isinstance(self.harm, Lie):
@@ -276,6 +277,7 @@ class World:
         before = checksums_of(shard)
         for island in self.islands.values():
             island.check_conservation()
+            island.check_generation(core.registrar.generation)
         for island in self.islands.values():
             for fragment, track in enumerate(island.tracks):
                 if codec.vector_crc32c(track.anchor) != before[fragment][1]:

@@ -41,7 +41,7 @@ class Spent:
     tokens_paid: float = 0.0
     frozen_s: float = 0.0  # of stepping_s as it was said: the process stood, and did not know
     undone_tokens: float = 0.0  # merged, and then left behind when an older checkpoint was restored; as accepted_tokens
-    restored: bool = False  # an older checkpoint was restored since its last report
+    restored_to: int | None = None  # an older checkpoint was restored since its last report: tokens that counted then
     said_steps: int = 0  # as reported; `steps` and `tokens` are what counts of them
     said_tokens: int = 0
 
@@ -135,8 +135,6 @@ class Account:
         seen.accepted_tokens = was.accepted_tokens
         seen.frozen_s = was.frozen_s
         seen.undone_tokens = was.undone_tokens
-        if was.restored:  # what it trained since, from parameters that the run does not have any more
-            self.undone_tokens += seen.tokens - was.tokens
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
@@ -150,6 +148,8 @@ class Account:
             self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
+        if was.restored_to is not None:  # it trained on from parameters that the run does not have any more
+            self._count_only(was.restored_to)
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
 
@@ -195,9 +195,12 @@ class Account:
         undone_tokens: of the process that speaks for it: merged, and left behind; mean over fragments weighted by
         parameters.
         """
-        self.undone_tokens = max(0, self.total("tokens") - self.struck_tokens - tokens)
+        self._count_only(tokens)
         self.current.undone_tokens = undone_tokens
-        self.current.restored = True
+        self.current.restored_to = tokens
+
+    def _count_only(self, tokens: int) -> None:
+        self.undone_tokens = max(0, self.total("tokens") - self.struck_tokens - tokens)
 
     def accepted(self, tokens: float, current: bool) -> None:
         """The core acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
