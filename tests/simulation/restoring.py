@@ -17,7 +17,7 @@ from tests.simulation.loop import Process
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-CHANCE = 0.2  # of a seed
+CHANCE = 0.25  # of a seed
 LEAST_TOUCHES, MOST_TOUCHES = 2, 40  # of the disk, until the operator's process dies
 TRIES = 5
 
