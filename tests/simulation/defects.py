@@ -862,21 +862,6 @@ def what_waited_is_merged_into_the_new_generation() -> Iterator[None]:
 
 
 @defect
-def a_restore_is_written_in_two_transactions() -> Iterator[None]:
-    """The number of the generation comes first, and where it begins later."""
-    put = ledger.put_meta
-
-    def apart(db: Any, key: str, value: Any) -> None:
-        put(db, key, value)
-        if key == "generation" and value > 1:
-            db.execute("COMMIT")
-            db.execute("BEGIN IMMEDIATE")
-
-    with patch(ledger, "put_meta", apart):
-        yield
-
-
-@defect
 def merges_that_were_undone_are_tallied() -> Iterator[None]:
     """The new generation counts all that was ever merged."""
     merged = lineage.merged

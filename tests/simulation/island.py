@@ -283,11 +283,13 @@ class Island:
             if np.abs(left).max() > 1e-3:
                 raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
 
-    def check_generation(self, generation: int) -> None:
-        """It follows the run, and holds nothing back."""
+    def follows(self, generation: int) -> bool:
+        """Whether it is in this generation of the run."""
+        return self.presence is not None and self.presence.standing.session.generation == generation
+
+    def check_held(self) -> None:
+        """It holds nothing back."""
         assert self.presence is not None, "it trains"
-        if self.presence.standing.session.generation != generation:
-            raise Violation(13, f"{self.process.name} ends in another generation than {generation}")
         if self._handover.something:
             return  # its next boundary frees what was refused
         lines = self.presence.standing.lines

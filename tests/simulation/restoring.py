@@ -29,20 +29,18 @@ class Restoring:
         self._world, self._rng = world, random.Random(f"{seed} restores")
         self.wanted = self._rng.random() < CHANCE
 
-    def begin(self, storm_s: float) -> None:
-        """Sets a time for each."""
-        if self.wanted:
-            for _ in range(self._rng.choice((1, 1, 2))):
-                self._world.loop.after(self._rng.uniform(1.0, storm_s), self._stop_and_restore)
+    def times(self, storm_s: float) -> list[float]:
+        """When, in this seed."""
+        return [self._rng.uniform(1.0, storm_s) for _ in range(self._rng.choice((1, 1, 2)))] if self.wanted else []
 
-    def _stop_and_restore(self) -> None:
+    def stop_and_restore(self) -> None:
         """Kills the core, and restores a checkpoint before it is started again; later, where it has none yet."""
         world = self._world
         shard, process = shard_of(world.core), world.core_process
         if not world.stormy or world.platter.full or world.platter.broken:
             return
         if shard is None or process is None or not process.alive or not shard.snapshots.all():
-            world.loop.after(0.1, self._stop_and_restore)
+            world.loop.after(0.1, self.stop_and_restore)
             return
         wanted = self._rng.choice(shard.snapshots.all()).id
         process.kill()

@@ -83,7 +83,7 @@ class World:
                 self.harm = Lie.EARLY
         self.caller: Caller | None = None
         self.weights = Weights(self, seed)
-        self._restoring = Restoring(self, seed)
+        self.restoring = Restoring(self, seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -107,7 +107,6 @@ class World:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
         self._storm(self).begin()
         self.weights.begin(STRANGE_STORM_S)
-        self._restoring.begin(STORM_S)
         if self.harmed:
             self.loop.after(self._harm.uniform(0.3, 1.5), self._harm_comes, self._harm.choice(LIES), self._harm)
         elif isinstance(self.harm, Lie):
@@ -203,7 +202,7 @@ class World:
             return (
                 shard is not None
                 and not shard.pending()
-                and all(i.idle() for i in self.islands.values())
+                and all(i.idle() and i.follows(shard.generation) for i in self.islands.values())
                 and all(len(i.tracks) == len(shard.fragments) for i in self.islands.values())
                 and all(
                     i.tracks[index].version == version
@@ -277,7 +276,7 @@ class World:
         before = checksums_of(shard)
         for island in self.islands.values():
             island.check_conservation()
-            island.check_generation(core.registrar.generation)
+            island.check_held()
         for island in self.islands.values():
             for fragment, track in enumerate(island.tracks):
                 if codec.vector_crc32c(track.anchor) != before[fragment][1]:
