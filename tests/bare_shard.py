@@ -14,6 +14,7 @@ from atoll_server.learners.registry import Entry, Roster
 from atoll_server.merging import merge
 from atoll_server.rounds.liveness import Member
 from atoll_server.settings import CoreSettings, Limits, RunSettings
+from atoll_server.shard.context import ShardContext
 from atoll_server.shard.publications import HappeningLog
 from atoll_server.shard.shard import Shard
 from atoll_server.storage.disk import DISK
@@ -21,6 +22,8 @@ from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
+
+from tests.clocks import SetClock
 
 NEVER: Any = None  # in place of what such a shard does not use
 
@@ -47,12 +50,14 @@ def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, fail
         roster.entries[name] = Entry(name, "here", 1, [1], Account(0.0, 0.0))
     states = {each.index: merge.start(np.zeros(each.length, np.float32)) for each in layout.fragments}
     writer: Any = rows
-    shard = Shard(
-        CoreSettings(listen=(), directory=directory, limits=limits), RunSettings(**run), 1,
-        Restored(layout, NEVER, states, {}, []), roster, HappeningLog(8, pb.Current), writer, Metrics(),
-        failures.append, DISK, lambda: 0.0, paused=False, damaged=False,
-    )  # fmt: skip
+    settings = CoreSettings(listen=(), directory=directory, limits=limits)
+    happenings = HappeningLog(8, pb.Current)
+    context = ShardContext(
+        settings, RunSettings(**run), 1, roster, happenings, writer, Metrics(), DISK, SetClock(), failures.append
+    )
+    shard = Shard(context, Restored(layout, NEVER, states, {}, []), paused=False, damaged=False)
     shard.dispatch = lambda _: None
+    shard.start()
     shard.syncer.members = {name: Member(1, 0.0, 0.0) for name in roster.entries}
     shard.spool.directory.mkdir()
     shard.spool.prepare(1, shard.fragments)

@@ -93,6 +93,45 @@ def test_a_streaming_call_is_opened_by_the_block_that_ends_it(path):
             raise AssertionError(f"line {node.lineno}: `with opened(..., {node.attr}(...)) as call`, see calling.py")
 
 
+READS_TIME = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
+BESIDE_A_LEARNER = ("doctor.py", "reference/", "demo/", "chaos/")  # programs of their own: no simulation runs them
+TIMED = [
+    path
+    for path in PRODUCT
+    if relative(path).startswith(("proto/", "server/", "learner/"))
+    and not relative(path).startswith(tuple(f"learner/atoll/{name}" for name in BESIDE_A_LEARNER))
+]
+
+
+def test_one_place_reads_the_machines_clock():
+    """Whatever else reads the time is given an `atoll_wire.clock.Clock`, so that the simulation can be that clock."""
+    readers = [path for path in TIMED if any(map(_reads_the_clock, ast.walk(ast.parse(path.read_text()))))]
+    assert list(map(relative, readers)) == ["proto/atoll_wire/clock.py"]
+
+
+def _reads_the_clock(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "time" and bool(READS_TIME & {alias.name for alias in node.names})
+    return isinstance(node, ast.Attribute) and _last_name(node.value) == "time" and node.attr in READS_TIME
+
+
+OPENS = {
+    "open", "mkdir", "make_directory", "create", "RotatingFileHandler", "socket", "create_connection",
+    "insecure_channel", "secure_channel", "Thread", "ThreadPoolExecutor", "ProcessPoolExecutor", "Popen",
+    "create_future", "create_task", "new_group", "all_reduce", "broadcast", "barrier",
+}  # fmt: skip
+CONSTRUCTED = [path for path in PRODUCT if relative(path).startswith(("proto/", "server/", "learner/"))]
+
+
+@pytest.mark.parametrize("path", CONSTRUCTED, ids=relative)
+def test_a_constructor_only_assigns(path):
+    """Files, threads, sockets, tasks and collectives come with a verb, and each of these has an end."""
+    for constructor in ast.walk(ast.parse(path.read_text())):
+        if isinstance(constructor, ast.FunctionDef) and constructor.name in {"__init__", "__post_init__"}:
+            called = {_last_name(node.func) for node in ast.walk(constructor) if isinstance(node, ast.Call)}
+            assert not called & OPENS, f"line {constructor.lineno}"
+
+
 def test_a_file_that_may_be_long_still_is():
     for name, reason in LONG_FILES.items():
         assert reason, f"{name}: why?"

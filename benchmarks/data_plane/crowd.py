@@ -20,12 +20,13 @@ from pathlib import Path
 import torch
 from atoll.agent.calls import GOODBYE_S
 from atoll.agent.joining import FirstModel, Identity
-from atoll.agent.session import Presence
+from atoll.agent.session import RunSession
 from atoll.boundary.parameters import Parameters
 from atoll.demo.processes import Child, children
 from atoll.fragments.exchange import Handover
 from atoll.stats import Counters
 from atoll_wire import codec
+from atoll_wire.clock import SYSTEM
 from atoll_wire.layout import Layout
 from atoll_wire.logs import configure
 
@@ -94,8 +95,8 @@ class Member:
         self.here = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         identity = Identity(f"learner-{number}", "", (address,), 60.0)
-        self.presence = Presence(identity, model, Handover(), self.counters, self._ready, self._stop)
-        self.living = self._loop.create_task(self.presence.live())
+        self.session = RunSession(identity, model, Handover(SYSTEM), self.counters, self._ready, self._stop, SYSTEM)
+        self.living = self._loop.create_task(self.session.live())
 
     def _ready(self, _layout: Layout) -> None:
         self.here.set()

@@ -20,14 +20,15 @@ from atoll.agent import sending
 from atoll.fragments.segments import Coded
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
+from atoll_wire.layout import FrameRun
 from atoll_wire.logs import configure
 
 BREATH_S = 0.004  # an inner step, nearly
 _messages, coded_bytes = sending._messages, [0]  # of all payloads, each once, however often it is sent
 
 
-def _counted(coded: Coded) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:
-    messages, table = _messages(coded)
+def _counted(coded: Coded, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
+    messages, table = _messages(coded, run)
     coded_bytes[0] += sum(length for length, _ in table)
     return messages, table
 

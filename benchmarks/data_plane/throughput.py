@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from atoll.agent.core_state import Line
+from atoll.agent.core_state import FragmentTrack
 from atoll.demo.processes import children
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
@@ -94,17 +94,17 @@ def learn(address: str) -> Throughput:
     return Throughput(ratios[1:], statistics.median(alone[1:]), statistics.mean(merged[1:]))
 
 
-def lines(learner: Learner) -> list[Line]:
+def tracks(learner: Learner) -> list[FragmentTrack]:
     """What its agent knows of each fragment."""
-    assert learner._agent is not None and learner._agent._presence is not None, "joined"  # noqa: PT018
-    return learner._agent._presence.standing.lines
+    assert learner._agent is not None and learner._agent._session is not None, "joined"  # noqa: PT018
+    return list(learner._agent._session.core.tracks.values())
 
 
 def rest_s(learner: Learner) -> float:
     """Processor seconds of what a phase left to be sent and fetched: the next phase must not pay for it."""
     began = time.process_time()
     with learner.pause():
-        while learner.stats().pending or any(line.behind() or line.fetching for line in lines(learner)):
+        while learner.stats().pending or any(track.behind() or track.fetching for track in tracks(learner)):
             time.sleep(0.01)
     return time.process_time() - began
 

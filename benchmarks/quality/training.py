@@ -94,7 +94,7 @@ class Training:
             self.flying.pop((learner, fragment), None)
         model = new_model(self.recipe)
         optimizer = optimizer_for(model, self.recipe.learning_rate)
-        windows = Windows(Parameters(model, optimizer).values, self.layout, self.settings.codec)
+        windows = Windows(Parameters(model, optimizer).values, self.layout.runs, self.settings.codec)
         anchors = [(published.version, anchor_of(published)) for published in self.published]
         local = Local(windows, anchors, keep=self.recipe.adoption == "rebase")
         self.processes[learner] = Process(model, optimizer, local)
@@ -164,7 +164,7 @@ class Training:
     def model(self) -> Transformer:
         """With the newest published parameters."""
         model = new_model(self.recipe)
-        windows = Windows(Parameters(model, optimizer_for(model, 1.0)).values, self.layout, self.settings.codec)
+        windows = Windows(Parameters(model, optimizer_for(model, 1.0)).values, self.layout.runs, self.settings.codec)
         Local(windows, [(p.version, anchor_of(p)) for p in self.published], keep=True)
         return model
 

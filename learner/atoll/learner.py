@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import structlog
 from atoll_wire import forking
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import Access
+from atoll_wire.clock import SYSTEM
 from atoll_wire.layout import Layout, plan
 from atoll_wire.scrape import ScrapeError
 from torch import nn
@@ -98,8 +98,9 @@ class Learner:
         self._drain_s = drain_s
         self._metrics = (metrics_listen, metrics_plaintext)
         self._leaving = contextlib.ExitStack()  # what is to be ended when this learner leaves
+        self._clock = SYSTEM
         self._counters = Counters()
-        self._handover = Handover()
+        self._handover = Handover(self._clock)
         self._process = os.getpid()
         self._island: Island | None = None
         self._agent: Agent | None = None
@@ -120,7 +121,7 @@ class Learner:
         if self._island is not None:
             raise LearnerError("a Learner is entered once: make a new one to join again")
         self._process = os.getpid()
-        began, self._counters.prepared_s = time.perf_counter(), process_age_s()
+        began, self._counters.prepared_s = self._clock.monotonic(), process_age_s(self._clock)
         self._parameters = Parameters(self._model, self._optimizer, self._unshared, self._copies)
         self._parameters.warn(self._identity.name)
         self._island = island()
@@ -130,8 +131,8 @@ class Learner:
         except BaseException:
             self._leaving.close()  # at Ctrl-C too: the agent would dial on for ever
             raise
-        self._counters.joining_s = time.perf_counter() - began
-        self._left_step_at = time.perf_counter()
+        self._counters.joining_s = self._clock.monotonic() - began
+        self._left_step_at = self._clock.monotonic()
         return self
 
     def _begin(self, parameters: Parameters, ranks: Island) -> None:
@@ -159,7 +160,7 @@ class Learner:
         self._leaving.callback(lambda: self._counters.left(self._handover.unsettled))
         model = FirstModel(parameters.tensors, parameters.frozen_digest(), parameters.save)
         self._leaving.enter_context(forking.refused(LearnerError(NO_FORKS)))
-        self._agent = Agent(self._identity, model, self._handover, self._counters)
+        self._agent = Agent(self._identity, model, self._handover, self._counters, self._clock)
         self._leaving.callback(self._agent.leave)
         self._agent.start()
         try:
@@ -175,7 +176,11 @@ class Learner:
         anchors = agent.anchors()
         self._watch = Watch(Samples(parameters.values, layout.fragments))
         self._leaving.callback(self._watch.end)
-        self._local = Local(Windows(parameters.values, layout, agent.run_codec), anchors, keep=self._keep)
+        self._local = Local(
+            Windows(parameters.values, layout.runs, agent.run_codec),
+            anchors,
+            keep=self._keep,
+        )
         self._rounds = Rounds(self._local, self._handover, self._counters, agent.submit)
         self._watch.adopted(tuple(range(len(anchors))))
 
@@ -202,18 +207,18 @@ class Learner:
 
     def _drain(self, local: Local, rounds: Rounds) -> None:
         """Sends the last pseudo-gradients, also of fragments whose contribution in flight meets its fate meanwhile."""
-        deadline, steps = time.monotonic() + self._drain_s, self._counters.steps
+        deadline, steps = self._clock.monotonic() + self._drain_s, self._counters.steps
         rounds.hand_over()
         patience_s = max(LEAST_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
-        late = min(deadline, time.monotonic() + patience_s)
+        late = min(deadline, self._clock.monotonic() + patience_s)
         while True:
             for fragment, track in enumerate(local.tracks):
                 if track.flying is None and track.steps_from < steps and track.tokens_from < self._counters.tokens:
                     rounds.take(Due(fragment, 0, 0.0))
-            more = time.monotonic() < late and any(track.later(steps) for track in local.tracks)
+            more = self._clock.monotonic() < late and any(track.later(steps) for track in local.tracks)
             end = late if more else deadline
-            settled = self._handover.wait_settled(max(0.0, end - time.monotonic()), fates=more)
-            if not more or (not settled and time.monotonic() < end):
+            settled = self._handover.wait_settled(max(0.0, end - self._clock.monotonic()), fates=more)
+            if not more or (not settled and self._clock.monotonic() < end):
                 return
             todo = self._handover.next()
             self._release(todo)
@@ -230,7 +235,7 @@ class Learner:
         Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run. A loop may catch what a
         signal's handler raises in here, and go on: what was not done is done at the next step.
         """
-        began, counters = time.perf_counter(), self._counters
+        began, counters = self._clock.monotonic(), self._counters
         tokens, loss = whole(tokens), None if loss is None else number(loss)
         if self._left:
             raise LearnerError(LEFT)
@@ -254,7 +259,7 @@ class Learner:
         self._adopt(self._agreed.adopt)
         if self._rounds is not None:
             self._rounds.answer()
-        self._left_step_at = time.perf_counter()
+        self._left_step_at = self._clock.monotonic()
         counters.blocked_s += self._left_step_at - began
 
     def _decide(self, tokens: int) -> None:
@@ -310,10 +315,10 @@ class Learner:
 
     def _stand(self) -> float:
         """Waits while the run is paused, in pieces: other ranks wait in an all-reduce. Returns the seconds."""
-        began, self._counters.paused = time.perf_counter(), True
+        began, self._counters.paused = self._clock.monotonic(), True
         if self._ranks().talks:
             self._handover.wait_resumed(STAND_S)
-        return self._counters.rested(began)
+        return self._counters.rested(began, self._clock.monotonic())
 
     def _failure(self) -> LearnerError | None:
         """Why this process cannot go on."""
@@ -365,7 +370,7 @@ class Learner:
         if self._rests:  # within another one, which counts
             yield
             return
-        began = self._counters.resting_since = time.perf_counter()
+        began = self._counters.resting_since = self._clock.monotonic()
         self._rests = self._counters.paused = True
         try:
             if self._local is not None and self._mine().on_accelerator():
@@ -376,7 +381,7 @@ class Learner:
         finally:
             self._rests = self._counters.paused = False
             self._counters.resting_since = None
-            self._paused_since_step += self._counters.rested(began)
+            self._paused_since_step += self._counters.rested(began, self._clock.monotonic())
 
     def leave_soon(self) -> None:
         """For a signal's handler: a paused run holds this learner no longer. The loop should end at its next turn."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -129,9 +128,9 @@ class Counters:
         self.connected = False
         self.pending = unsettled
 
-    def rested(self, began: float) -> float:
+    def rested(self, began: float, now: float) -> float:
         """A deliberate pause that began then is over, or a piece of it. Returns its seconds."""
-        seconds = time.perf_counter() - began
+        seconds = now - began
         self.paused_s += seconds
         return seconds
 
@@ -145,9 +144,8 @@ class Counters:
         since = self.resting_since  # once: the training thread writes it
         return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
 
-    def progress(self) -> pb.Progress:
-        """As the core is told."""
-        paused = self.pausing(time.perf_counter())
+    def progress(self, now: float) -> pb.Progress:
+        """As the core is told. now: monotonic seconds."""
         return pb.Progress(
             steps=self.steps,
             tokens=self.tokens,
@@ -158,7 +156,7 @@ class Counters:
             joining_s=self.joining_s,
             paused_s=self.paused_s,
             abandoned_tokens=round(self.abandoned_tokens),
-            paused=paused,
+            paused=self.pausing(now),
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             bytes_whole=self.bytes_whole,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import crc32c as library
+
+POLYNOMIAL = 0x82F63B78  # of CRC-32C; bit 31 is the coefficient of 1, bit 30 that of x
+ONE, X = 1 << 31, 1 << 30
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 
@@ -12,3 +16,32 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 def crc32c(data: Payload, before: int = 0) -> int:
     """CRC-32C of bytes that follow others with the CRC `before`."""
     return int(library.crc32c(data, before))
+
+
+def joined(parts: Iterable[tuple[int, int]]) -> int:
+    """CRC-32C of byte strings one after another. parts: CRC-32C and length in bytes of each."""
+    whole = 0
+    for checksum, size_bytes in parts:
+        whole = _product(whole, _power_of_x(8 * size_bytes)) ^ checksum
+    return whole
+
+
+def _power_of_x(exponent: int) -> int:
+    """What a CRC is multiplied with when so many bits follow."""
+    power, square = ONE, X
+    while exponent:
+        if exponent & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        exponent >>= 1
+    return power
+
+
+def _product(one: int, other: int) -> int:
+    """Of two polynomials over GF(2), modulo that of the CRC."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            product ^= other
+        other = other >> 1 ^ (POLYNOMIAL if other & 1 else 0)
+    return product

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from atoll_wire import frames
 from atoll_wire.calling import LinkLost
+from atoll_wire.clock import Clock
 from atoll_wire.pool import IDLE_S, Closing, Connection, Pool
 
 FEWEST = 1
@@ -108,8 +108,9 @@ class Carried:
 class Lanes:
     """To one address. dial: a stub and its channel, as a connection of their own."""
 
-    def __init__(self, dial: Callable[[], tuple[Any, Closing]]) -> None:
-        self._pool = Pool(dial, 1, FEWEST, FEWEST)
+    def __init__(self, dial: Callable[[], tuple[Any, Closing]], clock: Clock) -> None:
+        self._clock = clock
+        self._pool = Pool(dial, clock, 1, FEWEST, FEWEST)
         self._width = Width()
         self._turns = asyncio.Semaphore(SLOTS * FEWEST)
         self._capacity = SLOTS * FEWEST
@@ -119,11 +120,6 @@ class Lanes:
         self._taken_s = FIRST_TAKEN_S  # smoothed, as the next
         self._off_s = 0.0
         self._given_up = False
-
-    @property
-    def first(self) -> Any:  # noqa: ANN401 - a stub
-        """For calls that need no turn."""
-        return self._pool.connections[0].stub
 
     @property
     def count(self) -> int:
@@ -190,11 +186,11 @@ class Lanes:
 
     def _waits(self, more: int) -> None:
         if not self._waiting:
-            self._arrived_at = time.monotonic()
+            self._arrived_at = self._clock.monotonic()
         self._waiting += more
 
     def _arrived(self, size_bytes: int, taken_s: Iterable[float]) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for each_s in taken_s:
             self._off_s += SHARE * (abs(each_s - self._taken_s) - self._off_s)
             self._taken_s += SHARE * (each_s - self._taken_s)
@@ -211,7 +207,7 @@ class Lanes:
     async def rest(self) -> None:
         """Called now and then: hangs up what was not needed for a while."""
         some = len(self._pool.connections) > FEWEST
-        if some and not self._carrying and time.monotonic() - self._arrived_at > IDLE_S:
+        if some and not self._carrying and self._clock.monotonic() - self._arrived_at > IDLE_S:
             self._width.idle()
             await self._pool.rest(0.0)
 

@@ -82,6 +82,35 @@ class Fragment:
     pieces: tuple[Piece, ...]
     frames: tuple[FrameSpan, ...]
 
+    @property
+    def whole(self) -> FrameRun:
+        """All its frames as one run."""
+        return FrameRun(self, 0, 0, self.length, self.frames)
+
+    def run(self, first: int, count: int) -> FrameRun:
+        """Its frames from number `first` on. Raises IndexError for frames that it does not have."""
+        if not (first >= 0 and 0 < count <= len(self.frames) - first):
+            raise IndexError(f"frames {first} to {first + count - 1} of {len(self.frames)}")
+        frames = self.frames[first : first + count]
+        start = frames[0].offset
+        moved = tuple(frame.moved(-start) for frame in frames)
+        return FrameRun(self, first, start, sum(frame.length for frame in frames), moved)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRun:
+    """Frames of one fragment that follow one another, with their values as one vector: what one owner takes and adopts.
+
+    first: number of its first frame. offset: where its vector begins in the fragment's. frames: with offsets in the
+    run's own vector, and their numbers in the fragment.
+    """
+
+    fragment: Fragment
+    first: int
+    offset: int
+    length: int
+    frames: tuple[FrameSpan, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -90,6 +119,11 @@ class Layout:
     tensors: tuple[TensorSpec, ...]
     fragments: tuple[Fragment, ...]
     fingerprint: bytes
+
+    @property
+    def runs(self) -> list[FrameRun]:
+        """Each fragment as one run of frames."""
+        return [fragment.whole for fragment in self.fragments]
 
     @property
     def parameters(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -12,7 +11,8 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from atoll_wire.access import LOCAL, Access
+from atoll_wire.access import Access
+from atoll_wire.clock import Clock
 from atoll_wire.frames import FrameStub
 from atoll_wire.lanes import Lanes
 from atoll_wire.parts import REPLY_BYTES
@@ -26,7 +26,7 @@ DEAD_S = 20.0  # without a frame on a connection that was given up: a message is
 OPTIONS = [
     ("grpc.max_receive_message_length", REPLY_BYTES),
     ("grpc.max_send_message_length", REPLY_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: `Presence` knows much earlier
+    ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: a learner's session knows much earlier
     ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
     ("grpc.http2.ping_timeout_ms", 20_000),  # the one that counts where frames are on their way: a minute otherwise
     ("grpc.keepalive_permit_without_calls", 1),
@@ -65,7 +65,8 @@ def away(error: grpc.RpcError) -> bool:
 class Transfers:
     """Calls of one link that carry frames, and when each was last seen to."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._moved_at: dict[Call, float] = {}
 
     @contextlib.contextmanager
@@ -73,7 +74,7 @@ class Transfers:
         """While it lasts; what is given is called for each frame."""
 
         def moved() -> None:
-            self._moved_at[call] = time.monotonic()
+            self._moved_at[call] = self._clock.monotonic()
 
         moved()
         try:
@@ -85,7 +86,7 @@ class Transfers:
         """Waits for those whose frames still move, and cancels the others: the connection was given up."""
         while self._moved_at:
             for call, at in list(self._moved_at.items()):
-                if time.monotonic() - at > DEAD_S:
+                if self._clock.monotonic() - at > DEAD_S:
                     call.cancel()
             await asyncio.sleep(DEAD_S / 10)
 
@@ -97,26 +98,29 @@ class Link:
     connection each; up, down: the frames of uploads and fetches. alert: dead quick connections are found soon.
     """
 
-    def __init__(self, address: str, access: Access = LOCAL, *, alert: bool = False) -> None:
+    def __init__(self, address: str, access: Access, clock: Clock, *, alert: bool = False) -> None:
         self.address = address
+        self.clock = clock
         self._access = access
-        self._stamp = access.stamp()
+        self._stamp: tuple[object, ...] | None = None  # of the certificates that it was first dialled with
         quick, frames = partial(self._dial, ALERT if alert else OPTIONS), partial(self._dial, OPTIONS + WINDOWS)
-        self.quick = Pool(quick, QUICK_CALLS)
-        self.offers = Pool(frames, 1, most=1, fewest=1)
-        self.carriers = Pool(frames, 1, MOST_CARRIERS)
-        self.up = Lanes(frames)
-        self.down = Lanes(frames)
-        self.transfers = Transfers()
+        self.quick = Pool(quick, clock, QUICK_CALLS)
+        self.offers = Pool(frames, clock, 1, most=1, fewest=1)
+        self.carriers = Pool(frames, clock, 1, MOST_CARRIERS)
+        self.up = Lanes(frames, clock)
+        self.down = Lanes(frames, clock)
+        self.transfers = Transfers(clock)
 
     def _dial(self, options: Sequence[tuple[str, int]]) -> tuple[FrameStub, grpc.aio.Channel]:
+        if self._stamp is None:
+            self._stamp = self._access.stamp()
         channel = self._access.dial(self.address, options)
         return FrameStub(channel), channel
 
     @property
     def stale(self) -> bool:
         """Whether the certificates that it was dialled with have been replaced."""
-        return self._access.stamp() not in {(), self._stamp}
+        return self._stamp is not None and self._access.stamp() not in {(), self._stamp}
 
     def answered(self, after_s: float) -> None:
         """How long an answer took that waited behind no frame."""

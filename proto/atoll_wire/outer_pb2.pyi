@@ -110,7 +110,7 @@ class RunSettings(_message.Message):
     def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "struck_tokens")
+    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "struck_tokens", "shards")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[JoinReply.State]
@@ -143,6 +143,7 @@ class JoinReply(_message.Message):
     RETRY_S_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     STRUCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     state: JoinReply.State
     run: str
     generation: int
@@ -156,7 +157,16 @@ class JoinReply(_message.Message):
     retry_s: float
     log: int
     struck_tokens: int
-    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
+    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., struck_tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
+
+class ShardPlace(_message.Message):
+    __slots__ = ("address", "fragments")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    fragments: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, address: _Optional[str] = ..., fragments: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("run", "learner", "incarnation", "generation", "token")
@@ -195,14 +205,16 @@ class InitialiseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("session", "log", "sequence")
+    __slots__ = ("session", "log", "sequence", "shard")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     session: Session
     log: int
     sequence: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., log: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    shard: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., log: _Optional[int] = ..., sequence: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class Happening(_message.Message):
     __slots__ = ("log", "sequence", "current", "opened", "published", "shutting_down", "receipt", "paused")
@@ -412,7 +424,7 @@ class FetchHeader(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole", "prepared_s", "first_step_s")
+    __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole", "prepared_s", "first_step_s", "shard")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +443,7 @@ class Progress(_message.Message):
     BYTES_WHOLE_FIELD_NUMBER: _ClassVar[int]
     PREPARED_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     session: Session
     steps: int
     tokens: int
@@ -449,7 +462,8 @@ class Progress(_message.Message):
     bytes_whole: int
     prepared_s: float
     first_step_s: float
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., stepping_s: _Optional[float] = ..., blocked_s: _Optional[float] = ..., joining_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., abandoned_tokens: _Optional[int] = ..., paused: bool = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ..., prepared_s: _Optional[float] = ..., first_step_s: _Optional[float] = ...) -> None: ...
+    shard: int
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., stepping_s: _Optional[float] = ..., blocked_s: _Optional[float] = ..., joining_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., abandoned_tokens: _Optional[int] = ..., paused: bool = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., adopted: _Optional[_Iterable[_Union[Adopted, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bytes_whole: _Optional[int] = ..., prepared_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class Declined(_message.Message):
     __slots__ = ("fragment", "cycle", "reason")

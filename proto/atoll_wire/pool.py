@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll_wire.calling import LinkLost
+from atoll_wire.clock import Clock
 
 IDLE_S = 30.0  # without a call, before a connection is hung up
 UNBOUNDED = 1 << 16  # connections: more than a core has learners
@@ -32,17 +32,24 @@ class Connection:
 
 
 class Pool:
-    """share: calls over each connection before another is dialled; most, fewest: connections, never and always open.
+    """share: calls over each connection before another is dialled; most: connections at a time; fewest: that stay
+    open once they were dialled.
 
     Beyond `share` times `most` calls the connections carry more. dial: returns a stub and its channel.
     """
 
     def __init__(
-        self, dial: Callable[[], tuple[Any, Closing]], share: int, most: int = UNBOUNDED, fewest: int = 0
+        self,
+        dial: Callable[[], tuple[Any, Closing]],
+        clock: Clock,
+        share: int,
+        most: int = UNBOUNDED,
+        fewest: int = 0,
     ) -> None:
         self._dial, self._share, self.most, self._fewest = dial, share, most, fewest
+        self._clock = clock
         self._closed = False
-        self.connections = [Connection(*dial()) for _ in range(fewest)]
+        self.connections: list[Connection] = []
 
     def take(self) -> Connection:
         """The least busy connection; `give` it back. Raises LinkLost once the pool is closed."""
@@ -58,7 +65,7 @@ class Pool:
     def give(self, connection: Connection) -> None:
         """The call is over."""
         connection.busy -= 1
-        connection.used_at = time.monotonic()
+        connection.used_at = self._clock.monotonic()
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Connection]:
@@ -71,7 +78,7 @@ class Pool:
 
     async def rest(self, idle_s: float = IDLE_S) -> None:
         """Called now and then: hangs up connections beyond the fewest without a call for `idle_s`."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for each in self.connections[self._fewest :]:
             if not each.busy and now - each.used_at >= idle_s:
                 self.connections.remove(each)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from socketserver import TCPServer, ThreadingMixIn
@@ -19,6 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from atoll_wire.access import on_loopback
+from atoll_wire.clock import Clock
 from atoll_wire.errors import UserError
 
 BEAT_S = 1.0
@@ -36,18 +36,22 @@ class ScrapeError(UserError):
 class Pulse:
     """Of a process with an event loop. waits_for: what it does before it can be used, or instead; "": it can be."""
 
+    clock: Clock
     waits_for: str = "starting"
-    turned_at: float = field(default_factory=time.monotonic)
+    turned_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turned_at = self.clock.monotonic()
 
     async def keep(self) -> None:
         """For as long as the loop turns."""
         while True:
-            self.turned_at = time.monotonic()
+            self.turned_at = self.clock.monotonic()
             await asyncio.sleep(BEAT_S)
 
     def not_alive(self) -> str:
         """Why this process should be started anew."""
-        silent_s = time.monotonic() - self.turned_at
+        silent_s = self.clock.monotonic() - self.turned_at
         return "" if silent_s < STUCK_S else f"the event loop has not turned for {silent_s:.0f} s"
 
     def not_ready(self) -> str:

@@ -20,7 +20,7 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The part of one piece that a frame holds. offset: in the fragment's vector."""
+    """The part of one piece that a frame holds. offset: in the vector of the fragment, or of a run of its frames."""
 
     piece: int
     offset: int
@@ -29,16 +29,24 @@ class Segment:
 
 @dataclass(frozen=True)
 class FrameSpan:
-    """The part of a fragment's vector that a frame holds: whole pieces, or a part of one."""
+    """The part of a vector that a frame holds: whole pieces, or a part of one.
+
+    The vector is the fragment's, or that of a run of its frames. index: among the fragment's frames.
+    """
 
     index: int
     offset: int
     length: int
     segments: tuple[Segment, ...]
 
+    def moved(self, by: int) -> FrameSpan:
+        """The same frame in a vector in which it lies so many values further on."""
+        segments = tuple(Segment(each.piece, each.offset + by, each.length) for each in self.segments)
+        return FrameSpan(self.index, self.offset + by, self.length, segments)
+
     @cached_property
     def place(self) -> slice:
-        """Where it lies in the fragment's vector."""
+        """Where it lies in the vector."""
         return slice(self.offset, self.offset + self.length)
 
     @cached_property

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -29,15 +28,16 @@ LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
 async def upload(
     link: Link,
     head: Callable[[], pb.PushHeader],
-    messages: Sequence[bytes],
+    messages: Mapping[int, bytes],
     sent: Callable[[int], None],
     *,
     known: bool = False,
 ) -> pb.Receipt | None:
     """Offers a contribution, sends the frames that the core lacks, and returns its answer, if it gives one.
 
-    head: gives its header, as it is when it is this contribution's turn; messages: of all frames; sent: told the index
-    of each that was handed over; known: the core should have all of it. Raises AioRpcError and LinkLost.
+    head: gives its header, as it is when it is this contribution's turn; messages: of the frames that are sent from
+    here, by number; sent: told the number of each that was handed over; known: the core should have all of it. Raises
+    AioRpcError and LinkLost.
     """
     # Before the core makes room for it: waiting may be long.
     lane = None if known else await link.up.take()
@@ -57,12 +57,12 @@ async def upload(
 
 async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401
     """Over a call that carries no frame: what the core says must not wait behind one."""
-    asked_at = time.monotonic()
+    asked_at = link.clock.monotonic()
     asking = pb.PushHeader(asks_only=True)
     asking.MergeFrom(header)
     await call.write(pb.PushRequest(header=asking))
     reply = await call.read()
-    link.answered(time.monotonic() - asked_at)
+    link.answered(link.clock.monotonic() - asked_at)
     if isinstance(reply, pb.PushReply) and reply.HasField("have"):
         streams.begin(reply.have.frames)
         with contextlib.suppress(grpc.aio.InternalError):  # the call has ended: reading tells why
@@ -79,7 +79,7 @@ class _Streams:
         self,
         link: Link,
         header: pb.PushHeader,
-        messages: Sequence[bytes],
+        messages: Mapping[int, bytes],
         lane: Connection | None,
         sent: Callable[[int], None],
         moved: Callable[[], None],
@@ -106,7 +106,7 @@ class _Streams:
     def begin(self, have: Iterable[int]) -> None:
         """Sends what the core lacks."""
         self._have.update(have)
-        self._left.extend(index for index in range(len(self._messages)) if index not in self._have)
+        self._left.extend(index for index in self._messages if index not in self._have)
         self._carried.waiting(len(self._left))
         for number in range(min(self._link.up.count, len(self._left))):
             task = self._start(self._first(self._lane) if self._lane and number == 0 else self._another())
@@ -154,7 +154,7 @@ class _Streams:
     async def _help(self) -> None:
         """Sends once more what takes unusually long, when a connection has nothing to do, until everything is there."""
         while missing := [index for index in self._out if index not in self._have]:
-            late, now = min(missing, key=self._out.__getitem__), time.monotonic()
+            late, now = min(missing, key=self._out.__getitem__), self._link.clock.monotonic()
             due_s = self._out[late] + self._link.up.patience_s - now
             if due_s > 0 or not self._link.up.spare:
                 await asyncio.sleep(max(due_s, LOOK_S))
@@ -214,7 +214,7 @@ class _Streams:
                 some = [frames.popleft() for _ in range(fitting(sizes, self._link.up.together))]
                 mine.update(some)
                 if frames is self._left:
-                    self._out.update(dict.fromkeys(some, time.monotonic()))
+                    self._out.update(dict.fromkeys(some, self._link.clock.monotonic()))
                     self._carried.waiting(len(self._left))
                 await call.write(b"".join(self._messages[index] for index in some))
                 for index in some:
@@ -228,11 +228,11 @@ class _Streams:
         try:
             while isinstance(reply := await call.read(), pb.PushReply):
                 self._moved()
-                told = range(len(self._messages)) if reply.HasField("receipt") else reply.have.frames
-                new = {index for index in told if index < len(self._messages)} - self._have
+                told = self._messages if reply.HasField("receipt") else reply.have.frames
+                new = {index for index in told if index in self._messages} - self._have
                 self._have |= new
                 if new:
-                    now = time.monotonic()
+                    now = self._link.clock.monotonic()
                     taken_s = [now - self._out[index] for index in new - self._twice if index in self._out]
                     self._carried.arrived(sum(len(self._messages[index]) for index in new), taken_s)
                 self._heard.set()

@@ -171,7 +171,7 @@ class Door:
             self._uploads.expire(1e18)
 
         self._loop.run_until_complete(give_up())
-        self._shard.workers.shutdown()
+        self._loop.run_until_complete(self._shard.stop())
         assert self._spool.used_bytes == 0
         left = [path for path in Path(self._place.name).rglob("*") if path.is_file()]
         assert not left, left

@@ -69,6 +69,7 @@ class FirstParameters:
             settings = CoreSettings(listen=(), directory=self._directory, limits=LIMITS)
             check_room(settings, header.size_bytes, self._layout)
             staging = Staging(self._directory, header.size_bytes, header.sha256)
+            staging.begin()
             for chunk in chunks:
                 staging.take(chunk)
             file = staging.check(self._layout)

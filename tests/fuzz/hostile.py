@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from atoll_wire.clock import SYSTEM
 from atoll_wire.lanes import Lanes
 from atoll_wire.links import Transfers
 from atoll_wire.pool import Pool
@@ -81,11 +82,12 @@ class Hostile:
     """A link whose core says what `says` holds. Stands for both of its connections."""
 
     address = "hostile"
+    clock = SYSTEM
 
     def __init__(self) -> None:
-        self.quick = self.offers = Pool(lambda: (self, self), 1)
-        self.up, self.down = Lanes(lambda: (self, self)), Lanes(lambda: (self, self))
-        self.transfers = Transfers()
+        self.quick = self.offers = self.carriers = Pool(lambda: (self, self), SYSTEM, 1)
+        self.up, self.down = Lanes(lambda: (self, self), SYSTEM), Lanes(lambda: (self, self), SYSTEM)
+        self.transfers = Transfers(SYSTEM)
         self.answered = self.up.answered
         self.says: list[Any] = []
         self.forever = False

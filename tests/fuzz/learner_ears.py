@@ -13,11 +13,12 @@ import grpc.aio
 import numpy as np
 from atoll.agent import sending
 from atoll.agent.calls import cure
-from atoll.agent.core_state import Flight, Line
+from atoll.agent.core_state import Flight, FragmentTrack, ShardView
 from atoll.agent.joining import FirstModel, Identity
 from atoll.agent.partial_fetch import Incoming, UnsoundError
 from atoll.agent.retrying import Failure
-from atoll.agent.session import Presence
+from atoll.agent.session import RunSession
+from atoll.agent.shard_session import ShardSession
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Outstanding
 from atoll.fragments.exchange import Handover, Taken
@@ -26,6 +27,7 @@ from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.clock import SYSTEM
 from atoll_wire.frames import TOGETHER
 from atoll_wire.layout import plan
 from atoll_wire.spans import Codec
@@ -55,11 +57,13 @@ class Ears:
             state=pb.JoinReply.STATE_READY, run="r", generation=1, epoch=1, incarnation=1, token=b"t",
             settings=pb.RunSettings(inner_steps=4, fragments=2, overlap_steps=2.0, codec=pb.CODEC_INT4),
             fingerprint=self._layout.fingerprint, versions={0: 1, 1: 1}, run_tokens=5, retry_s=0.0,
+            shards=[pb.ShardPlace(fragments=[0, 1])],
         )  # fmt: skip
         self._receipt = pb.Receipt(
             learner="a", incarnation=1, fragment=0, seq=1, fate=pb.FATE_MERGED, version=2, weight=0.5
         )
-        self._coded = [sending._messages(self._taken(f.index).outstanding.coded) for f in self._layout.fragments]
+        taken = [self._taken(fragment.index).outstanding.coded for fragment in self._layout.fragments]
+        self._coded = list(map(sending._messages, taken, self._layout.runs))
 
     def one(self, rng: random.Random) -> bool:
         """One answer to one of the agent's calls: taken in, or the end of the learner with one line for its user."""
@@ -68,7 +72,7 @@ class Ears:
         except LearnerError as error:
             assert "\n" not in str(error)
             return False
-        except grpc.aio.AioRpcError:  # `Presence.live` and the loops of Sender and Fetcher try again
+        except grpc.aio.AioRpcError:  # `RunSession.live` and the loops of Sender and Fetcher try again
             return False
 
     def close(self) -> None:
@@ -78,28 +82,32 @@ class Ears:
     async def _hear(self, rng: random.Random) -> bool:
         link, stopped = Hostile(), list[Exception]()
         identity, model = Identity("a", "", ["hostile"], 1.0), FirstModel(SPECS, b"", _save)
-        presence = Presence(identity, model, Handover(), Counters(), lambda _: None, stopped.append, lambda *_: link)  # type: ignore[arg-type,return-value]
-        standing = presence.standing
-        standing.layout, standing.settings = self._layout, self._joined.settings
-        standing.session = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")
-        standing.lines = [
-            Line(f.index, self._vectors[f.index].copy(), 1, 1, whole=False) for f in self._layout.fragments
-        ]
-        standing.connected.set()
-        for line in standing.lines:
-            session = pb.Session(learner="a", incarnation=1)
-            line.flight, line.seq = Flight(self._taken(line.fragment), 1, *self._coded[line.fragment], session), 1
-            presence._counters.pending += 1
-            presence._handover.submitted(line.flight.taken)
-        hear = rng.choice((self._join, self._follow, self._fetch, self._push))(rng, presence, link)
+        session = RunSession(
+            identity, model, Handover(SYSTEM), Counters(), lambda _: None, stopped.append, SYSTEM, lambda *_: link
+        )  # type: ignore[arg-type,return-value]
+        core, shard = session.core, ShardView("", link)  # type: ignore[arg-type]
+        core.layout, core.settings = self._layout, self._joined.settings
+        core.session = pb.Session(run="r", learner="a", incarnation=1, generation=1, token=b"t")
+        shard.tracks = {
+            f.index: FragmentTrack(f.whole, shard, self._vectors[f.index].copy(), 1, 1, whole=False)
+            for f in self._layout.fragments
+        }
+        core.place([shard])
+        shard.joined(core.session)
+        for track in shard.tracks.values():
+            sent = pb.Session(learner="a", incarnation=1)
+            track.flight, track.seq = Flight(self._taken(track.fragment), 1, *self._coded[track.fragment], sent), 1
+            session._counters.pending += 1
+            session._handover.submitted(track.flight.taken)
+        hear = rng.choice((self._join, self._follow, self._fetch, self._push))(rng, session, link)
         try:
             heard = await hear
         except grpc.aio.AioRpcError as error:
-            presence._note(error, 0.0)  # raises what the user is told
+            session._note(error, 0.0)  # raises what the user is told
             heard = False
         finally:
-            running = [line.fetching for line in standing.lines if line.fetching is not None]
-            asking = [*presence._sender._tasks, *running]
+            running = [track.fetching for track in core.tracks.values() if track.fetching is not None]
+            asking = [*session._sender._tasks, *running]
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
@@ -125,7 +133,7 @@ class Ears:
                 says.insert(rng.randrange(len(says) + 1), rng.choice(says))
         return says
 
-    async def _join(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
+    async def _join(self, rng: random.Random, session: RunSession, link: Hostile) -> bool:
         replies = [self._joined]
         for _ in range(rng.choice((0, 0, 1, 20))):
             states = (pb.JoinReply.STATE_INITIALISE, pb.JoinReply.STATE_WAIT, pb.JoinReply.STATE_CONFIRM)
@@ -140,15 +148,15 @@ class Ears:
             pauses += seconds > 0
             await _sleep(0)
 
-        presence.standing.connected.clear()
+        session.core.shards[0].connected.clear()
         with mock.patch("asyncio.sleep", pause), in_room(MOST_BYTES):
-            await presence._join()
+            await session._join()
         hasty = link.joins - link.uploads - pauses  # what it was asked to send takes its time
         assert hasty <= PATIENT, f"{link.joins} joins with {pauses} pauses: the core is not left alone"
-        assert presence.standing.settings.codec in set(Codec), "what is sent next would fail"
+        assert session.core.settings.codec in set(Codec), "what is sent next would fail"
         return True
 
-    async def _follow(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
+    async def _follow(self, rng: random.Random, session: RunSession, link: Hostile) -> bool:
         happenings = [
             pb.Happening(log=1, sequence=1, current=pb.Current(versions={0: 2, 1: 2}, open=[pb.RoundOpened(cycle=3)])),
             pb.Happening(log=1, sequence=2, opened=pb.RoundOpened(fragment=0, cycle=2)),
@@ -160,25 +168,28 @@ class Ears:
         rng.shuffle(happenings)
         link.says = self._says(rng, 0.4, happenings)
         with in_room(MOST_BYTES):
-            await presence._follow()
+            await ShardSession(
+                session.core, session.core.shards[0], session._handover, session._counters, session._fetcher,
+                session._sender, lambda _: None, SYSTEM,
+            ).follow()  # fmt: skip
         return True
 
-    async def _fetch(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
+    async def _fetch(self, rng: random.Random, session: RunSession, link: Hostile) -> bool:
         """Checksums are right, so that what a core has coded wrongly is decoded."""
-        line = rng.choice(presence.standing.lines)
-        fragment, line.whole, line.target = self._layout.fragments[line.fragment], rng.random() < 0.5, 2
-        kind = Codec.FLOAT32 if line.whole else Codec.INT4
-        payloads = [codec.encode_frame(self._vectors[line.fragment], span, kind) for span in fragment.frames]
+        track = rng.choice(list(session.core.tracks.values()))
+        fragment, track.whole, track.target = self._layout.fragments[track.fragment], rng.random() < 0.5, 2
+        kind = Codec.FLOAT32 if track.whole else Codec.INT4
+        payloads = [codec.encode_frame(self._vectors[track.fragment], span, kind) for span in fragment.frames]
         if rng.random() < 0.5:
             spans = fragment.frames
             payloads = [unsound(rng, p, span, kind) for p, span in zip(payloads, spans, strict=True)]
         frames = [pb.Frame(index=n, crc32c=crc32c(p), payload=p) for n, p in enumerate(payloads)]
-        anchor, checksum = _decoded(line, Incoming(fragment, Codec.INT4, 0 if line.whole else 2), kind, frames)
+        anchor, checksum = _decoded(track, Incoming(fragment.whole, Codec.INT4, 0 if track.whole else 2), kind, frames)
         receipt = pb.Receipt()
         receipt.CopyFrom(self._receipt)
-        receipt.fragment = line.fragment
+        receipt.fragment = track.fragment
         header = pb.FetchHeader(
-            fragment=line.fragment, version=2, codec=int(kind), frames=len(payloads), size_bytes=1, crc32c=checksum,
+            fragment=track.fragment, version=2, codec=int(kind), frames=len(payloads), size_bytes=1, crc32c=checksum,
             receipts=[receipt],
         )  # fmt: skip
         together = rng.randint(1, TOGETHER + 1)
@@ -186,24 +197,24 @@ class Ears:
         says = [pb.FetchReply(frames=frames[start : start + together]) for start in starts]
         says.insert(0, pb.FetchReply(header=header))
         link.says, link.forever = self._says(rng, 0.2, says), rng.random() < 0.05
-        before, whole = line.anchor, line.whole
+        before, whole = track.anchor, track.whole
         with in_room(MOST_BYTES):
-            sound = await presence._fetcher._step(line)
-        assert sound or line.anchor is before, "what is not sound is not taken over"
+            sound = await session._fetcher._step(track)
+        assert sound or track.anchor is before, "what is not sound is not taken over"
         assert not sound or anchor is not None, "only what can be decoded is sound"
-        assert not sound or whole or line.version == 2, "an update leads to the next version"
+        assert not sound or whole or track.version == 2, "an update leads to the next version"
         return sound
 
-    async def _push(self, rng: random.Random, presence: Presence, link: Hostile) -> bool:
-        line = presence.standing.lines[0]
+    async def _push(self, rng: random.Random, session: RunSession, link: Hostile) -> bool:
+        track = session.core.tracks[0]
         replies = [pb.PushReply(have=pb.Have(frames=[0])), pb.PushReply(receipt=self._receipt)]
         link.says = self._says(rng, 0.6, replies)
-        assert line.flight is not None, "it was just made"
+        assert track.flight is not None, "it was just made"
         try:
             with in_room(MOST_BYTES):
-                return await presence._sender._push(line, line.flight)
+                return await session._sender._push(track, track.flight)
         except grpc.aio.AioRpcError as error:
-            presence._sender._failed(line, line.flight, Failure(error, cure(error), presence.standing.session, 0))
+            session._sender._failed(track, track.flight, Failure(error, cure(error), session.core.session, 0))
             return False
 
 
@@ -211,11 +222,11 @@ def _save(path: Path) -> None:
     path.write_bytes(b"first parameters")
 
 
-def _decoded(line: Line, right: Incoming, kind: Codec, frames: list[pb.Frame]) -> tuple[Any, int]:
+def _decoded(track: FragmentTrack, right: Incoming, kind: Codec, frames: list[pb.Frame]) -> tuple[Any, int]:
     """What the frames give, and its checksum; None when they give nothing."""
     try:
         for frame in frames:
             right.took(pb.FetchHeader(version=2, codec=int(kind)), frame)
     except UnsoundError:
         return None, 0
-    return right.decoded(None if line.whole else line.anchor)
+    return right.decoded(None if track.whole else track.anchor)

@@ -140,6 +140,7 @@ class FakeCore(rpc.OuterServicer):
                 epoch=self.epoch, incarnation=self.names[request.learner][1], token=token, retry_s=0.05,
                 fingerprint=self.layout.fingerprint, versions=dict(enumerate(self.versions)),
                 run_tokens=self.run_tokens,
+                shards=[pb.ShardPlace(fragments=range(len(self.layout.fragments)))],
                 settings=pb.RunSettings(
                     fragments=len(self.layout.fragments), codec=int(CODEC), inner_steps=4,
                     total_tokens=self.total_tokens,

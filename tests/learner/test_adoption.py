@@ -15,7 +15,7 @@ from tests.learner.contents import values
 
 N = 64
 FRAGMENT = plan([TensorSpec("w", (N,), "float32", MergeKind.DIRECTION)], 1).fragments[0]
-SHAPE = Shape.of(FRAGMENT, Codec.FLOAT32)
+SHAPE = Shape.of(FRAGMENT.whole, Codec.FLOAT32)
 
 
 def coded(q: np.ndarray) -> Coded:

@@ -8,10 +8,12 @@ import grpc
 import numpy as np
 import pytest
 from atoll.agent.calls import CURES, LONGEST_BACKOFF_S, Cure, backoff_s, cure
-from atoll.fragments import exchange as handover_module
 from atoll.fragments.adoption import Fate
 from atoll.fragments.exchange import AT_ONCE, Handover, Prepared, Taken
+from atoll_wire.clock import SYSTEM
 from atoll_wire.links import SAID
+
+from tests.clocks import SetClock
 
 ONE = np.ones(1, np.float32)
 
@@ -52,7 +54,7 @@ def test_back_off_grows_to_a_limit_and_is_never_the_same_for_all(attempt):
 
 
 def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
-    handover = Handover()
+    handover = Handover(SYSTEM)
     handover.offer(Prepared(0, 5, ONE, Fate(q=ONE)))
     handover.offer(Prepared(0, 6, 2 * ONE, Fate()))
     _, (prepared,), _ = drained(handover)
@@ -62,7 +64,7 @@ def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
 
 
 def test_a_fragment_is_adopted_before_it_is_taken():
-    handover = Handover()
+    handover = Handover(SYSTEM)
     for fragment in range(AT_ONCE + 1):
         handover.ask(fragment, 1)
         handover.offer(Prepared(fragment, 5, ONE, Fate()))
@@ -74,7 +76,7 @@ def test_a_fragment_is_adopted_before_it_is_taken():
 
 
 def test_all_rounds_that_are_due_are_answered_at_a_boundary_but_never_too_many():
-    handover = Handover()
+    handover = Handover(SYSTEM)
     for fragment in range(2 * AT_ONCE + 1):
         handover.ask(fragment, 1)
     assert [len(drained(handover)[2]) for _ in range(4)] == [AT_ONCE, AT_ONCE, 1, 0]
@@ -82,7 +84,7 @@ def test_all_rounds_that_are_due_are_answered_at_a_boundary_but_never_too_many()
 
 
 def test_rounds_that_found_no_step_boundary_are_taken_back():
-    handover = Handover()
+    handover = Handover(SYSTEM)
     handover.ask(0, 4)
     assert handover.withdraw(60.0) == []
     (late,) = handover.withdraw(-1.0)
@@ -90,23 +92,22 @@ def test_rounds_that_found_no_step_boundary_are_taken_back():
     assert drained(handover)[2] == []
 
 
-def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(handover_module.time, "monotonic", lambda: now[0])
-    handover = Handover()
+def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back():
+    clock = SetClock(steady=100.0)
+    handover = Handover(clock)
     for fragment in range(3 * AT_ONCE + 1):
         handover.ask(fragment, 1)
     for _ in range(3):  # each takes long, and some of the rounds
-        now[0] += 0.8
+        clock.steady += 0.8
         drained(handover)
         assert handover.withdraw(1.0) == []
-    now[0] += 1.1
+    clock.steady += 1.1
     (late,) = handover.withdraw(1.0)
     assert late.fragment == 3 * AT_ONCE
 
 
 def test_waiting_for_acknowledgements_ends_with_the_last_one():
-    handover = Handover()
+    handover = Handover(SYSTEM)
     assert handover.wait_settled(0.0)
     handover.submitted(taken := Taken(0, 1, None))
     handover.submitted(taken)

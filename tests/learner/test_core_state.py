@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from atoll.agent.core_state import Standing
+from atoll.agent.core_state import ShardView
 from atoll_wire import outer_pb2 as pb
 
 
 def test_only_a_session_that_is_still_the_newest_can_be_lost():
     async def run() -> None:
-        standing = Standing(SimpleNamespace(), session=pb.Session(token=b"new"))
-        standing.connected.set()
-        standing.lose(pb.Session(token=b"old"))  # a call that waited for its turn since before the last joining
-        assert (standing.connected.is_set(), standing.lost.is_set()) == (True, False)
-        standing.lose(standing.session)
-        assert (standing.connected.is_set(), standing.lost.is_set()) == (False, True)
+        shard = ShardView("", SimpleNamespace())
+        shard.joined(pb.Session(token=b"new"))
+        shard.lose(pb.Session(token=b"old"))  # a call that waited for its turn since before the last joining
+        assert (shard.connected.is_set(), shard.lost.is_set()) == (True, False)
+        shard.lose(shard.session)
+        assert (shard.connected.is_set(), shard.lost.is_set()) == (False, True)
 
     asyncio.run(run())

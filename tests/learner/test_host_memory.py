@@ -18,7 +18,7 @@ from tests.learner.odd import Odd, parameters
 def looking_at(model: nn.Module, fragments: int) -> tuple[list[nn.Parameter], Windows, tuple[Fragment, ...]]:
     mine = parameters(model)
     layout = plan(mine.tensors, fragments)
-    return mine.values, Windows(mine.values, layout, Codec.INT4), layout.fragments
+    return mine.values, Windows(mine.values, layout.runs, Codec.INT4), layout.fragments
 
 
 def test_reading_and_writing_a_fragment_are_inverse_on_any_layout_of_memory():

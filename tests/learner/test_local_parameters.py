@@ -25,7 +25,11 @@ def local(dtype: torch.dtype) -> tuple[nn.Module, Local, list[np.ndarray]]:
     assert len({len(anchor) for anchor in anchors}) == 2
     return (
         model,
-        Local(Windows(parameters.values, layout, Codec.INT4), [(1, anchor) for anchor in anchors], keep=True),
+        Local(
+            Windows(parameters.values, layout.runs, Codec.INT4),
+            [(1, anchor) for anchor in anchors],
+            keep=True,
+        ),
         anchors,
     )
 

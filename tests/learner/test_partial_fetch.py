@@ -79,7 +79,7 @@ class Core:
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12), st.booleans()), max_size=30), st.integers(1, 12))
 def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, kept):
     core = Core(kept)
-    incoming = Incoming(FRAGMENT, Codec.INT4, 0)
+    incoming = Incoming(FRAGMENT.whole, Codec.INT4, 0)
     for most, merges, heard in tries:
         if core.answer(incoming, most, heard=heard):
             break
@@ -95,7 +95,7 @@ def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, ke
 
 def test_frames_that_are_here_cost_only_their_updates_when_a_merge_comes_between():
     core = Core(kept=2)
-    incoming = Incoming(FRAGMENT, Codec.INT4, 0)
+    incoming = Incoming(FRAGMENT.whole, Codec.INT4, 0)
     core.answer(incoming, 4)
     core.merge()
     while not core.answer(incoming, FRAMES):
@@ -109,7 +109,7 @@ def test_an_update_goes_on_where_its_fetch_was_cut():
     core = Core(kept=4)
     base = core.published[1]
     core.merge()
-    incoming = Incoming(FRAGMENT, Codec.INT4, 2)
+    incoming = Incoming(FRAGMENT.whole, Codec.INT4, 2)
     core.answer(incoming, 4)
     core.merge()
     assert incoming.next(3).frames == [4, 5]
@@ -120,12 +120,12 @@ def test_an_update_goes_on_where_its_fetch_was_cut():
 
 
 def test_what_is_not_what_was_asked_for_is_not_taken():
-    update = Incoming(FRAGMENT, Codec.INT4, 2)
+    update = Incoming(FRAGMENT.whole, Codec.INT4, 2)
     frame = pb.Frame(index=0, payload=b"x")
     for header in (pb.FetchHeader(version=3, codec=pb.CODEC_INT4), pb.FetchHeader(version=2, codec=pb.CODEC_FLOAT32)):
         with pytest.raises(UnsoundError):
             update.took(header, frame)
-    whole = Incoming(FRAGMENT, Codec.INT4, 0)
+    whole = Incoming(FRAGMENT.whole, Codec.INT4, 0)
     whole.took(pb.FetchHeader(version=5, codec=pb.CODEC_FLOAT32), frame)
     assert whole.next(0).frames == [1, 2, 3, 4, 5]
     with pytest.raises(UnsoundError):  # the core came back from a backup

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from atoll.agent.session import LOOK_S
+from atoll.agent.shard_session import LOOK_S
 from atoll.stats import Counters
 from atoll_server.rounds.liveness import Member
 

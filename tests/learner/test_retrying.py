@@ -11,9 +11,10 @@ import grpc.aio
 import pytest
 from atoll.agent import retrying
 from atoll.agent.calls import FIRST_BACKOFF_S, Cure
-from atoll.agent.core_state import Standing
+from atoll.agent.core_state import CoreView, FragmentTrack, ShardView
 from atoll.agent.retrying import Failure, retry
 from atoll.errors import LearnerError
+from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
 from atoll_wire.links import SAID
 
@@ -27,8 +28,9 @@ class Tries:
 
     def __init__(self, *events: Exception | bool, came: tuple[int, ...] = (), acts: bool = False) -> None:
         self._events, self._came, self._acts = list(events), [0, *came], acts
-        self.standing = Standing(SimpleNamespace())
-        self.standing.connected.set()
+        self.core, shard = CoreView(SimpleNamespace()), ShardView("", SimpleNamespace())
+        self.track = FragmentTrack(SimpleNamespace(), shard)
+        shard.joined(pb.Session())
         self.wanted, self.pauses, self.failures = True, list[float](), list[Failure]()
 
     async def _once(self) -> bool:
@@ -51,7 +53,13 @@ class Tries:
 
         monkeypatch.setattr(retrying.asyncio, "sleep", pause)
         loop = retry(
-            self.standing, lambda: self.wanted, self._once, self._failed, random.Random(1), lambda: self._came[0]
+            self.core,
+            self.track,
+            lambda: self.wanted,
+            self._once,
+            self._failed,
+            random.Random(1),
+            lambda: self._came[0],
         )
         asyncio.run(asyncio.wait_for(loop, 10))
         assert not self._events
@@ -94,5 +102,5 @@ def test_it_ends_when_nothing_is_wanted_or_the_learner_leaves(monkeypatch):
     for change in ({"wanted": False}, {"leaving": True}):
         tries = Tries()
         tries.wanted = change.get("wanted", True)
-        tries.standing.leaving = change.get("leaving", False)
+        tries.core.leaving = change.get("leaving", False)
         tries.run(monkeypatch)

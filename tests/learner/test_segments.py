@@ -23,7 +23,7 @@ FRAGMENT = fragment()
 
 def scattered(vector: np.ndarray) -> tuple[list[np.ndarray], Places, Shape]:
     """The fragment's pieces, each in memory of its own."""
-    shape = Shape.of(FRAGMENT, Codec.INT4)
+    shape = Shape.of(FRAGMENT.whole, Codec.INT4)
     pieces = [vector[p.offset : p.offset + p.length].copy() for p in FRAGMENT.pieces]
     return pieces, Places.in_pieces([piece.ctypes.data for piece in pieces], shape, pieces), shape
 
@@ -42,7 +42,7 @@ def test_scattered_pieces_are_read_and_written_as_one_vector():
 @pytest.mark.parametrize("kind", Codec)
 def test_what_is_taken_is_the_content_that_the_codec_makes_of_the_difference(kind):
     _, places, _ = scattered(random(1))
-    found = take(random(2), places, Shape.of(FRAGMENT, kind))
+    found = take(random(2), places, Shape.of(FRAGMENT.whole, kind))
     difference = random(2) - random(1)
     for content, span in zip(found.contents, FRAGMENT.frames, strict=True):
         assert np.array_equal(content, codec.quantise_frame(difference[span.place], span, kind))
@@ -54,12 +54,12 @@ def test_what_is_not_finite_is_not_taken(kind, value):
     pieces, places, _ = scattered(random(1))
     pieces[-1][-1] = value
     with pytest.raises(CodecError, match="not finite"):
-        take(random(2), places, Shape.of(FRAGMENT, kind))
+        take(random(2), places, Shape.of(FRAGMENT.whole, kind))
 
 
 @pytest.mark.parametrize("kind", Codec)
 def test_rebasing_takes_off_what_was_sent(kind):
-    shape = Shape.of(FRAGMENT, kind)
+    shape = Shape.of(FRAGMENT.whole, kind)
     pieces, places, _ = scattered(random(1))
     sent, q = random(4, 1e-3), np.empty(FRAGMENT.length, np.float32)
     contents = []

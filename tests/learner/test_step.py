@@ -49,7 +49,7 @@ def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple
     parameters = learner._parameters = Parameters(model, learner._optimizer)
     layout = learner._layout = plan(parameters.tensors, 2)
     first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
-    local = learner._local = Local(Windows(parameters.values, layout, Codec.INT4), first, keep=True)
+    local = learner._local = Local(Windows(parameters.values, layout.runs, Codec.INT4), first, keep=True)
     learner._rounds = Rounds(local, learner._handover, learner._counters, agent.submit)
     return learner, local, agent
 

@@ -6,31 +6,31 @@ import json
 from pathlib import Path
 
 import pytest
-from atoll_server.access import audit_log
 from atoll_server.access.audit_log import FILE_BYTES, FILES, LINES_PER_MINUTE, Acts
 from atoll_server.access.refusals import LONGEST
 
+from tests.clocks import SetClock
+
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [1000.0]
-    monkeypatch.setattr(audit_log.time, "monotonic", lambda: now[0])
-    return now
+def clock() -> SetClock:
+    return SetClock(steady=1000.0)
 
 
 def lines(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_refusals_whose_text_differs_are_left_out_and_counted(tmp_path: Path, clock: list[float]):
+def test_refusals_whose_text_differs_are_left_out_and_counted(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
-    log = Acts(path)
+    log = Acts(path, clock)
+    log.start()
     for minute in range(3):
         for n in range(1000):
             log.refused("refused", f"ipv4:10.0.0.1:{n}", detail=f"{minute} {n}")
         log.refused("refused", "ipv4:10.0.0.2:5", detail="of another address")
         log.note("evict", operator="alice")
-        clock[0] += 60.0
+        clock.steady += 60.0
     log.close()
     found = lines(path)
     of = [line for line in found if line["act"] == "refused" and line["peer"].startswith("ipv4:10.0.0.1:")]
@@ -41,9 +41,10 @@ def test_refusals_whose_text_differs_are_left_out_and_counted(tmp_path: Path, cl
     assert sum(line["act"] == "evict" for line in found) == 3
 
 
-def test_a_learner_that_joins_again_and_again_is_left_out_and_counted(tmp_path: Path, clock: list[float]):
+def test_a_learner_that_joins_again_and_again_is_left_out_and_counted(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
-    log = Acts(path)
+    log = Acts(path, clock)
+    log.start()
     for n in range(500):
         log.moved("joined", "a", incarnation=str(n))
     log.moved("joined", "b", incarnation="1")
@@ -52,12 +53,13 @@ def test_a_learner_that_joins_again_and_again_is_left_out_and_counted(tmp_path: 
     assert (joined, left_out) == (LINES_PER_MINUTE + 1, 1)
 
 
-def test_the_same_again_is_one_line_that_says_how_often(tmp_path: Path, clock: list[float]):
+def test_the_same_again_is_one_line_that_says_how_often(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
-    log = Acts(path)
+    log = Acts(path, clock)
+    log.start()
     for _ in range(100):
         log.refused("refused", "ipv4:10.0.0.1:7", detail="x")
-    clock[0] += 61.0
+    clock.steady += 61.0
     log.refused("refused", "ipv4:10.0.0.1:7", detail="x")
     log.close()
     assert [line.get("repeated") for line in lines(path)] == [None, 99]

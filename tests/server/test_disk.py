@@ -19,6 +19,7 @@ from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, Merg
 from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
 from atoll_wire import codec
 from atoll_wire.checksums import crc32c
+from atoll_wire.clock import SYSTEM
 from atoll_wire.codec import FrameError
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
@@ -196,7 +197,8 @@ def test_a_file_that_is_no_ledger_or_of_another_version_is_said_so(tmp_path, con
 
 def test_a_commit_is_on_disk_when_it_returns_and_many_share_one(tmp_path):
     async def run() -> int:
-        writer = LedgerWriter(database.open_ledger(tmp_path / "ledger"), fail=print)
+        writer = LedgerWriter(database.open_ledger(tmp_path / "ledger"), print, SYSTEM)
+        writer.start()
         await asyncio.gather(*(writer.commit(lambda db, n=n: ledger.put_meta(db, f"k{n}", n)) for n in range(50)))
         with sqlite3.connect(tmp_path / "ledger") as other:
             found = len(ledger.get_meta(other))

@@ -16,6 +16,7 @@ from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.clock import SYSTEM
 from atoll_wire.frames import FrameStub, frames_in
 from atoll_wire.parts import MESSAGE_BYTES, PART_BYTES
 
@@ -56,7 +57,7 @@ async def served(**changes):
     """A stub, the service, and what is counted by limit."""
     metrics, service = Metrics(), Service()
     vouched = lambda _, session: session.learner  # noqa: E731
-    gate = Gate(Quotas(**changes), vouched, metrics.limited, lambda: Acts(None))
+    gate = Gate(Quotas(**changes), vouched, metrics.limited, lambda: Acts(None, SYSTEM), SYSTEM)
     server = grpc.aio.server(options=message_options(Quotas().window_bytes, MESSAGE_BYTES), interceptors=[gate])
     frames.serve(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

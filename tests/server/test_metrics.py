@@ -25,7 +25,7 @@ async def core_with_learners(directory) -> Core:
     for number in range(LEARNERS):
         name = f"learner-{number}"
         entry = core.registrar.roster.join(
-            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.registrar.clock.now(), 0.0
+            name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.registrar.clock.wall(), 0.0
         )
         entry.loss = 2.5
         entry.account.current.steps = number

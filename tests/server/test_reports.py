@@ -14,6 +14,7 @@ from atoll_server.run.reports import MOST_REPORTED, progress
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.clock import SYSTEM
 
 
 @pytest.fixture
@@ -23,9 +24,9 @@ def core():
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
     shard = SimpleNamespace(syncer=syncer, dispatch=told.append)
-    clock = RunClock()
+    clock = RunClock(SYSTEM)
     roster = Roster(10)
-    entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.now(), 0.0)
+    entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
     return (
         SimpleNamespace(shards=[shard], clock=clock, roster=roster),
         entry,
@@ -69,3 +70,12 @@ def test_a_report_of_more_rounds_than_a_learner_tells_is_refused(core):
         progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * (MOST_REPORTED + 1)))
     assert refused.value.status is Status.INVALID_ARGUMENT
     assert told == []
+
+
+def test_a_restarted_learner_is_measured_by_its_last_step_time_until_its_own_is_known(core):
+    core, entry, _ = core
+    entry.account.step_time_s = 0.25
+    entry.account.current.steps = 100
+    progress(core, Limits().tokens, entry, pb.Progress(steps=101, tokens=101))
+    assert core.shards[0].syncer.members["a"].step_time_s is None, "its new process has no step time yet"
+    assert entry.account.rate() is not None, "one that lies while all others restart is compared with them"

@@ -188,3 +188,13 @@ def test_sessions_are_bounded():
         sessions.answered(pb.Session(learner=str(number)), 0.0)
     assert not sessions.known(pb.Session(learner="0"), 0.0)
     assert sessions.known(pb.Session(learner=str(MOST + 9)), 0.0)
+
+
+def test_a_shard_that_came_back_makes_only_its_own_things_unfindable():
+    shelf = Shelf(1000)
+    mine, other = place()._replace(shard="a"), place(fragment=1)._replace(shard="b")
+    fill(shelf, mine)
+    fill(shelf, other)
+    shelf.clear("a")
+    assert shelf.find(mine) is None
+    assert shelf.find(other) is not None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from atoll_server.learners.registry import Roster
@@ -13,85 +13,83 @@ from atoll_server.storage.disk import Disk
 from atoll_server.storage.lineage import Line
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 
+from tests.clocks import SetClock
+
+
+class World:
+    """What a snapshotter is given: one fragment, at version 1."""
+
+    def __init__(self) -> None:
+        self.clock = SetClock()
+        self.settings = SimpleNamespace(snapshot_every_s=120.0, directory=None)
+        self.fragments: dict[int, Any] = {0: SimpleNamespace(version=1)}
+        self.work = SimpleNamespace(failed=False)
+        self.unsaved_s = 0.0
+        self.rows: list[Any] = []
+
+    def snapshotter(self, *, damaged: bool = False) -> Snapshotter:
+        context: Any = SimpleNamespace(clock=self.clock, settings=self.settings, disk=Disk(), roster=Roster(1))
+        restored: Any = SimpleNamespace(snapshots=self.rows, undone=[], line=Line(), replay_s=self.unsaved_s)
+        spool: Any = None
+        return Snapshotter(context, self.fragments, spool, self.work, restored, damaged=damaged)
+
+    def nothing_is_new(self) -> None:
+        self.rows = [SimpleNamespace(versions={0: 1})]
+
 
 @pytest.fixture
-def shard():
-    return SimpleNamespace(
-        fragments={0: None},
-        line=Line(),
-        roster=Roster(1),
-        settings=SimpleNamespace(snapshot_every_s=120.0),
-        unsaved_s=0.0,
-        versions=lambda: {0: 1},
-    )
+def world() -> World:
+    return World()
 
 
-def due(shard, after_s: float, monkeypatch, took_s: float = 0.0) -> bool:
-    async def asked() -> bool:
-        keeper = Snapshotter(shard, [], [], shard.unsaved_s, damaged=False)
-        keeper._took_s = took_s
-        now = time.monotonic() + after_s
-        monkeypatch.setattr(time, "monotonic", lambda: now)
-        return keeper.due()
-
-    return asyncio.run(asked())
+def due(world: World, after_s: float, took_s: float = 0.0) -> bool:
+    snapshotter = world.snapshotter()
+    snapshotter._took_s = took_s
+    world.clock.steady += after_s
+    return snapshotter.due()
 
 
-def test_a_snapshot_is_due_when_its_time_has_come(shard, monkeypatch):
-    assert not due(shard, 110.0, monkeypatch)
-    assert due(shard, 121.0, monkeypatch)
+def test_a_snapshot_is_due_when_its_time_has_come(world):
+    assert not due(world, 110.0)
+    assert due(world, 121.0)
 
 
-def test_or_when_a_start_would_have_to_merge_for_too_long(shard, monkeypatch):
-    shard.unsaved_s = LONGEST_REPLAY_S
-    assert due(shard, 1.0, monkeypatch)
+def test_or_when_a_start_would_have_to_merge_for_too_long(world):
+    world.unsaved_s = LONGEST_REPLAY_S
+    assert due(world, 1.0)
 
 
-def test_but_not_again_and_again_where_writing_one_takes_long(shard, monkeypatch):
-    shard.unsaved_s = 100.0
-    assert not due(shard, 9.0, monkeypatch, took_s=1.0)
-    monkeypatch.undo()
-    assert due(shard, 11.0, monkeypatch, took_s=1.0)
+def test_but_not_again_and_again_where_writing_one_takes_long(world):
+    world.unsaved_s = 100.0
+    assert not due(world, 9.0, took_s=1.0)
+    assert due(world, 11.0, took_s=1.0)
 
 
-def test_nothing_new_is_never_due(shard, monkeypatch):
-    shard.versions = dict
-    shard.unsaved_s = 100.0
-    keeper_rows = [SimpleNamespace(versions={})]
-
-    async def asked() -> bool:
-        keeper = Snapshotter(shard, [], [], shard.unsaved_s, damaged=False)
-        keeper.rows = keeper_rows
-        return keeper.due()
-
-    assert not asyncio.run(asked())
+def test_nothing_new_is_never_due(world):
+    world.nothing_is_new()
+    world.unsaved_s = 100.0
+    assert not world.snapshotter().due()
 
 
-def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_once(shard, tmp_path, monkeypatch):
+def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_once(world, tmp_path):
     layout = plan([TensorSpec("a", (4,), "float32", MergeKind.DIRECTION)], 1)
-    shard.disk, shard.settings.directory = Disk(), tmp_path
-    shard.fragments = {0: SimpleNamespace(place=layout.fragments[0], lock=asyncio.Lock())}
-    shard.failed, shard.unsaved_s = True, 100.0
-    began = time.monotonic()
+    world.settings.directory = tmp_path
+    world.fragments = {0: SimpleNamespace(version=1, place=layout.fragments[0], lock=asyncio.Lock())}
+    world.work.failed, world.unsaved_s = True, 100.0
 
     async def asked() -> None:
-        keeper = Snapshotter(shard, [], [], shard.unsaved_s, damaged=True)
-        assert keeper.due()
+        snapshotter = world.snapshotter(damaged=True)
+        assert snapshotter.due()
         with pytest.raises(OSError, match="not written down"):
-            await keeper.take()
-        assert not keeper.due()
-        monkeypatch.setattr(time, "monotonic", lambda: began + 60.0)
-        assert keeper.due()
+            await snapshotter.take()
+        assert not snapshotter.due()
+        world.clock.steady += 60.0
+        assert snapshotter.due()
 
     asyncio.run(asked())
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_damaged_one_is_made_up_for_at_once(shard):
-    shard.versions = dict
-
-    async def asked() -> bool:
-        keeper = Snapshotter(shard, [SimpleNamespace(versions={}, generation=1)], [], shard.unsaved_s, damaged=True)
-        return keeper.due()
-
-    assert asyncio.run(asked())
+def test_a_damaged_one_is_made_up_for_at_once(world):
+    world.nothing_is_new()
+    assert world.snapshotter(damaged=True).due()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +10,8 @@ from atoll_server.learners.registry import Roster
 from atoll_server.rounds.liveness import Member
 from atoll_server.run.registrar import Running, Waiting
 from atoll_server.service.status import merged_tokens, trained_tokens, troubles
+
+from tests.clocks import SetClock
 
 
 @pytest.mark.parametrize(("reported", "merged", "told"), [(84_480, 86_141.25, 86_142), (90_000, 86_141.25, 90_000)])
@@ -26,7 +27,7 @@ def test_never_are_more_tokens_merged_than_trained_though_a_learner_died_before_
 
 def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
     """The troubles of a run of learners that count so many tokens per step."""
-    roster, now, members = Roster(8), time.monotonic(), {}
+    roster, now, members = Roster(8), 1000.0, {}
     for number, (name, batch) in enumerate(batches.items(), 1):
         account = roster.join(name, "eu", number, 0, 0.0, b"", b"t", 0.0, now).account
         account.heard(100.0, Spent(steps=100, tokens=100 * batch))
@@ -44,7 +45,7 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
         shards=[shard],
         writer=SimpleNamespace(full=False),
         settings=SimpleNamespace(total_tokens=0, max_staleness=4),
-        clock=SimpleNamespace(now=lambda: 100.0),
+        clock=SetClock(now, 100.0),
     )
     return list(troubles(SimpleNamespace(registrar=run, damage="")))
 

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import pytest
 import structlog
-from atoll_server.run import run_clock
 from atoll_server.run.run_clock import RunClock
 from atoll_server.storage import ledger_writer
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_wire.clock import SYSTEM
+
+from tests.clocks import SetClock
 
 
 @pytest.fixture
@@ -49,7 +51,8 @@ def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_
     async def run() -> None:
         failures: list[BaseException] = []
         db = database(tmp_path / "db", pages=4)
-        ledger = LedgerWriter(db, failures.append)
+        ledger = LedgerWriter(db, failures.append, SYSTEM)
+        ledger.start()
         await ledger.commit(insert(10))
         waiting = [asyncio.create_task(ledger.commit(insert(50_000))) for _ in range(3)]
         await until(lambda: ledger.full)
@@ -71,7 +74,8 @@ def test_while_the_disk_is_full_nobody_is_told_anything_and_with_room_everybody_
 def test_any_other_failure_of_a_commit_ends_the_core_and_nobody_is_told_anything(tmp_path):
     async def run() -> None:
         failures: list[BaseException] = []
-        ledger = LedgerWriter(database(tmp_path / "db"), failures.append)
+        ledger = LedgerWriter(database(tmp_path / "db"), failures.append, SYSTEM)
+        ledger.start()
         waiting = asyncio.create_task(ledger.commit(lambda db: db.execute("INSERT INTO nothing VALUES (1)")))
         await until(lambda: bool(failures))
         later = asyncio.create_task(ledger.commit(insert(1)))
@@ -88,7 +92,8 @@ def test_a_slow_disk_is_said_to_be_one(tmp_path, said, monkeypatch):
     monkeypatch.setattr(ledger_writer, "SLOW_S", 0.05)
 
     async def run() -> None:
-        ledger = LedgerWriter(database(tmp_path / "db"), lambda _: None)
+        ledger = LedgerWriter(database(tmp_path / "db"), lambda _: None, SYSTEM)
+        ledger.start()
         await ledger.commit(insert(1))
         await ledger.commit(lambda _: time.sleep(0.1))
         await ledger.stop()
@@ -99,22 +104,20 @@ def test_a_slow_disk_is_said_to_be_one(tmp_path, said, monkeypatch):
     assert line["took_s"] >= 0.1
 
 
-def test_the_clock_of_a_run_goes_on_whatever_is_done_to_the_machines(said, monkeypatch):
-    machine = {"wall": 1000.0, "steady": 5.0}
-    monkeypatch.setattr(run_clock.time, "time", lambda: machine["wall"])
-    monkeypatch.setattr(run_clock.time, "monotonic", lambda: machine["steady"])
-    run = RunClock()
+def test_the_clock_of_a_run_goes_on_whatever_is_done_to_the_machines(said):
+    machine = SetClock(5.0, 1000.0)
+    run = RunClock(machine)
     run.begin_after(1100.0)
-    assert run.now() == 1100.0
-    machine["steady"] += 10.0
-    machine["wall"] += 10.0
+    assert run.wall() == 1100.0
+    machine.steady += 10.0
+    machine.at += 10.0
     run.look()
     for jump in (3600.0, -7200.0):
-        machine["wall"] += jump
-        machine["steady"] += 1.0
+        machine.at += jump
+        machine.steady += 1.0
         run.look()
         run.look()
-    assert run.now() == 1112.0, "1100, and 12 s of the steady clock"
+    assert run.wall() == 1112.0, "1100, and 12 s of the steady clock"
     assert [line["event"] for line in said] == [
         "the clock of this machine is behind the run: times go on from the run's",
         "the clock of this machine jumped: the run's goes on", "the clock of this machine jumped: the run's goes on",

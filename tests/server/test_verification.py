@@ -16,6 +16,7 @@ from atoll_server.rounds.events import Key
 from atoll_server.storage import database, ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_wire.clock import SYSTEM
 
 INITIAL = b"first parameters"
 
@@ -35,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 def said(directory: Path) -> list[str]:
     """By an audit that is given its time."""
     found: list[str] = []
-    one = Audit(directory, DISK, found.append)
+    one = Audit(directory, DISK, SYSTEM, found.append)
     one.begin(hashlib.sha256(INITIAL).hexdigest())
     one._thread.join(30)
     assert not one._thread.is_alive()
@@ -90,7 +91,7 @@ def test_damage_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, damage: Cal
 def test_a_stop_does_not_wait_for_what_takes_long(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verification, "ROWS", 1)
     monkeypatch.setattr(verification, "REST", 1e9)
-    one = Audit(run, DISK, print)
+    one = Audit(run, DISK, SYSTEM, print)
     one.begin("")
     began = time.monotonic()
     one.end()

@@ -142,7 +142,7 @@ class Caller:
         fragment = shard.layout.fragments[0]
         header = pb.PushHeader(
             session=session, fragment=0, seq=1, base_version=shard.fragments[0].version, tokens=8, steps=1,
-            codec=int(shard.run.codec), frames=len(fragment.frames), size_bytes=64 * len(fragment.frames),
+            codec=int(shard.context.run.codec), frames=len(fragment.frames), size_bytes=64 * len(fragment.frames),
             digest=bytes(32),
         )  # fmt: skip
         for _ in range(AT_ONCE):

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from atoll.agent import partial_fetch, sending, session
+from atoll.agent import partial_fetch, sending, session, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption
 from atoll_server.access import quotas, reader_limits
@@ -164,7 +164,9 @@ def first_parameters_accepted_twice() -> Iterator[None]:
         return entry, pb.JoinReply.STATE_INITIALISE if early and not self._run.shards else state
 
     async def stage(self: joining.Joining, _speaker: Any, header: Any) -> Any:
-        return first_parameters.Staging(self._settings.directory, header.size_bytes, header.sha256, self._disk)
+        made = first_parameters.Staging(self._settings.directory, header.size_bytes, header.sha256, self._disk)
+        made.begin()
+        return made
 
     with (
         patch(joining.Joining, "accept", again),
@@ -526,7 +528,7 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 
     def restored(self: syncer.Syncer, *values: Any) -> None:
         restore_rounds(self, *values)
-        restored_at[id(self)] = time.monotonic()
+        restored_at[id(self)] = asyncio.get_running_loop().time()
 
     def swallow(self: syncer.Syncer, event: Any, now: float) -> Any:
         early = now < restored_at.get(id(self), -1.0) + 1.0
@@ -623,11 +625,11 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
 
     @asynccontextmanager
     async def suspicious(self: front_service.FrontService, *values: Any) -> AsyncIterator[None]:
-        async with answering(self, *values):
+        async with answering(self, *values) as route:
             try:
-                yield
+                yield route
             except LinkLost:
-                self._upstream._suspected = True
+                route.shard._suspected = True
                 raise
 
     with patch(front_service.FrontService, "_answering", suspicious):
@@ -658,7 +660,7 @@ class Anything(int):
 @defect
 def a_learner_leaves_its_calls_open() -> Iterator[None]:
     """Whoever joins again makes new calls beside those that it has."""
-    with patch(session, "opened", lambda method, call: nullcontext(call)):
+    with patch(shard_session, "opened", lambda method, call: nullcontext(call)):
         yield
 
 
@@ -837,7 +839,7 @@ def a_flight_survives_a_restore() -> Iterator[None]:
 @defect
 def a_learner_keeps_its_anchors_when_the_run_is_restored() -> Iterator[None]:
     """It takes the new session, and the updates that follow."""
-    with patch(session.Presence, "_restored", lambda *_: None):
+    with patch(session.RunSession, "_restored", lambda *_: None):
         yield
 
 

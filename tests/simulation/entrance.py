@@ -47,7 +47,11 @@ class Entrance:
         frames.serve(service, recorder)  # type: ignore[arg-type]
         self._service: Callable[[Any], Any] = recorder.handlers.service
         self.gate = Gate(
-            QUICK, lambda who, session: _vouched(core, who, session), core.metrics.limited, lambda: core.acts
+            QUICK,
+            lambda who, session: _vouched(core, who, session),
+            core.metrics.limited,
+            lambda: core.acts,
+            core.clock,
         )
 
     def context(self, call: Call) -> Gated:

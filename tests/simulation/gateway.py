@@ -6,8 +6,9 @@ import random
 
 from atoll_server.access.audit_log import Acts
 from atoll_server.front.metrics import FrontMetrics
+from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
-from atoll_server.front.upstream import Upstream
+from atoll_wire.access import LOCAL
 
 from tests.simulation.loop import Process
 from tests.simulation.network import CORE, Network, SimulatedLink
@@ -24,7 +25,8 @@ class Gateway:
         self.process.start(self._serve(), name=self.process.name)
 
     async def _serve(self) -> None:
-        upstream = Upstream(CORE, dial=lambda address, _: SimulatedLink(self._network, self.process, address))
-        service = FrontService(upstream, FrontMetrics(self.name), self._cache_bytes, Acts(None))
+        clock = self._network.loop.clock
+        routes = Routes(CORE, LOCAL, clock, lambda address, *_: SimulatedLink(self._network, self.process, address))
+        service = FrontService(routes, FrontMetrics(self.name), self._cache_bytes, Acts(None, clock))
         self._network.servers[self.name] = (service, self.process)
-        await upstream.watch()
+        await routes.watch()

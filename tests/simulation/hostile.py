@@ -63,7 +63,7 @@ class Hostile(Island):
 
     def _step(self) -> None:
         super()._step()
-        assert self.presence is not None, "it trains"
+        assert self.session is not None, "it trains"
         if self.lie is Lie.DECLINES:
             self._handover.declined.extend(
                 pb.Declined(fragment=fragment, cycle=self.counters.steps + cycle, reason="x" * 64)
@@ -73,8 +73,8 @@ class Hostile(Island):
         elif self.lie in (Lie.INFLATE, Lie.EARLY):
             self.counters.tokens += BOAST
         elif self.lie is Lie.FLOOD:
-            for fragment, line in enumerate(self.presence.standing.lines):
-                if line.flight is None and self.counters.connected:
+            for fragment, track in self.session.core.tracks.items():
+                if track.flight is None and self.counters.connected:
                     self._take(Due(fragment, self.counters.steps, 0.0))
 
     def _answer(self) -> None:
@@ -83,8 +83,8 @@ class Hostile(Island):
             self._take(due.popleft())
 
     def _take(self, due: Due) -> None:
-        assert self.presence is not None, "a round comes through it"
-        if self.presence.standing.lines[due.fragment].flight is None and self.tracks[due.fragment].flying is None:
+        assert self.session is not None, "a round comes through it"
+        if self.session.core.tracks[due.fragment].flight is None and self.tracks[due.fragment].flying is None:
             self.sent += 1
             self._rounds.take(due)
 
@@ -102,7 +102,7 @@ def is_usual_known(core: Core) -> bool:
     shard = shard_of(core)
     db = core.registrar.writer._db if shard is not None else None
     return shard is not None and all(
-        len(lineage.latest_norms(db, shard.line, index, fragment.norms.window)) >= fragment.norms.window
+        len(lineage.latest_norms(db, core.registrar.line, index, fragment.norms.window)) >= fragment.norms.window
         for index, fragment in shard.fragments.items()
     )
 

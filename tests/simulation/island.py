@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
 from atoll.agent.joining import FirstModel, Identity
-from atoll.agent.session import Presence
+from atoll.agent.session import RunSession
 from atoll.boundary.answers import Rounds
 from atoll.boundary.host_memory import Windows
 from atoll.boundary.local_parameters import Local
@@ -26,7 +27,6 @@ from atoll.fragments.segments import Coded
 from atoll.stats import Counters
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.access import Access
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
@@ -51,13 +51,13 @@ class Island:
         self.name, self._network, self._checks, self._step_s = name, network, checks, step_s
         self._addresses = addresses
         self._random = np.random.default_rng(seed)
-        self._handover, self.counters = Handover(), Counters()
+        self._handover, self.counters = Handover(network.loop.clock), Counters()
         self.model, self._watched = Model(masters), watched
         self._watch: Watch | None = None
         self.tracks: list[Track] = []
         self._accounts: list[Account] = []
         self.layout: Layout | None = None
-        self.presence: Presence | None = None
+        self.session: RunSession | None = None
         self.error: Exception | None = None
         self.anchors: dict[int, tuple[int, int]] = {}  # by fragment, version and checksum of what was adopted last
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
@@ -72,17 +72,17 @@ class Island:
 
     async def _live(self) -> None:
         ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
-        presence = Presence(
+        session = RunSession(
             Identity(self.name, "somewhere", self._addresses, 1e9), FirstModel(TENSORS, b"frozen", self._save),
-            self._handover, self.counters, ready.set_result, self._stop, self._dial,
+            self._handover, self.counters, ready.set_result, self._stop, self._network.loop.clock, self._dial,
         )  # fmt: skip
-        self.presence = presence
-        agent = asyncio.create_task(presence.live())
+        self.session = session
+        agent = asyncio.create_task(session.live())
         agent.add_done_callback(self._ended)
-        self.layout, self._codec = await ready, Codec(presence.standing.settings.codec)
+        self.layout, self._codec = await ready, Codec(session.core.settings.codec)
         self._handover.clear()
         try:
-            self._begin(self.layout, [(line.version, line.anchor) for line in presence.standing.lines])
+            self._begin(self.layout, [(track.version, track.anchor) for track in session.core.tracks.values()])
             while True:
                 await asyncio.sleep(self._step_s * self._random.uniform(0.8, 1.2) if self.training else 0.5)
                 self._step()
@@ -94,7 +94,7 @@ class Island:
         """As `Learner._take_over`."""
         if self._watched:
             self._watch = Watch(Samples(self.model.parameters, layout.fragments))
-        self._local = Local(Windows(self.model.parameters, layout, self._codec), anchors, keep=True)
+        self._local = Local(Windows(self.model.parameters, layout.runs, self._codec), anchors, keep=True)
         self._rounds = Rounds(self._local, self._handover, self.counters, self._submit)
         self.tracks = self._local.tracks
         self.model.begin(layout)
@@ -103,7 +103,7 @@ class Island:
             self._accounts.append(Account(len(anchor)))
             self._checks.adopted(self, fragment, version, anchor)
 
-    def _dial(self, address: str, _: Access) -> SimulatedLink:
+    def _dial(self, address: str, *_: Any) -> SimulatedLink:
         return SimulatedLink(self._network, self.process, address)
 
     def _save(self, path: Path) -> None:
@@ -154,8 +154,8 @@ class Island:
         counters.tokens += BATCH
         counters.stepping_s += self._step_s
         counters.step_time_s = self._step_s
-        assert self.presence is not None, "it trains"
-        self._checks.trained[self.name, self.presence.standing.session.incarnation] = counters.tokens
+        assert self.session is not None, "it trains"
+        self._checks.trained[self.name, self.session.core.session.incarnation] = counters.tokens
 
     def _load(self) -> None:
         assert self.overwrites is not None, "asked to"
@@ -236,14 +236,14 @@ class Island:
         self._rounds.answer()
 
     def _submit(self, taken: Taken) -> None:
-        assert self.presence is not None, "a round comes through it"
+        assert self.session is not None, "a round comes through it"
         self._check(taken)
         self._handover.submitted(taken)
-        self.presence.submit(taken)
-        standing = self.presence.standing
-        flight = standing.lines[taken.fragment].flight
+        self.session.submit(taken)
+        core = self.session.core
+        flight = core.tracks[taken.fragment].flight
         if flight is not None and flight.taken is taken:
-            name = (self.name, standing.session.incarnation, taken.fragment, flight.seq)
+            name = (self.name, core.session.incarnation, taken.fragment, flight.seq)
             self._checks.taken(name, *self.anchors[taken.fragment])
 
     def _check(self, taken: Taken) -> None:
@@ -256,8 +256,8 @@ class Island:
         self.leaving = True
         if drains and self.tracks:
             await self._drain()
-        if self.presence is not None:
-            await self.presence.say_goodbye()
+        if self.session is not None:
+            await self.session.say_goodbye()
         self.process.kill()
 
     async def _drain(self) -> None:
@@ -285,18 +285,18 @@ class Island:
 
     def follows(self, generation: int) -> bool:
         """Whether it is in this generation of the run."""
-        return self.presence is not None and self.presence.standing.session.generation == generation
+        return self.session is not None and self.session.core.session.generation == generation
 
     def check_held(self) -> None:
         """It holds nothing back."""
-        assert self.presence is not None, "it trains"
+        assert self.session is not None, "it trains"
         if self._handover.something:
             return  # its next boundary frees what was refused
-        lines = self.presence.standing.lines
+        lines = self.session.core.tracks
         held = [n for n, track in enumerate(self.tracks) if track.flying is not None and not lines[n].behind()]
         if held:
             raise Violation(13, f"{self.process.name} waits for ever for what becomes of its work on {held}")
 
     def idle(self) -> bool:
         """Nothing is on its way, as far as it knows."""
-        return self.presence is not None and all(line.flight is None for line in self.presence.standing.lines)
+        return self.session is not None and all(track.flight is None for track in self.session.core.tracks.values())

@@ -11,7 +11,6 @@ import contextvars
 import heapq
 import itertools
 import random
-import time
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -28,7 +27,8 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.alive, self.born = True, time.time()
+        self.alive = True
+        self.born: float | None = None  # by the wall clock, when it was first started
         self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []  # in the order of their starts; some may have ended
         self._many = 64  # when to look which have
         self.on_death: list[Callable[[], None]] = []
@@ -38,7 +38,10 @@ class Process:
         """Runs work as a part of this process."""
         context = contextvars.copy_context()
         context.run(PROCESS.set, self)
-        return asyncio.get_running_loop().create_task(work, name=name, context=context)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop), "processes run on the virtual clock"
+        self.born = loop.clock.wall() if self.born is None else self.born
+        return loop.create_task(work, name=name, context=context)
 
     def kill(self) -> None:
         """SIGKILL: what is in its memory is gone, and nothing that it still runs can touch anything."""
@@ -98,12 +101,26 @@ class Handle:
         return self._at
 
 
+class VirtualClock:
+    """Of a loop; what the product is given in place of the machine's."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.now
+
+    def wall(self) -> float:
+        return 1.7e9 + self._loop.now
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """time() is what the simulation says. slow_s: a mean of what threads take; now and then much longer."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.rng, self.now, self.slow_s = rng, 0.0, 0.002
+        self.clock = VirtualClock(self)
         self._timers: list[tuple[float, int, Handle]] = []
         self._numbers = itertools.count()
         self.set_task_factory(_task)

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire import frames
+from atoll_wire.access import LOCAL
 from atoll_wire.links import Link
 
 from tests.simulation.loop import Process, VirtualLoop, here
@@ -461,7 +462,7 @@ class SimulatedLink(Link):
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self._network, self._learner = network, learner
-        super().__init__(address)
+        super().__init__(address, LOCAL, network.loop.clock)
 
     def _dial(self, options: object) -> tuple[Any, Any]:
         stub = Stub(self._network, self._learner, self.address)

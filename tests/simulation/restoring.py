@@ -59,7 +59,7 @@ class Restoring:
         process.on_death.append(lambda: self._died(wanted, tries))
         world.checks.restoring(wanted)
         try:
-            done = roll_back(DIRECTORY, wanted, SimulatedDisk(world.platter, process, Connection))
+            done = roll_back(DIRECTORY, wanted, SimulatedDisk(world.platter, process, Connection), world.loop.clock)
         except (UserError, OSError, sqlite3.Error) as error:
             if process.alive:
                 world.counts["restores that were refused"] += 1

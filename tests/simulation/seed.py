@@ -7,7 +7,6 @@ import gc
 import logging
 import random
 import secrets
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from atoll_server.rounds.liveness import Present
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.storage import crash_points
 from atoll_wire import allocator, layout
+from atoll_wire.clock import SystemClock
 
 from tests.simulation.books import Violation
 from tests.simulation.loop import VirtualLoop, here
@@ -34,12 +34,17 @@ class _Birth:
     def create_time(self) -> float:
         process = here()
         assert process is not None, "only learners ask"
+        assert process.born is not None, "its code runs"
         return process.born
+
+
+def _real(_: SystemClock) -> float:
+    raise AssertionError("what is simulated reads the machine's clock: pass it the loop's")
 
 
 @contextmanager
 def determinism(loop: VirtualLoop) -> Iterator[None]:
-    """Clocks and chance are the simulation's; frames are small, so that uploads have several."""
+    """Chance is the simulation's, nothing asks the machine's clock, and frames are small: uploads have several."""
     rng, real = random.Random(loop.rng.random()), random.Random
 
     def seeded(seed: object = None) -> random.Random:
@@ -47,7 +52,7 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
 
     with ExitStack() as stack:
         for target, name, value in (
-            (time, "monotonic", loop.time), (time, "time", lambda: 1.7e9 + loop.now), (random, "Random", seeded),
+            (SystemClock, "monotonic", _real), (SystemClock, "wall", _real), (random, "Random", seeded),
             (secrets, "token_bytes", rng.randbytes), (secrets, "randbits", rng.getrandbits),
             (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))), (psutil, "Process", _Birth),
             (layout, "FRAME_PARAMETERS", 256), (liveness, "EXPECTED_S", 3.0), (liveness, "UNSEEN_ANSWER_S", 4.0),

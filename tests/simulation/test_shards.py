@@ -29,6 +29,7 @@ from atoll_server.run.first_parameters import tensors_as_data
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, Limits, Quorum, RunSettings
+from atoll_server.shard.context import ShardContext
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
@@ -84,20 +85,22 @@ class Home:
         disk: Any = SimulatedDisk(self._platter, self.process, Connection)
         for name in ("spool", "snapshots"):
             disk.make_directory(DIRECTORY / name)
+        run = self._run
         first = not disk.exists(DIRECTORY / LEDGER)
         db = database.open_ledger(DIRECTORY / LEDGER, disk)
         if first:
             self._write_first(db, disk)
-        restored = restore(db, DIRECTORY, disk, owned=self._owned)
+        restored = restore(db, DIRECTORY, disk, run.clock, owned=self._owned)
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=2.0, limits=Limits(norm_window=4)
         )
-        run = self._run
-        shard = Shard(
-            settings, RUN, 1, restored, run.roster, run.happenings, LedgerWriter(db, self._failed), Metrics(),
-            self._failed, disk, run.clock.now, paused=False, damaged=False,
-        )  # fmt: skip
-        take_up(shard, db, restored, run.clock.now())
+        writer = LedgerWriter(db, self._failed, run.clock)
+        writer.start()
+        context = ShardContext(
+            settings, RUN, 1, run.roster, run.happenings, writer, Metrics(), disk, run.clock, self._failed
+        )
+        shard = Shard(context, restored, paused=False, damaged=False)
+        take_up(shard, db, restored)
         for name in NAMES:
             shard.joined(name, 1)
         self.shard = shard
@@ -132,11 +135,11 @@ class World:
     """A registrar, its shards, and learners that answer every round of both."""
 
     def __init__(self, loop: VirtualLoop, owned: Sequence[Collection[int]]) -> None:
-        self._run = Registrar(Limits(), RunClock())
+        self._run = Registrar(Limits(), RunClock(loop.clock))
         self._layout = plan(TENSORS, FRAGMENTS)
         self._steps = 0
         for number, name in enumerate(NAMES, 1):
-            self._run.roster.join(name, "here", number, 0, 0.0, b"", b"token", self._run.clock.now(), 0.0)
+            self._run.roster.join(name, "here", number, 0, 0.0, b"", b"token", self._run.clock.wall(), 0.0)
         rngs = [random.Random(loop.rng.random()) for _ in owned]
         made = zip(owned, rngs, strict=True)
         self.homes = [Home(self._run, self._layout, each, rng, self._runs) for each, rng in made]
@@ -175,7 +178,7 @@ class World:
     def _report(self) -> None:
         """All learners made a step: told in one moment, so that a round that opens waits for all."""
         self._steps += 1
-        wall = self._run.clock.now()
+        wall = self._run.clock.wall()
         for name in NAMES:
             entry = self._run.roster.entries[name]
             spent = Spent(steps=self._steps, tokens=self._steps * REPORTED, stepping_s=self._steps * STEP_S)

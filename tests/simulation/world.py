@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -202,7 +201,7 @@ class World:
             return (
                 shard is not None
                 and not shard.pending()
-                and all(i.idle() and i.follows(shard.generation) for i in self.islands.values())
+                and all(i.idle() and i.follows(shard.context.generation) for i in self.islands.values())
                 and all(len(i.tracks) == len(shard.fragments) for i in self.islands.values())
                 and all(
                     i.tracks[index].version == version
@@ -294,7 +293,7 @@ class World:
             self.counts["replays beside a core about to die"] += self.core_process.countdown is not None
             auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core's own may be about to die
             try:
-                again = restore(self.core.registrar.writer._db, DIRECTORY, auditor, from_start=True)
+                again = restore(self.core.registrar.writer._db, DIRECTORY, auditor, self.loop.clock, from_start=True)
             except UserError as error:
                 raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
             if {index: state.checksums() for index, state in again.states.items()} != before:
@@ -342,7 +341,7 @@ class World:
         given = {"record": self.record, "keep_snapshots": keep_snapshots,
                  "fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
                  "overlap_steps": self.overlap_steps, "clip_norm": self.clip_norm, **self.waiting}  # fmt: skip
-        core = Core(settings, given, SimulatedDisk(self.platter, process, Connection))
+        core = Core(settings, given, SimulatedDisk(self.platter, process, Connection), self.loop.clock)
         try:
             await core.start()
             self.core = core
@@ -405,7 +404,7 @@ class World:
         healed = bool(self.snapshots) and self.snapshots[-1].taken_at > self.rotted_at
         files = [str(snapshot_path(DIRECTORY, row.id)) for row in self.snapshots]
         if healed and self.rng.random() < (0.9 if self.rotting else 0.2) and self.platter.rot(files):
-            self.rotted_at = time.time()
+            self.rotted_at = self.loop.clock.wall()
             self.counts["snapshots damaged"] += 1
         self.counts["power failures"] += 1
 

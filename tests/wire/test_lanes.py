@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import pytest
 from atoll_wire import lanes
+from atoll_wire.clock import SYSTEM
 from atoll_wire.lanes import ANSWERS, FAR, FAR_S, FEWEST, MOST, REST_S, SLOTS, WINDOW_ARRIVALS, WINDOW_S, Lanes, Width
+
+from tests.clocks import SetClock
 
 NEAR_S, LONG_S = FAR_S / 10, 8 * FAR_S  # round trips
 
@@ -120,7 +122,7 @@ class Channel:
 def test_turns_are_bounded_and_given_in_the_order_of_asking():
     async def main() -> None:
         Channel.opened = 0
-        group = Lanes(lambda: ("stub", Channel()))
+        group = Lanes(lambda: ("stub", Channel()), SYSTEM)
         taken = [await group.take() for _ in range(SLOTS * FEWEST)]
         assert Channel.opened == FEWEST
         assert sorted(lane.busy for lane in set(taken)) == [SLOTS] * FEWEST
@@ -144,24 +146,23 @@ def test_turns_are_bounded_and_given_in_the_order_of_asking():
     asyncio.run(main())
 
 
-def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+def test_growth_gives_turns_and_idleness_takes_connections_back():
+    clock = SetClock(steady=1000.0)
 
     async def main() -> None:
         Channel.opened = 0
-        group = Lanes(lambda: ("stub", Channel()))
+        group = Lanes(lambda: ("stub", Channel()), clock)
         lane = await group.take()
         answered(group, LONG_S)
         assert (group.count, group.spare) == (FAR, True)
         with group.carrying() as carried:
             for _ in range(2 * WINDOW_ARRIVALS):  # with nothing left to send, lanes stand still: that tells no rate
-                now[0] += WINDOW_S
+                clock.steady += WINDOW_S
                 carried.arrived(1_000_000)
             assert group.count == FAR
             carried.waiting(3)
             for _ in range(2 * WINDOW_ARRIVALS):
-                now[0] += WINDOW_S
+                clock.steady += WINDOW_S
                 carried.arrived(1_000_000)
         assert group.count == 2 * FAR
         more = [await group.take() for _ in range(SLOTS * group.count - 1)]
@@ -170,7 +171,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
             group.give(each)
         await group.rest()
         assert Channel.opened == group.count, "it was busy just now"
-        now[0] += lanes.IDLE_S + 1
+        clock.steady += lanes.IDLE_S + 1
         await group.rest()
         await asyncio.sleep(0)
         assert (Channel.opened, group.count) == (1, FEWEST)
@@ -185,7 +186,7 @@ def test_growth_gives_turns_and_idleness_takes_connections_back(monkeypatch):
 
 def test_a_frame_is_waited_for_as_long_as_is_usual_and_a_little_longer():
     async def main() -> None:
-        group = Lanes(lambda: ("stub", Channel()))
+        group = Lanes(lambda: ("stub", Channel()), SYSTEM)
         with group.carrying() as carried:
             for _ in range(100):
                 carried.arrived(1000, [0.4, 0.8])
@@ -196,7 +197,7 @@ def test_a_frame_is_waited_for_as_long_as_is_usual_and_a_little_longer():
 
 def test_frames_share_messages_close_by_only():
     async def main() -> None:
-        group = Lanes(lambda: ("stub", Channel()))
+        group = Lanes(lambda: ("stub", Channel()), SYSTEM)
         assert group.together == 1, "nothing is known"
         with group.carrying() as carried:
             carried.arrived(1000, [0.01] * 50)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from atoll_wire import links
+from atoll_wire.access import LOCAL
 from atoll_wire.calling import LinkLost
+from atoll_wire.clock import SYSTEM
 from atoll_wire.pool import IDLE_S, Pool
+
+from tests.clocks import SetClock
 
 
 class Channel:
@@ -37,7 +40,7 @@ class Dial:
 
 
 def test_a_connection_is_dialled_when_the_others_carry_their_share_and_the_last_ones_carry_more():
-    pool = Pool(dial := Dial(), share=2, most=3)
+    pool = Pool(dial := Dial(), SYSTEM, share=2, most=3)
     assert dial.open == 0
     taken = [pool.take() for _ in range(6)]
     assert (dial.open, [each.busy for each in pool.connections]) == (3, [2, 2, 2])
@@ -48,19 +51,18 @@ def test_a_connection_is_dialled_when_the_others_carry_their_share_and_the_last_
     assert pool.take() is taken[2], "the least busy"
 
 
-def test_what_was_idle_for_long_is_hung_up_but_the_fewest(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+def test_what_was_idle_for_long_is_hung_up_but_the_fewest():
+    clock = SetClock(steady=1000.0)
 
     async def main() -> None:
-        pool = Pool(dial := Dial(), share=1, fewest=1)
+        pool = Pool(dial := Dial(), clock, share=1, fewest=1)
         first, busy, idle = pool.take(), pool.take(), pool.take()
         pool.give(first)
         pool.give(idle)
-        now[0] += IDLE_S - 1
+        clock.steady += IDLE_S - 1
         await pool.rest()
         assert dial.open == 3
-        now[0] += 1
+        clock.steady += 1
         await pool.rest()
         assert pool.connections == [first, busy]
         assert [each.open for each in dial.channels] == [True, True, False]
@@ -70,7 +72,8 @@ def test_what_was_idle_for_long_is_hung_up_but_the_fewest(monkeypatch):
 
 def test_a_pool_that_was_closed_dials_nothing():
     async def main() -> None:
-        pool = Pool(dial := Dial(), share=1, fewest=1)
+        pool = Pool(dial := Dial(), SYSTEM, share=1, fewest=1)
+        pool.take()
         await pool.close()
         with pytest.raises(LinkLost):
             pool.take()
@@ -96,9 +99,12 @@ def test_a_link_that_is_retired_ends_quick_calls_at_once_and_the_others_when_no_
     quick, frames = Dial(), Dial()
 
     async def main() -> None:
-        link, call = Dialled("here", alert=True), Call()
+        link, call = Dialled("here", LOCAL, SYSTEM, alert=True), Call()
         link.quick.take()
-        link.carriers.take()
+        for take in (link.carriers.take, link.offers.take):
+            take()
+        for lanes in (link.up, link.down):
+            lanes.give(await lanes.take())
         assert (quick.open, frames.open) == (1, 4)
         with link.transfers.of(call):
             ending = asyncio.create_task(links.retire(link))

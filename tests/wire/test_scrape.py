@@ -10,6 +10,7 @@ import urllib.request
 
 import pytest
 from atoll_wire import scrape
+from atoll_wire.clock import SYSTEM
 from prometheus_client import CollectorRegistry, Counter
 
 
@@ -23,7 +24,7 @@ def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
 
 @pytest.fixture
 def pulse():
-    return scrape.Pulse()
+    return scrape.Pulse(SYSTEM)
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import pytest
 from atoll_wire import frames, streams
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
+from atoll_wire.clock import SYSTEM
 from atoll_wire.lanes import SLOTS, Lanes
 from atoll_wire.links import Transfers
 from atoll_wire.pool import Pool
 
 FRAMES = 5
-MESSAGES = [frames.encode(n, 0, bytes([n])) for n in range(FRAMES)]
+MESSAGES = {n: frames.encode(n, 0, bytes([n])) for n in range(FRAMES)}
 HEADER = pb.PushHeader(fragment=0, seq=1, frames=FRAMES)
 WAIT_S = 10.0
 
@@ -31,10 +32,12 @@ class Core:
         self.have: set[int] = set()
         self.calls: list[Call] = []
         self.lanes = 0
-        up = Lanes(self._dial)
+        up = Lanes(self._dial, SYSTEM)
         up._width.lanes, up._capacity, up._turns = 2, 2 * SLOTS, asyncio.Semaphore(2 * SLOTS)
-        offers = Pool(lambda: (SimpleNamespace(Push=lambda: Call(self, None)), SimpleNamespace()), 1)
-        self.link = SimpleNamespace(up=up, offers=offers, transfers=Transfers(), answered=lambda _seconds: None)
+        offers = Pool(lambda: (SimpleNamespace(Push=lambda: Call(self, None)), SimpleNamespace()), SYSTEM, 1)
+        self.link = SimpleNamespace(
+            up=up, offers=offers, transfers=Transfers(SYSTEM), answered=lambda _seconds: None, clock=SYSTEM
+        )
 
     def _dial(self):
         lane = self.lanes

@@ -1,43 +1,53 @@
-"""What the agent knows of the core and of each fragment; its parts share it on one event loop."""
+"""What the agent knows of the run, of each shard, and of each fragment; its parts share it on one event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.arrivals import Arrivals
 from atoll_wire.blocks import F32
-from atoll_wire.layout import Fragment, Layout
+from atoll_wire.layout import FrameRun, Layout
 from atoll_wire.links import Link
 
 from atoll.agent.partial_fetch import Incoming
 from atoll.errors import NONSENSE, LearnerError
-from atoll.fragments.exchange import Taken
+from atoll.fragments.exchange import Handover, Taken
+
+LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a shard that is silent; between them, by what was usual
+KEPT = 1024  # declined rounds, and adoptions, that wait to be reported
 
 
 @dataclass(slots=True)
 class Flight:
     """A contribution until its fate is known.
 
-    messages: its frames, kept to be sent again; table: length and CRC-32C of their payloads.
+    messages: the run's frames by number, kept to be sent again; table: length and CRC-32C of the payloads.
     """
 
     taken: Taken
     seq: int
-    messages: tuple[bytes, ...] = ()
+    messages: Mapping[int, bytes] = field(default_factory=dict)
     table: tuple[tuple[int, int], ...] = ()
     session: pb.Session | None = None  # as it was last sent
     acknowledged: bool = False
     asking: bool = False  # what became of it, after it was acknowledged
 
 
-@dataclass(slots=True)
-class Line:
-    """One fragment as the agent sees it. version, anchor: newest prepared; target: newest heard of."""
+@dataclass(slots=True, eq=False)
+class FragmentTrack:
+    """The frames of one fragment that this learner owns, as the agent sees them.
 
-    fragment: int
-    anchor: F32
+    version, anchor: newest prepared; target: newest heard of.
+    """
+
+    run: FrameRun
+    shard: ShardView = field(repr=False)
+    anchor: F32 = field(default_factory=lambda: np.empty(0, np.float32))
     version: int = 0
     target: int = 0
     whole: bool = True  # the next fetch must be the fragment itself
@@ -46,28 +56,58 @@ class Line:
     flight: Flight | None = None
     fetching: asyncio.Task[None] | None = None
     incoming: Incoming | None = None  # what has come of the fetch that is under way, or was cut
-    setbacks: int = 0  # how often the core came back with less than was known: from a backup, or a checkpoint
+    setbacks: int = 0  # how often the shard came back with less than was known: from a backup, or a checkpoint
     restores: int = 0  # how often the run was restored to a checkpoint since training began here
+
+    @property
+    def fragment(self) -> int:
+        """Its number."""
+        return self.run.fragment.index
 
     def behind(self) -> bool:
         """Whether there is something to fetch."""
         return self.whole or self.version < self.target
 
+    def known(self) -> int:
+        """The newest version that the shard is known to have had."""
+        return self.target if self.whole else max(self.version, self.target)
 
-@dataclass(slots=True)
-class Standing:
-    """The core as it was last seen."""
+    def stands_at(self, version: int, known: int) -> None:
+        """The shard tells its newest version after a break. known: what it is known to have had before the break."""
+        if version >= known:
+            self.target = max(self.target, version)
+            return
+        self.setbacks += 1
+        self.whole |= version < self.version
+        self.target = version
 
+
+@dataclass(slots=True, eq=False)
+class ShardView:
+    """One shard as it was last seen.
+
+    address: empty where the run was joined. link: its own; the first of the shards where the run was joined shares the
+    run's. arrivals: of what happens, and of signs of life. declined, adopted: wait to be reported to it.
+    """
+
+    address: str
     link: Link
+    number: int = 0
+    tracks: dict[int, FragmentTrack] = field(default_factory=dict)
     session: pb.Session = field(default_factory=pb.Session)
-    settings: pb.RunSettings = field(default_factory=pb.RunSettings)
-    layout: Layout | None = None
-    lines: list[Line] = field(default_factory=list)
-    log: int = 0  # position of the last happening
+    log: int = 0  # position of its last happening
     sequence: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: asyncio.Event = field(default_factory=asyncio.Event)  # some call found the session or the core gone
-    leaving: bool = False  # connections end for good
+    lost: asyncio.Event = field(default_factory=asyncio.Event)  # some call found the session or the shard gone
+    arrivals: Arrivals = field(default_factory=lambda: Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S))
+    declined: deque[pb.Declined] = field(default_factory=lambda: deque(maxlen=KEPT))
+    adopted: deque[pb.Adopted] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def joined(self, session: pb.Session) -> None:
+        """Calls may be made with this session."""
+        self.session = session
+        self.lost.clear()
+        self.connected.set()
 
     def lose(self, session: pb.Session | None) -> None:
         """A call found this session gone: the learner joins again, unless it has a newer one by now."""
@@ -75,19 +115,74 @@ class Standing:
             self.connected.clear()
             self.lost.set()
 
-    def line(self, fragment: int) -> Line:
+    def track(self, fragment: int) -> FragmentTrack:
+        """What is known of a fragment that the shard speaks of. LearnerError when it is none of the shard's."""
+        if fragment not in self.tracks:
+            raise LearnerError(
+                f"the core speaks of fragment {fragment}, this shard has {len(self.tracks)} others: {NONSENSE}"
+            )
+        return self.tracks[fragment]
+
+    def newest(self, versions: Mapping[int, int]) -> Iterator[tuple[FragmentTrack, int]]:
+        """Each track with the version that the shard has of it. LearnerError unless it is every fragment's."""
+        if len(versions) != len(self.tracks):
+            raise LearnerError(f"the core has {len(versions)} fragments, this shard {len(self.tracks)}: {NONSENSE}")
+        return ((self.track(fragment), version) for fragment, version in sorted(versions.items()))
+
+
+@dataclass(slots=True, eq=False)
+class CoreView:
+    """The run as it was last seen. link: where it was joined, or will be."""
+
+    link: Link
+    session: pb.Session = field(default_factory=pb.Session)
+    settings: pb.RunSettings = field(default_factory=pb.RunSettings)
+    layout: Layout | None = None
+    shards: list[ShardView] = field(default_factory=list)
+    tracks: dict[int, FragmentTrack] = field(default_factory=dict)  # of all shards, by fragment, ascending
+    said_goodbye: bool = False  # nothing is joined or followed again
+    leaving: bool = False  # connections end for good
+
+    def place(self, shards: Sequence[ShardView]) -> None:
+        """The run has these shards. What waits for another shard of a fragment goes on at the new one."""
+        before = [shard for shard in self.shards if shard not in shards]
+        self.shards = list(shards)
+        for shard in shards:
+            for fragment in shard.tracks:
+                shard.tracks[fragment] = self.tracks.setdefault(fragment, shard.tracks[fragment])
+                self.tracks[fragment].shard = shard
+        self.tracks = dict(sorted(self.tracks.items()))
+        for shard in before:
+            shard.connected.set()
+
+    def track(self, fragment: int) -> FragmentTrack:
         """What is known of a fragment that the core speaks of. LearnerError when there is none of that number."""
-        if fragment >= len(self.lines):
-            raise LearnerError(f"the core speaks of fragment {fragment}, the run has {len(self.lines)}: {NONSENSE}")
-        return self.lines[fragment]
+        if fragment not in self.tracks:
+            raise LearnerError(f"the core speaks of fragment {fragment}, the run has {len(self.tracks)}: {NONSENSE}")
+        return self.tracks[fragment]
 
-    def newest(self, versions: Mapping[int, int]) -> Iterator[tuple[Line, int]]:
-        """Each line with the version that the core has of it. LearnerError unless it is every fragment's."""
-        if len(versions) != len(self.lines):
-            raise LearnerError(f"the core has {len(versions)} fragments, the run {len(self.lines)}: {NONSENSE}")
-        return ((self.line(fragment), version) for fragment, version in sorted(versions.items()))
+    def connected(self) -> bool:
+        """Whether every shard is there."""
+        return all(shard.connected.is_set() for shard in self.shards)
 
-    def fragment(self, index: int) -> Fragment:
-        """The layout's fragment."""
-        assert self.layout is not None, "a session comes with a layout"
-        return self.layout.fragments[index]
+    def sort_answers(self, handover: Handover) -> None:
+        """Gives each shard what step boundaries declined and adopted of its fragments."""
+        while handover.declined:
+            declined = handover.declined.popleft()
+            self.tracks[declined.fragment].shard.declined.append(declined)
+        while handover.adopted:
+            adopted = handover.adopted.popleft()
+            self.tracks[adopted.fragment].shard.adopted.append(adopted)
+
+    def near(self) -> list[ShardView]:
+        """Shards at the address where the run was joined."""
+        return [shard for shard in self.shards if not shard.address]
+
+
+def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
+    """Raises LearnerError unless each fragment of the run is in exactly one shard, and each shard has some."""
+    owned = sorted(fragment for place in places for fragment in place.fragments)
+    if owned != list(range(fragments)) or not all(place.fragments for place in places):
+        raise LearnerError(
+            f"the core's {len(places)} shards do not have each of the run's {fragments} fragments once: {NONSENSE}"
+        )

@@ -20,7 +20,7 @@ from atoll_wire.spans import Codec
 from atoll_wire.streams import download
 
 from atoll.agent.calls import Cure, cure, one_line
-from atoll.agent.core_state import Line, Standing
+from atoll.agent.core_state import CoreView, FragmentTrack
 from atoll.agent.partial_fetch import MOST_UPDATES, Ask, Incoming, UnsoundError
 from atoll.agent.retrying import Failure, retry
 from atoll.agent.sending import Sender
@@ -39,27 +39,27 @@ class Fetcher:
 
     def __init__(
         self,
-        standing: Standing,
+        core: CoreView,
         handover: Handover,
         counters: Counters,
         stop: Callable[[Exception], None],
         sender: Sender,
     ) -> None:
-        self._standing, self._handover, self._counters = standing, handover, counters
+        self._core, self._handover, self._counters = core, handover, counters
         self._stop, self._sender = stop, sender
         self._rng = random.Random()  # noqa: S311 - jitter
         self._at_once = asyncio.Semaphore(2)  # bounds memory: fragments being brought up at a time
 
-    def heard_of(self, line: Line, version: int) -> None:
+    def heard_of(self, track: FragmentTrack, version: int) -> None:
         """A version exists; begins to fetch if that is news. A lower one is of a core that lost nothing durable."""
-        line.target = max(line.target, version)
-        self.begin(line)
+        track.target = max(track.target, version)
+        self.begin(track)
 
-    def begin(self, line: Line) -> None:
-        """Fetches what the line lacks, in a task of its own."""
-        if line.behind() and line.fetching is None:
-            line.fetching = asyncio.get_running_loop().create_task(self._bring(line))
-            line.fetching.add_done_callback(self._ended)
+    def begin(self, track: FragmentTrack) -> None:
+        """Fetches what the track lacks, in a task of its own."""
+        if track.behind() and track.fetching is None:
+            track.fetching = asyncio.get_running_loop().create_task(self._bring(track))
+            track.fetching.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -67,70 +67,69 @@ class Fetcher:
 
     async def all_here(self) -> None:
         """Waits for the first anchors. Raises what stopped a fetch. Cancelled, it leaves the fetches to go on."""
-        while running := [line.fetching for line in self._standing.lines if line.fetching is not None]:
+        while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
 
-    async def _bring(self, line: Line) -> None:
-        once, failed, came = partial(self._once, line), partial(self._failed, line), partial(_came, line)
+    async def _bring(self, track: FragmentTrack) -> None:
+        once, failed, came = partial(self._once, track), partial(self._failed, track), partial(_came, track)
         try:
-            while line.behind() and not self._standing.leaving:
-                await retry(self._standing, line.behind, once, failed, self._rng, came)
+            while track.behind() and not self._core.leaving:
+                await retry(self._core, track, track.behind, once, failed, self._rng, came)
         finally:
-            line.fetching = None
+            track.fetching = None
 
-    async def _once(self, line: Line) -> bool:
+    async def _once(self, track: FragmentTrack) -> bool:
         async with self._at_once:
-            sound = await self._step(line)
+            sound = await self._step(track)
         if not sound:
             self._counters.mismatches += 1
-            line.whole = True
+            track.whole = True
         return sound
 
-    def _failed(self, line: Line, failure: Failure) -> bool:
+    def _failed(self, track: FragmentTrack, failure: Failure) -> bool:
         match failure.cure:
-            case Cure.FETCH_WHOLE | Cure.GIVE_UP | Cure.DROP_WORK if not line.whole:
-                line.whole = True
+            case Cure.FETCH_WHOLE | Cure.GIVE_UP | Cure.DROP_WORK if not track.whole:
+                track.whole = True
             case Cure.JOIN_AGAIN:
-                self._standing.lose(failure.session)
+                track.shard.lose(failure.session)
             case _:
                 self._counters.last_error = one_line(failure.error)
                 if failure.before == MANY:
-                    log.warning("a fetch fails again and again", fragment=line.fragment, error=one_line(failure.error))
+                    log.warning("a fetch fails again and again", fragment=track.fragment, error=one_line(failure.error))
                 return False
         return True
 
-    async def _step(self, line: Line) -> bool:
+    async def _step(self, track: FragmentTrack) -> bool:
         """One update, or the fragment whole. False when what came is not what was published."""
-        if line.target - line.version > MOST_UPDATES:
-            line.whole = True
-        incoming, setbacks = self._incoming(line), line.setbacks
-        while (ask := incoming.next(line.target)) is not None:
-            if not await self._ask(line.fragment, incoming, ask):
-                line.incoming = None
+        if track.target - track.version > MOST_UPDATES:
+            track.whole = True
+        incoming, setbacks = self._incoming(track), track.setbacks
+        while (ask := incoming.next(track.target)) is not None:
+            if not await self._ask(track, incoming, ask):
+                track.incoming = None
                 return False
-        line.incoming = None
-        return await self._take_in(line, incoming, setbacks)
+        track.incoming = None
+        return await self._take_in(track, incoming, setbacks)
 
-    def _incoming(self, line: Line) -> Incoming:
+    def _incoming(self, track: FragmentTrack) -> Incoming:
         """What has come of this fetch at earlier tries, or nothing yet."""
-        version = 0 if line.whole else line.version + 1
-        if line.incoming is None or line.incoming.version != version:
-            fragment = self._standing.fragment(line.fragment)
-            line.incoming = Incoming(fragment, Codec(self._standing.settings.codec), version)
-        return line.incoming
+        version = 0 if track.whole else track.version + 1
+        if track.incoming is None or track.incoming.version != version:
+            track.incoming = Incoming(track.run, Codec(self._core.settings.codec), version)
+        return track.incoming
 
-    async def _ask(self, fragment: int, incoming: Incoming, ask: Ask) -> bool:
+    async def _ask(self, track: FragmentTrack, incoming: Incoming, ask: Ask) -> bool:
         """Fetches some frames. False when the core sent something else. Raises AioRpcError and LinkLost."""
         request = pb.FetchRequest(
-            session=self._standing.session, fragment=fragment, version=ask.version, whole=not ask.version
+            session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
         )
         aside = ask.version != incoming.version  # an update for frames that came at an older version
         before = incoming.size_bytes
         try:
             took = incoming.took_update if aside else incoming.took
-            return await download(self._standing.link, request, ask.frames, took)
+            return await download(track.shard.link, request, ask.frames, took)
         except UnsoundError:
             return False
         except grpc.aio.AioRpcError as error:
@@ -144,30 +143,30 @@ class Fetcher:
             else:
                 self._counters.bytes_whole += incoming.size_bytes - before
 
-    async def _take_in(self, line: Line, incoming: Incoming, setbacks: int) -> bool:
+    async def _take_in(self, track: FragmentTrack, incoming: Incoming, setbacks: int) -> bool:
         whole, header = not incoming.version, incoming.header
-        anchor, checksum = await asyncio.to_thread(incoming.decoded, None if whole else line.anchor)
+        anchor, checksum = await asyncio.to_thread(incoming.decoded, None if whole else track.anchor)
         if anchor is None or checksum != header.crc32c:
-            log.error("anchor does not have the published checksum: fetching it whole", fragment=line.fragment)
+            log.error("anchor does not have the published checksum: fetching it whole", fragment=track.fragment)
             return False
-        if line.setbacks != setbacks:
+        if track.setbacks != setbacks:
             return True  # meanwhile the core came back without this version
-        fate = self._fate(line, header, whole=whole)
-        line.anchor, line.version = anchor, header.version
-        if line.setbacks != setbacks:
-            line.whole = True
+        fate = self._fate(track, header, whole=whole)
+        track.anchor, track.version = anchor, header.version
+        if track.setbacks != setbacks:
+            track.whole = True
         else:
-            line.target = max(line.target, header.version)
+            track.target = max(track.target, header.version)
             if whole:
-                line.whole = line.drop = False
-        self._handover.offer(Prepared(line.fragment, line.version, anchor, fate))
+                track.whole = track.drop = False
+        self._handover.offer(Prepared(track.fragment, track.version, anchor, fate))
         return True
 
-    def _fate(self, line: Line, header: pb.FetchHeader, *, whole: bool) -> Fate:
+    def _fate(self, track: FragmentTrack, header: pb.FetchHeader, *, whole: bool) -> Fate:
         """What this version means for the contribution in flight; a refusal may be heard of here first."""
-        session = self._standing.session
+        session = track.shard.session
         for receipt in header.receipts:
-            flight = line.flight
+            flight = track.flight
             if flight is None or (receipt.learner, receipt.incarnation, receipt.seq) != (
                 session.learner, session.incarnation, flight.seq
             ):  # fmt: skip
@@ -175,12 +174,12 @@ class Fetcher:
             if receipt.fate == pb.FATE_MERGED:
                 if not flight.messages:
                     raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
-                self._sender.end(line, merged=True)
-                return Fate(flight.taken.outstanding.coded, whole and line.drop, line.restores)
-            self._sender.decided(receipt)
-        return Fate(None, whole and line.drop, line.restores)
+                self._sender.end(track, merged=True)
+                return Fate(flight.taken.outstanding.coded, whole and track.drop, track.restores)
+            self._sender.decided(track.shard, receipt)
+        return Fate(None, whole and track.drop, track.restores)
 
 
-def _came(line: Line) -> int:
+def _came(track: FragmentTrack) -> int:
     """Bytes of what is being fetched that are here: a try that brought some was worth it."""
-    return line.incoming.size_bytes if line.incoming is not None else 0
+    return track.incoming.size_bytes if track.incoming is not None else 0

@@ -7,7 +7,6 @@ import hashlib
 import secrets
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,12 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import LOCAL, Access, AccessError
 from atoll_wire.calling import answer, opened, until_it_ends
 from atoll_wire.certificate import CertificateError, Role, check_role
+from atoll_wire.clock import Clock
 from atoll_wire.contract import JOIN_S, PROTOCOL, tensor_message
 from atoll_wire.layout import Layout, LayoutError, TensorSpec, plan
 from atoll_wire.spans import Codec
 
-from atoll.agent.core_state import Standing
+from atoll.agent.core_state import CoreView, checked_places
 from atoll.errors import NONSENSE, LearnerError
 from atoll.stats import Counters
 
@@ -72,8 +72,9 @@ class FirstModel:
 class Joiner:
     """Joins, and joins again: the same process keeps its incarnation."""
 
-    def __init__(self, identity: Identity, model: FirstModel, standing: Standing, counters: Counters) -> None:
-        self._identity, self._model, self._standing, self._counters = identity, model, standing, counters
+    def __init__(self, identity: Identity, model: FirstModel, core: CoreView, counters: Counters, clock: Clock) -> None:
+        self._clock = clock
+        self._identity, self._model, self._core, self._counters = identity, model, core, counters
         self._nonce = secrets.randbits(63) | 1
 
     async def join(self) -> pb.JoinReply:
@@ -81,7 +82,7 @@ class Joiner:
         proof, confirming = b"", False
         while True:
             request = self._request(proof)
-            with self._standing.link.quick.use() as connection:
+            with self._core.link.quick.use() as connection:
                 reply: pb.JoinReply = await answer(connection.stub.Join(request, timeout=JOIN_S))
             if reply.state == pb.JoinReply.STATE_CONFIRM:
                 if confirming:  # once more: another one of this name joined in between
@@ -107,10 +108,10 @@ class Joiner:
 
     def _request(self, proof: bytes) -> pb.JoinRequest:
         return pb.JoinRequest(
-            protocol=PROTOCOL, run=self._standing.session.run, learner=self._identity.name,
+            protocol=PROTOCOL, run=self._core.session.run, learner=self._identity.name,
             region=self._identity.region, nonce=self._nonce, tensors=[tensor_message(t) for t in self._model.tensors],
-            frozen_digest=self._model.frozen_digest, incarnation=self._standing.session.incarnation, proof=proof,
-            process_age_s=process_age_s(),
+            frozen_digest=self._model.frozen_digest, incarnation=self._core.session.incarnation, proof=proof,
+            process_age_s=process_age_s(self._clock),
         )  # fmt: skip
 
     async def _initialise(self, reply: pb.JoinReply) -> None:
@@ -124,7 +125,10 @@ class Joiner:
                 sha256=await asyncio.to_thread(_sha256, path),
             )
             log.info("sending the first parameters", learner=self._identity.name, size_bytes=header.size_bytes)
-            with opened("Initialise", self._standing.link.up.first.Initialise()) as call:
+            with (
+                self._core.link.carriers.use() as connection,
+                opened("Initialise", connection.stub.Initialise()) as call,
+            ):
                 with until_it_ends(), path.open("rb") as file:
                     await call.write(pb.InitialiseRequest(header=header))
                     while chunk := file.read(CHUNK_BYTES):
@@ -134,9 +138,9 @@ class Joiner:
             self._counters.bytes_whole += header.size_bytes
 
 
-def process_age_s() -> float:
+def process_age_s(clock: Clock) -> float:
     """Since this process was started."""
-    return time.time() - psutil.Process().create_time()
+    return clock.wall() - psutil.Process().create_time()
 
 
 def _sha256(path: Path) -> bytes:
@@ -154,4 +158,5 @@ def planned(tensors: Sequence[TensorSpec], reply: pb.JoinReply, codecs: Collecti
         raise LearnerError(f"the core lays the model out as it cannot be ({error}): {NONSENSE}") from error
     if layout.fingerprint != reply.fingerprint:
         raise LearnerError(f"the core lays the model out differently: {NONSENSE}")
+    checked_places(reply.shards, len(layout.fragments))
     return layout

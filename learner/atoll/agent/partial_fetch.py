@@ -17,7 +17,7 @@ from atoll_wire.blocks import F32
 from atoll_wire.checksums import Payload
 from atoll_wire.codec import FrameError
 from atoll_wire.frames import WireFrame
-from atoll_wire.layout import Fragment
+from atoll_wire.layout import FrameRun
 from atoll_wire.spans import Codec, FrameSpan
 
 MOST_UPDATES = 8  # more than these cost more bytes than the frames themselves
@@ -44,15 +44,15 @@ class _Part:
 
 
 class Incoming:
-    """What one fetch brings: a published update, or a whole fragment."""
+    """What one fetch brings of a run of frames: a published update, or the values themselves."""
 
-    def __init__(self, fragment: Fragment, update_codec: Codec, version: int) -> None:
-        """version: that the update leads to; 0: the whole fragment, at whichever version it has."""
+    def __init__(self, run: FrameRun, update_codec: Codec, version: int) -> None:
+        """version: that the update leads to; 0: the values, at whichever version the fragment has."""
         self.version, self.header = version, pb.FetchHeader()
         self.size_bytes = 0  # of payloads that came
-        self._fragment, self._update_codec = fragment, update_codec
+        self._run, self._update_codec = run, update_codec
         self._codec = update_codec if version else Codec.FLOAT32
-        self._parts = [_Part() for _ in fragment.frames]
+        self._parts = {span.index: _Part() for span in run.frames}
         self._floor = 0  # frames that are asked for now cannot be older, unless the core lost a version
 
     def next(self, target: int) -> Ask | None:
@@ -60,17 +60,17 @@ class Incoming:
 
         Updates of frames that are here come first: the core keeps few of them. Frames that are too old begin anew.
         """
-        missing = [index for index, part in enumerate(self._parts) if not part.payload]
+        missing = [index for index, part in self._parts.items() if not part.payload]
         if not self.version:
             newest = max(self.header.version, target) if missing else self.header.version
-            here = {index: part.version for index, part in enumerate(self._parts) if part.payload}
+            here = {index: part.version for index, part in self._parts.items() if part.payload}
             self.forget([index for index, version in here.items() if newest - version > MOST_UPDATES])
             behind = {index: version for index, version in here.items() if 0 < newest - version <= MOST_UPDATES}
             if behind:
                 oldest = min(behind.values())
                 return Ask(oldest + 1, [index for index, version in behind.items() if version == oldest])
-            missing = [index for index, part in enumerate(self._parts) if not part.payload]
-        self._floor = max(part.version for part in self._parts)
+            missing = [index for index, part in self._parts.items() if not part.payload]
+        self._floor = max(part.version for part in self._parts.values())
         return Ask(self.version, missing) if missing else None
 
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
@@ -98,14 +98,15 @@ class Incoming:
             self._parts[index] = _Part()
 
     def decoded(self, base: F32 | None) -> tuple[F32 | None, int]:
-        """The fragment at the header's version, as a new array, and its CRC-32C; None when a frame does not decode.
+        """The run at the header's version, as a new array, and its CRC-32C; None when a frame does not decode.
 
-        base: float32 (fragment.length,), which an update is added to; None for a whole fragment.
+        base: float32 (run.length,), which an update is added to; None where the values themselves came. The header's
+        checksum is that of the whole fragment: see `checksums.joined`.
         """
-        out, checksum = memory.empty(self._fragment.length), 0
+        out, checksum = memory.empty(self._run.length), 0
         try:
-            for span, part in zip(self._fragment.frames, self._parts, strict=True):
-                self._decode(span, part, base, out)
+            for span in self._run.frames:
+                self._decode(span, self._parts[span.index], base, out)
                 checksum = codec.vector_crc32c(out[span.place], checksum)
         except FrameError:
             return None, 0

@@ -12,7 +12,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
 
 from atoll.agent.calls import Cure, backoff_s, cure, detail
-from atoll.agent.core_state import Standing
+from atoll.agent.core_state import CoreView, FragmentTrack
 from atoll.errors import LearnerError
 
 
@@ -27,7 +27,8 @@ class Failure:
 
 
 async def retry(
-    standing: Standing,
+    core: CoreView,
+    track: FragmentTrack,
     wanted: Callable[[], bool],
     once: Callable[[], Awaitable[bool]],
     failed: Callable[[Failure], bool],
@@ -36,6 +37,7 @@ async def retry(
 ) -> None:
     """Returns after a success, or when it is not `wanted` any more, or the learner leaves.
 
+    track: of the fragment; each try begins when its shard is connected.
     once: one try; returns whether it succeeded. It may raise AioRpcError and LinkLost.
     After LinkLost the next try waits for no more than a session over another link.
     failed: returns whether it acted on the cure, so that the next try need not wait.
@@ -43,11 +45,14 @@ async def retry(
     Raises LearnerError when a core or front says that trying again is of no use.
     """
     failures = 0
-    while wanted() and not standing.leaving:
-        await standing.connected.wait()
+    while wanted() and not core.leaving:
+        shard = track.shard
+        await shard.connected.wait()
+        if track.shard is not shard:
+            continue  # the run has other shards now
         if not wanted():  # the run was restored meanwhile: what was in flight is not sent to it
             return
-        session, before, acted = standing.session, came(), False
+        session, before, acted = shard.session, came(), False
         try:
             if await once():
                 return

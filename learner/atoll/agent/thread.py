@@ -15,12 +15,13 @@ from typing import Any
 import structlog
 from atoll_wire import codec, logs
 from atoll_wire.blocks import F32
+from atoll_wire.clock import Clock
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
 from atoll.agent.calls import GOODBYE_S
 from atoll.agent.joining import FirstModel, Identity
-from atoll.agent.session import Presence
+from atoll.agent.session import RunSession
 from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.exchange import PIECE_S, Handover, Taken
@@ -34,22 +35,26 @@ ENDING_S = 1.0  # from the interpreter's closing its thread pools to the end of 
 class Agent:
     """Started once, ended once."""
 
-    def __init__(self, identity: Identity, model: FirstModel, handover: Handover, counters: Counters) -> None:
+    def __init__(
+        self, identity: Identity, model: FirstModel, handover: Handover, counters: Counters, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
-        self._presence: Presence | None = None
+        self._session: RunSession | None = None
         self._goodbye: asyncio.Task[None] | None = None
         self._leaving = False
         self._ready: Future[Layout] = Future()
         self.failure: LearnerError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"atoll {identity.name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------ called by the training thread
 
     def start(self) -> None:
         """Begins to dial."""
         logs.configure_unless()
+        self._thread = threading.Thread(target=self._run, name=f"atoll {self._identity.name}", daemon=True)
         self._thread.start()
 
     def wait_ready(self) -> Layout:
@@ -60,20 +65,20 @@ class Agent:
 
     def anchors(self) -> list[tuple[int, F32]]:
         """Version and anchor of each fragment, once ready."""
-        assert self._presence is not None, "ready comes first"
-        return [(line.version, line.anchor) for line in self._presence.standing.lines]
+        assert self._session is not None, "ready comes first"
+        return [(track.version, track.anchor) for track in self._session.core.tracks.values()]
 
     @property
     def run_codec(self) -> Codec:
         """Of contributions and updates."""
-        assert self._presence is not None, "ready comes first"
-        return Codec(self._presence.standing.settings.codec)
+        assert self._session is not None, "ready comes first"
+        return Codec(self._session.core.settings.codec)
 
     def submit(self, taken: Taken) -> None:
         """Hands a pseudo-gradient over to be sent; again is as good as once."""
-        assert self._presence is not None, "ready comes first"
+        assert self._session is not None, "ready comes first"
         self._handover.submitted(taken)
-        self._call(lambda presence: presence.submit(taken))
+        self._call(lambda session: session.submit(taken))
 
     def leave(self) -> None:
         """Says good-bye if the core is there, and ends the thread; also one that has not joined yet."""
@@ -81,12 +86,13 @@ class Agent:
         if self._loop is not None and self.failure is None:
             with contextlib.suppress(RuntimeError):  # the loop was closed this moment: it has ended
                 self._loop.call_soon_threadsafe(self._say_goodbye)
-        self._thread.join(GOODBYE_S)
+        if self._thread is not None:
+            self._thread.join(GOODBYE_S)
 
-    def _call(self, function: Callable[[Presence], None]) -> None:
-        loop, presence = self._loop, self._presence
-        if loop is not None and presence is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(function, presence)
+    def _call(self, function: Callable[[RunSession], None]) -> None:
+        loop, session = self._loop, self._session
+        if loop is not None and session is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(function, session)
 
     # ------------------------------------------------------------------------------ the loop's side
 
@@ -106,11 +112,17 @@ class Agent:
             return
         await asyncio.to_thread(codec.warm_up)
         await asyncio.to_thread(segments.warm_up)
-        self._presence = Presence(
-            self._identity, self._model, self._handover, self._counters, self._ready.set_result, self._stop
+        self._session = RunSession(
+            self._identity,
+            self._model,
+            self._handover,
+            self._counters,
+            self._ready.set_result,
+            self._stop,
+            self._clock,
         )
         try:
-            await self._presence.live()
+            await self._session.live()
         except Exception as error:  # noted here: while the loop winds up, what still runs on it fails of that
             self._fail(error)
 
@@ -135,8 +147,8 @@ class Agent:
     def _say_goodbye(self) -> None:
         async def leave_and_end() -> None:
             try:
-                if self._presence is not None:
-                    await self._presence.say_goodbye()
+                if self._session is not None:
+                    await self._session.say_goodbye()
             finally:
                 if self._main is not None:
                     self._main.cancel()

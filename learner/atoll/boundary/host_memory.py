@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from atoll_wire.blocks import F32
-from atoll_wire.layout import Fragment, Layout
+from atoll_wire.layout import FrameRun
 from atoll_wire.spans import Codec
 from torch import nn
 
@@ -21,7 +21,7 @@ from atoll.fragments.segments import Places, Shape
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A fragment's parameters.
+    """The parameters of the fragment that a run is of.
 
     at: addresses and strides for which it holds. pieces: flat views on the parameters. turned: parameters whose memory
     is in another order, each with a copy in order: the views are on the copy. staged: for each row of staging memory,
@@ -36,17 +36,17 @@ class Window:
 
 
 class Windows:
-    """One for each fragment. values: the trainable parameters, in the order of the layout's tensors."""
+    """One for each run of frames. values: the trainable parameters, in the order of the layout's tensors."""
 
-    def __init__(self, values: Sequence[nn.Parameter], layout: Layout, codec: Codec) -> None:
+    def __init__(self, values: Sequence[nn.Parameter], runs: Sequence[FrameRun], codec: Codec) -> None:
         self._values = values
-        self._fragments = layout.fragments
-        self.shapes = [Shape.of(fragment, codec) for fragment in layout.fragments]
+        self._runs = runs
+        self.shapes = [Shape.of(run, codec) for run in runs]
         self._kept: dict[int, Window] = {}
         self._staging = np.empty((2, 0), np.float32)
 
     def read(self, number: int) -> Places:
-        """Where a fragment's parameters can be read as float32, and changed: `write` must follow a change."""
+        """Where a run's parameters can be read as float32, and changed: `write` must follow a change."""
         window = self._window(number)
         if window.direct is not None:
             return window.direct
@@ -66,7 +66,7 @@ class Windows:
                 parameter.copy_(ordered)
         if all(piece.dtype == torch.float32 for piece in window.pieces):
             return None
-        return self._staging[0, : self.shapes[number].length], self._stage(window, number, 1)
+        return self._staging[0, self._place(number)], self._stage(window, number, 1)
 
     def forget(self) -> None:
         """Lets go of the parameters' memory: it can be moved or freed."""
@@ -75,30 +75,36 @@ class Windows:
     def _stage(self, window: Window, number: int, row: int) -> F32:
         with torch.no_grad():
             torch._foreach_copy_(window.staged[row], window.pieces)
-        return self._staging[row, : self.shapes[number].length]
+        return self._staging[row, self._place(number)]
+
+    def _place(self, number: int) -> slice:
+        """Of a run in its fragment's vector."""
+        run = self._runs[number]
+        return slice(run.offset, run.offset + run.length)
 
     def _window(self, number: int) -> Window:
-        """The fragment's window. It is kept until the parameters move, unless it has copies in it."""
-        values = [self._values[piece.tensor] for piece in self._fragments[number].pieces]
+        """The run's window. It is kept until the parameters move, unless it has copies in it."""
+        values = [self._values[piece.tensor] for piece in self._runs[number].fragment.pieces]
         at = [(value.data_ptr(), *value.stride()) for value in values]
         window = self._kept.get(number)
         if window is None or window.at != at:
-            window = self._look(self._fragments[number], at)
+            window = self._look(number, at)
             if not window.turned:
                 self._kept[number] = window
         return window
 
-    def _look(self, fragment: Fragment, at: list[tuple[int, ...]]) -> Window:
+    def _look(self, number: int, at: list[tuple[int, ...]]) -> Window:
+        fragment = self._runs[number].fragment
         tensors = {piece.tensor: self._values[piece.tensor].detach() for piece in fragment.pieces}
-        ordered = {number: tensor.contiguous() for number, tensor in tensors.items()}
-        turned = [(tensors[number], copy) for number, copy in ordered.items() if copy is not tensors[number]]
+        ordered = {index: tensor.contiguous() for index, tensor in tensors.items()}
+        turned = [(tensors[index], copy) for index, copy in ordered.items() if copy is not tensors[index]]
         pieces = [ordered[p.tensor].view(-1)[p.start : p.start + p.length] for p in fragment.pieces]
         addresses = [piece.data_ptr() for piece in pieces]
         plain = all(type(p) is torch.Tensor and p.is_cpu and p.dtype == torch.float32 for p in pieces)
         if plain and not turned and all(addresses):
-            return Window(at, pieces, [], [], Places.in_pieces(addresses, self.shapes[fragment.index], pieces))
+            return Window(at, pieces, [], [], Places.in_pieces(addresses, self.shapes[number], pieces))
         if not self._staging.size:
-            self._staging = np.empty((2, max(shape.length for shape in self.shapes)), np.float32)
+            self._staging = np.empty((2, max(run.fragment.length for run in self._runs)), np.float32)
         rows = [torch.from_numpy(row) for row in self._staging]
         staged = [[row[p.offset : p.offset + p.length] for p in fragment.pieces] for row in rows]
         return Window(at, pieces, turned, staged, None)

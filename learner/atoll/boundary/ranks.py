@@ -72,10 +72,10 @@ class Alone:
 class Ranks:
     """All ranks of the default process group."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """group: of the host, where decisions travel, whatever backend the gradients use. `leave` ends it."""
         self.talks = dist.get_rank() == 0
-        # Decisions travel on the host, whatever backend the gradients use.
-        self._group = dist.new_group(backend="gloo")
+        self._group = group
 
     def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
         """One all-reduce of a few numbers: only rank 0 adds what it decided and knows to the sums."""
@@ -101,7 +101,7 @@ class Ranks:
 
 
 def island() -> Island:
-    """Ranks when torch.distributed runs with more than one, else Alone."""
+    """Ranks when torch.distributed runs with more than one, else Alone. All ranks call it together."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Ranks()
+        return Ranks(dist.new_group(backend="gloo"))
     return Alone()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,21 +40,23 @@ class Hit:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
+@contextmanager
+def observing(address: str) -> Iterator[Observer]:
+    """An observer of the core at this address, as long as the block lasts."""
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
+        yield Observer(channel)
+
+
 class Observer:
     """Asks one core, over and over."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        self._stub = rpc.OperatorStub(self._channel)
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = rpc.OperatorStub(channel)
         self.hits: list[Hit] = []
         self._learners_waiting: dict[str, tuple[Hit, int]] = {}  # name -> its last death, incarnation before
         self._core_waiting: Hit | None = None
         self._core_answered_at: float | None = None
         self.status = pb.StatusReply()  # the newest
-
-    def close(self) -> None:
-        """Hangs up."""
-        self._channel.close()
 
     def struck_learner(self, hit: Hit) -> None:
         """A learner was killed, and its new process started."""

@@ -6,14 +6,14 @@ import json
 import signal
 import tempfile
 import time
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from atoll.chaos.deployment import Deployment, procfile, reference
-from atoll.chaos.observer import Hit, Observer
+from atoll.chaos.observer import Hit, Observer, observing
 from atoll.chaos.schedule import CORE, KILL, Blow, drawn, parse
 from atoll.chaos.settings import ChaosSettings
 from atoll.chaos.show import summary_table
@@ -47,7 +47,7 @@ def run_chaos(settings: ChaosSettings) -> None:
         blows = _blows(settings, deployment)
         with (
             children(directory) as group,
-            closing(Observer(deployment.address)) as observer,
+            observing(deployment.address) as observer,
             Progress(console, settings.total_tokens) as progress,
         ):
             summary = Chaos(settings, deployment, group, observer, progress).run(blows)

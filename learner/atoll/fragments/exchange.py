@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.blocks import F32
+from atoll_wire.clock import Clock
 
 from atoll.fragments.adoption import Fate, Outstanding
 
@@ -71,7 +71,8 @@ class Handover:
     `something` may be read without the lock: a step with nothing due costs one look at it, and one at `todo`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._prepared: OrderedDict[int, Prepared] = OrderedDict()
         self._due: OrderedDict[int, Due] = OrderedDict()
@@ -105,13 +106,13 @@ class Handover:
     def ask(self, fragment: int, cycle: int) -> None:
         """A round opened."""
         with self._lock:
-            self._due[fragment] = Due(fragment, cycle, time.monotonic())
+            self._due[fragment] = Due(fragment, cycle, self._clock.monotonic())
             self.something = True
 
     def withdraw(self, longer_than_s: float) -> list[Due]:
         """Takes back rounds, when there was no step boundary for so long: each takes AT_ONCE, in turn."""
         with self._lock:
-            before = time.monotonic() - longer_than_s
+            before = self._clock.monotonic() - longer_than_s
             late = [due for due in self._due.values() if max(due.since, self._boundary_at) < before]
             for due in late:
                 del self._due[due.fragment]
@@ -172,8 +173,8 @@ class Handover:
         """
         with self._lock:
             done = (lambda: self.something or bool(self.todo)) if fates else (lambda: not self._unsettled)
-            end = time.monotonic() + timeout_s
-            while not (self._ended or done()) and (left_s := end - time.monotonic()) > 0:
+            end = self._clock.monotonic() + timeout_s
+            while not (self._ended or done()) and (left_s := end - self._clock.monotonic()) > 0:
                 self._news.wait(min(left_s, PIECE_S))
             return done()
 
@@ -193,7 +194,7 @@ class Handover:
         Whoever steps slowly finds several rounds at a boundary: answering one of them only, it would be late for all.
         """
         with self._lock:
-            self._boundary_at = time.monotonic()
+            self._boundary_at = self._clock.monotonic()
             if not self.todo:
                 prepared = list(self._prepared.items())
                 waiting = OrderedDict(prepared[AT_ONCE:])

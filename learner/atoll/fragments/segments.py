@@ -26,7 +26,7 @@ from atoll_wire.blocks import (
     scales_at,
 )
 from atoll_wire.codec import LEVELS, CodecError, Content
-from atoll_wire.layout import Fragment
+from atoll_wire.layout import FrameRun
 from atoll_wire.quantising import encode_block
 from atoll_wire.spans import BLOCK, Codec
 from numpy.typing import NDArray
@@ -39,11 +39,11 @@ ALIGNED = 64  # bytes: contents lie one after the other, and each begins at a mu
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A fragment, segment by segment in the order of its frames.
+    """A run of frames, segment by segment.
 
-    rows: int64 (segments, 5): offset in the fragment's vector, length, frame, and where in that frame's content the
-    segment's codes and scales begin. pieces: of each segment, and its offset in that piece. sizes: of the contents of
-    its frames, in bytes. levels: of the codec; 0 for float32, whose codes are the values themselves.
+    rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and where in that frame's content
+    the segment's codes and scales begin. pieces: of each segment, and its offset in that piece of the fragment. sizes:
+    of the contents of its frames, in bytes. levels: of the codec; 0 for float32, whose codes are the values themselves.
     """
 
     length: int
@@ -53,20 +53,21 @@ class Shape:
     levels: int
 
     @classmethod
-    def of(cls, fragment: Fragment, kind: Codec) -> Shape:
+    def of(cls, run: FrameRun, kind: Codec) -> Shape:
         """For contents of this codec."""
         rows = []
         pieces = []
         levels = LEVELS[kind]
-        for span in fragment.frames:
+        for number, span in enumerate(run.frames):
             code_at, scale_at = 0, codec.code_bytes(span, kind)
             for segment in span.segments:
-                rows.append((segment.offset, segment.length, span.index, code_at, scale_at))
-                pieces.append((segment.piece, segment.offset - fragment.pieces[segment.piece].offset))
+                rows.append((segment.offset, segment.length, number, code_at, scale_at))
+                piece = run.fragment.pieces[segment.piece]
+                pieces.append((segment.piece, run.offset + segment.offset - piece.offset))
                 code_at += coded_bytes(segment.length, levels)
                 scale_at += 2 * -(-segment.length // BLOCK)
-        sizes = tuple(codec.content_bytes(span, kind) for span in fragment.frames)
-        return cls(fragment.length, np.array(rows, np.int64), tuple(pieces), sizes, levels)
+        sizes = tuple(codec.content_bytes(span, kind) for span in run.frames)
+        return cls(run.length, np.array(rows, np.int64), tuple(pieces), sizes, levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ class Places:
 
     @classmethod
     def in_vector(cls, vector: F32, shape: Shape) -> Places:
-        """Of a vector of the fragment."""
-        assert vector.flags.c_contiguous and len(vector) == shape.length, "a vector of the fragment"  # noqa: PT018
+        """Of a vector of the run."""
+        assert vector.flags.c_contiguous and len(vector) == shape.length, "a vector of the run"  # noqa: PT018
         return cls(shape.rows[:, 0] * 4 + vector.ctypes.data, vector)
 
     @classmethod
@@ -90,7 +91,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Values of a fragment as contents of its frames, as `codec` makes them. starts: addresses of the contents."""
+    """Values of a run as contents of its frames, as `codec` makes them. starts: addresses of the contents."""
 
     contents: Sequence[Content]
     starts: I64

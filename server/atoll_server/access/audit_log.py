@@ -12,7 +12,6 @@ import logging
 import math
 import queue
 import threading
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from atoll_wire.clock import Clock
 from atoll_wire.errors import SettingsError
 
 log = structlog.get_logger()
@@ -47,22 +47,28 @@ class _Minute:
 
 
 class Acts:
-    """path: None keeps nothing."""
+    """path: None keeps nothing. Nothing is kept before `start`."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(WAITING)
         self._lost = 0
         self._seen: dict[tuple[str, ...], tuple[float, int]] = {}  # when it was written last, and how often since
         self._minutes: dict[str, _Minute] = {}  # by peer, or learner
-        self._looked_at = time.monotonic()
+        self._looked_at = clock.monotonic()
         self._thread: threading.Thread | None = None
-        if path is not None:
-            try:
-                handler = _Lines(path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
-            except OSError as error:
-                raise SettingsError(f"the audit log {path} cannot be written ({error.strerror})") from error
-            self._thread = threading.Thread(target=self._write, args=(handler,), name="audit log", daemon=True)
-            self._thread.start()
+
+    def start(self) -> None:
+        """Opens the file, and starts the thread that writes it. Raises SettingsError."""
+        if self._path is None:
+            return
+        try:
+            handler = _Lines(self._path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"the audit log {self._path} cannot be written ({error.strerror})") from error
+        self._thread = threading.Thread(target=self._write, args=(handler,), name="audit log", daemon=True)
+        self._thread.start()
 
     def note(self, act: str, **what: str) -> None:
         """An operator did something."""
@@ -71,7 +77,7 @@ class Acts:
 
     def moved(self, act: str, learner: str, **what: str) -> None:
         """A learner came or went; again and again, perhaps."""
-        if self._thread is not None and self._fits(f"learner {learner}", time.monotonic()):
+        if self._thread is not None and self._fits(f"learner {learner}", self._clock.monotonic()):
             self._put({"act": act, "learner": learner, **what})
 
     def refused(self, act: str, peer: str, **what: str) -> None:
@@ -79,7 +85,7 @@ class Acts:
         if self._thread is None:
             return
         address = peer.rpartition(":")[0]
-        now, place = time.monotonic(), (act, address, *what.values())
+        now, place = self._clock.monotonic(), (act, address, *what.values())
         at, times = self._seen.get(place, (-AGAIN_S, 0))
         if now - at < AGAIN_S:
             self._seen[place] = (at, times + 1)
@@ -122,7 +128,8 @@ class Acts:
         self._seen.clear()
 
     def _put(self, what: dict[str, Any]) -> None:
-        line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **what}
+        at = datetime.fromtimestamp(self._clock.wall(), UTC)
+        line = {"at": at.isoformat(timespec="milliseconds"), **what}
         if self._lost:
             line["lost_before"] = self._lost
         try:

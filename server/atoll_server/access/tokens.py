@@ -25,13 +25,18 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._stamp = (0, 0)
+        self._sums: dict[str, str] = {}
+
+    def load(self) -> None:
+        """Reads the file. Raises SettingsError."""
         self._stamp, self._sums = self._read()
 
     def name_of(self, token: str) -> str | None:
         """Whose token it is; None: nobody's."""
         if self._stamp != (now := self._look()):
             try:
-                self._stamp, self._sums = self._read()
+                self.load()
             except SettingsError as error:
                 self._stamp = now
                 log.error("new operators' tokens are not taken", error=str(error))

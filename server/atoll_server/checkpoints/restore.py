@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import sqlite3
 import threading
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import structlog
+from atoll_wire.clock import SYSTEM, Clock
 from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
 
@@ -109,6 +109,7 @@ def restore(
     db: sqlite3.Connection,
     directory: Path,
     disk: Disk = DISK,
+    clock: Clock = SYSTEM,
     *,
     from_start: bool = False,
     owned: Collection[int] | None = None,
@@ -132,7 +133,7 @@ def restore(
         states = {each.index: initial_state(layout, initial, each) for each in fragments}
     spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}
-    began = time.monotonic()
+    began = clock.monotonic()
     for fragment in fragments:
         state = states[fragment.index]
         for made_in, row in lineage.merges(db, line, fragment.index, after=state.version):
@@ -141,7 +142,7 @@ def restore(
             updates.setdefault(fragment.index, []).append(merged.update)
             state = merged.state
         states[fragment.index] = state
-    return Restored(layout, initial, states, updates, snapshots, time.monotonic() - began, line, undone)
+    return Restored(layout, initial, states, updates, snapshots, clock.monotonic() - began, line, undone)
 
 
 def _newest_sound(

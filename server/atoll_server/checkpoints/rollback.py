@@ -7,12 +7,12 @@ came after the checkpoint stays in the ledger under its generation, for receipts
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atoll_wire.clock import SYSTEM, Clock
 from atoll_wire.errors import SettingsError
 from atoll_wire.layout import Layout
 
@@ -36,7 +36,7 @@ class RolledBack:
     began: bool
 
 
-def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK) -> RolledBack:
+def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
     """Takes the run in a directory back to a checkpoint, unless it is there already.
 
     Raises SettingsError where there is no run, a core has the directory, or the checkpoint is not there or damaged;
@@ -53,14 +53,14 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK) -> RolledBack
     try:
         db = database.open_ledger(directory / LEDGER, disk)
         try:
-            return _roll_back(db, directory, checkpoint, disk)
+            return _roll_back(db, directory, checkpoint, disk, clock)
         finally:
             db.close()
     finally:
         unlock()
 
 
-def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: Disk) -> RolledBack:
+def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: Disk, clock: Clock) -> RolledBack:
     meta = ledger.get_meta(db)
     if "fingerprint" not in meta:
         raise SettingsError(f"the run in {directory} has no parameters yet: it has no checkpoint")
@@ -78,7 +78,7 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
     if line.beginnings and line.beginnings[0].checkpoint == checkpoint and _untouched(db, line.generation):
         return RolledBack(row, line.generation, began=False)
     generation = line.generation + 1
-    begun = Beginning(generation, row.generation, row.id, row.versions, time.time())
+    begun = Beginning(generation, row.generation, row.id, row.versions, clock.wall())
     with database.transaction(db):
         _refuse_pending(db, line.generation, begun)
         meta |= {"generation": generation, lineage.META: [*meta.get(lineage.META, []), begun.as_data()]}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+from atoll_wire.clock import Clock
 from atoll_wire.errors import UserError
 
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial
@@ -28,12 +28,13 @@ DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # the last 
 class Audit:
     """A thread of its own, which nothing waits for. say: is told what is damaged."""
 
-    def __init__(self, directory: Path, disk: Disk, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, disk: Disk, clock: Clock, say: Callable[[str], None]) -> None:
         self._directory = directory
         self._disk = disk
+        self._clock = clock
         self._say = say
         self._ending = threading.Event()
-        self._thread = threading.Thread(name="audit", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def begin(self, initial_sha256: str) -> None:
         """Reads while the core serves. initial_sha256: empty while a run has no parameters."""
@@ -46,7 +47,7 @@ class Audit:
     def end(self) -> None:
         """Leaves what is still unread for another time."""
         self._ending.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
     def _read(self, checks: list[Callable[[], None]]) -> None:
@@ -62,9 +63,9 @@ class Audit:
         with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
             number = 0
             while True:
-                began = time.monotonic()
+                began = self._clock.monotonic()
                 number = ledger.read_again(db, number, ROWS)
-                if not number or self._ending.wait(min(LONGEST_REST_S, REST * (time.monotonic() - began))):
+                if not number or self._ending.wait(min(LONGEST_REST_S, REST * (self._clock.monotonic() - began))):
                     return
 
     def _pages(self) -> None:

@@ -7,6 +7,7 @@ import time
 
 import grpc
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.clock import SYSTEM
 from google.protobuf.json_format import MessageToJson
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -36,16 +37,16 @@ def watch_status(remote: Remote) -> None:
 def _watch(remote: Remote) -> None:
     """While the core does not answer, what was seen last stays, and how old it is is said."""
     with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
-        reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), time.monotonic()
+        reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
         live.update(shown(reply, FEW), refresh=True)
         while True:
             time.sleep(EVERY_S)
             try:
-                reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), time.monotonic()
+                reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
                 picture: RenderableType = shown(reply, FEW)
             except grpc.RpcError as error:
                 if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
                     raise
-                old_s = time.monotonic() - seen_at
+                old_s = SYSTEM.monotonic() - seen_at
                 picture = Group(f"[bold red]no core answers: this is {old_s:.0f} s old[/]", shown(reply, FEW))
             live.update(picture, refresh=True)

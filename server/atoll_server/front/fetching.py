@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
 
@@ -19,7 +18,7 @@ from atoll_wire.streams import download
 from atoll_server.access.reader_limits import Versions
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.front.sessions import Sessions
+from atoll_server.front.routes import Routes
 from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
 from atoll_server.front.upstream import Upstream
 from atoll_server.rpc.calls import ending, wanted_frames
@@ -36,12 +35,9 @@ OF_THE_SESSION = {
 class Fetching:
     """Keeps what may be asked for again, in a bounded memory, and relays what does not fit."""
 
-    def __init__(self, upstream: Upstream, sessions: Sessions, metrics: FrontMetrics, limit_bytes: int) -> None:
-        self._upstream, self._sessions, self._metrics = upstream, sessions, metrics
+    def __init__(self, routes: Routes, metrics: FrontMetrics, limit_bytes: int) -> None:
+        self._routes, self._metrics = routes, metrics
         self.shelf, self._versions = Shelf(limit_bytes), Versions()
-        self._counts: dict[tuple[str, int, int], int] = {}  # frames of each run's and generation's fragments
-        self._newest: dict[tuple[str, int, int], int] = {}  # versions of them that were heard of
-        self._log = 0
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
@@ -72,33 +68,27 @@ class Fetching:
         async for reply in self._relay(request):
             yield reply
 
-    def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]] = ()) -> None:
-        """The core spoke. log: what it kept of another one may never have been; versions: of fragments, that are."""
-        if log != self._log:
-            self._log = log
-            self.shelf.clear()
-            self._sessions.clear()
-            self._newest.clear()
-        self._sessions.answered(session, time.monotonic())
+    def told(self, upstream: Upstream, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
+        """A shard spoke. log: of one process of it; versions: of fragments, that are."""
+        if not upstream.told(log, session, versions):
+            self.shelf.clear(upstream.address)
         self._metrics.vouched(session.learner)
-        for number, version in versions:
-            fragment = (session.run, session.generation, number)
-            self._newest[fragment] = max(version, self._newest.get(fragment, 0))
 
     async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, Item, Sequence[int]]:
         """What is asked for, here or on its way; its header for who asks; and the frames that are wanted of it."""
         session, header = request.session, None
+        upstream = self._routes.owner(session, request.fragment)
         fragment = (session.run, session.generation, request.fragment)
-        place = Place(*fragment, request.whole, request.version)
-        known = self._sessions.known(session, time.monotonic()) and fragment in self._counts
-        there = self.shelf.find(place) is not None or request.version <= self._newest.get(fragment, 0)
+        place = Place(*fragment, request.whole, request.version, shard=upstream.address)
+        known = upstream.sessions.known(session, upstream.clock.monotonic()) and fragment in upstream.counts
+        there = self.shelf.find(place) is not None or request.version <= upstream.newest.get(fragment, 0)
         if request.whole or not known or not there:
             # The core says who may ask; and of a whole fragment, which version it is, and what became of whose work.
             header = await self._header(request)
-            self._counts[fragment] = header.frames
+            upstream.counts[fragment] = header.frames
             place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)
-        wanted = wanted_frames(request, self._counts[fragment])
-        item = self.shelf.find(place) or self.shelf.begin(place, self._counts[fragment])
+        wanted = wanted_frames(request, upstream.counts[fragment])
+        item = self.shelf.find(place) or self.shelf.begin(place, upstream.counts[fragment])
         if claimed := item.claim(wanted):
             task = asyncio.create_task(self._bring(request, item, claimed))  # goes on when its learner goes away
             self._bringing.add(task)
@@ -107,23 +97,25 @@ class Fetching:
         return header or begun, item, wanted
 
     async def _header(self, request: pb.FetchRequest) -> pb.FetchHeader:
+        upstream = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest(header_only=True)
         asked.MergeFrom(request)
         asked.ClearField("frames")
-        began = time.monotonic()
+        began = upstream.clock.monotonic()
         with (
-            self._upstream.link.quick.use() as connection,
+            upstream.link.quick.use() as connection,
             opened("Fetch", connection.stub.Fetch(asked, timeout=ASK_S)) as call,
         ):
             reply = await call.read()
-        self._upstream.link.answered(time.monotonic() - began)
+        upstream.link.answered(upstream.clock.monotonic() - began)
         if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
             raise Refused(Status.UNAVAILABLE, "the core answered without a header: ask again")
-        self._sessions.answered(request.session, time.monotonic())
+        upstream.sessions.answered(request.session, upstream.clock.monotonic())
         return reply.header
 
     async def _bring(self, request: pb.FetchRequest, item: Item, claimed: Sequence[int]) -> None:
         """Fetches frames of what has been begun. What goes wrong is told to whoever waits for them."""
+        upstream = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest()
         asked.CopyFrom(request)
         asked.ClearField("frames")
@@ -134,14 +126,14 @@ class Fetching:
             item.took(header, frame)
 
         try:
-            if not await download(self._upstream.link, asked, claimed, took):
+            if not await download(upstream.link, asked, claimed, took):
                 raise SpoiltError
         except (SpoiltError, NoRoomError) as error:
             self.shelf.drop(item)  # the core has another version by now, or this front has no room
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
             if error.code() in OF_THE_SESSION:  # not of those who wait for it as well: each asks for itself
-                self._sessions.refused(request.session)
+                upstream.sessions.refused(request.session)
                 item.failed(claimed, SpoiltError)
             else:
                 mark = SAID if said(error) else ()
@@ -163,10 +155,11 @@ class Fetching:
         """As the core sends it, for this learner alone."""
         served = self._metrics.learner(request.session.learner, "down")
         counter = self._metrics.whole if request.whole else self._metrics.updates
+        link = self._routes.owner(request.session, request.fragment).link
         with (
-            self._upstream.link.carriers.use() as connection,
+            link.carriers.use() as connection,
             opened("Fetch", connection.stub.Fetch(request)) as call,
-            self._upstream.link.transfers.of(call) as moved,
+            link.transfers.of(call) as moved,
         ):
             async for reply in call:
                 moved()

@@ -10,14 +10,15 @@ from atoll_wire import allocator, frames, scrape
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import on_loopback
 from atoll_wire.certificate import Role, check_role
+from atoll_wire.clock import SYSTEM
 
 from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import Caller
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.passing import pass_on
+from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
-from atoll_server.front.upstream import Upstream
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import Gate
 from atoll_server.rpc.process import Public, open_files, told_to_stop
@@ -34,18 +35,19 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     allocator.lean()
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
-    upstream, acts = Upstream(settings.core, settings.access), Acts(settings.audit_log)
-    service = FrontService(upstream, metrics, settings.cache_bytes, acts)
-    gate = Gate(settings.quotas, _said, metrics.limited, lambda: acts)
+    routes, acts = Routes(settings.core, settings.access, SYSTEM), Acts(settings.audit_log, SYSTEM)
+    acts.start()
+    service = FrontService(routes, metrics, settings.cache_bytes, acts)
+    gate = Gate(settings.quotas, _said, metrics.limited, lambda: acts, SYSTEM)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, metrics.served)
     frames.serve(service, public.server)
-    pass_on(public.server, upstream, settings.region, acts, near=on_loopback(settings.listen))
+    pass_on(public.server, routes.core, settings.region, acts, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
-    pulse, where = scrape.Pulse(), settings.metrics_listen
+    pulse, where = scrape.Pulse(SYSTEM), settings.metrics_listen
     scraped = scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready) if where else None
     beating = asyncio.create_task(pulse.keep())
-    watching = asyncio.create_task(upstream.watch())
+    watching = asyncio.create_task(routes.watch())
     watching.add_done_callback(lambda _: told.set())
     await public.begin()
     pulse.waits_for = ""
@@ -65,7 +67,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
         service.stop()
         await public.end(GOODBYE_S)
         await service.fetching.end()
-        await upstream.close()
+        await routes.close()
         beating.cancel()
         if scraped:
             scraped.end()

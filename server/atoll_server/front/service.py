@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -19,7 +18,7 @@ from atoll_wire.certificate import Role
 from atoll_wire.checksums import crc32c
 from atoll_wire.contract import JOIN_S
 from atoll_wire.frames import Pushed, Sent
-from atoll_wire.links import said
+from atoll_wire.links import Link, said
 from atoll_wire.logs import contribution
 
 from atoll_server.access.audit_log import Acts
@@ -27,7 +26,7 @@ from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.front.sessions import Sessions
+from atoll_server.front.routes import Routes
 from atoll_server.front.upstream import Upstream, lost
 from atoll_server.rpc.calls import Context, Waits, end, let_go
 
@@ -36,14 +35,26 @@ log = structlog.get_logger()
 QUICK_S = 20.0
 
 
+class Route:
+    """Where a call goes on to. link: the shard's connections when that was found."""
+
+    def __init__(self, shard: Upstream) -> None:
+        self.to(shard)
+
+    def to(self, shard: Upstream) -> Link:
+        """The call goes on to this shard."""
+        self.shard = shard
+        self.link = shard.link
+        return self.link
+
+
 class FrontService(rpc.OuterServicer):
     """What learners of a region call."""
 
-    def __init__(self, upstream: Upstream, metrics: FrontMetrics, cache_bytes: int, acts: Acts) -> None:
+    def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, acts: Acts) -> None:
         """cache_bytes: of updates and whole fragments."""
-        self._upstream, self._metrics, self._acts = upstream, metrics, acts
-        self._sessions = Sessions()
-        self.fetching = Fetching(upstream, self._sessions, metrics, cache_bytes)
+        self._routes, self._metrics, self._acts = routes, metrics, acts
+        self.fetching = Fetching(routes, metrics, cache_bytes)
         self._waits, self._stopping = Waits(), False
 
     def stop(self) -> None:
@@ -54,19 +65,22 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ passed on as they are
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        """The core lets in; the session that it gives is known here from now on."""
+        """The core lets in; the session that it gives, and where the shards are, is known here from now on."""
+        core = self._routes.core
         async with self._answering(context):
             self._may(context, request.learner)
-            began = time.monotonic()
-            with self._upstream.link.quick.use() as connection:
+            began = core.clock.monotonic()
+            with core.link.quick.use() as connection:
                 reply: pb.JoinReply = await answer(connection.stub.Join(request, timeout=JOIN_S))
-            self._upstream.link.answered(time.monotonic() - began)
+            core.link.answered(core.clock.monotonic() - began)
+            await self._routes.joined(reply)
             session = pb.Session(
                 run=reply.run, learner=request.learner, incarnation=reply.incarnation, generation=reply.generation,
                 token=reply.token,
             )  # fmt: skip
             if reply.state != pb.JoinReply.STATE_CONFIRM:
-                self.fetching.told(reply.log, session, reply.versions.items())
+                versions = [each for each in reply.versions.items() if self._routes.owner(session, each[0]) is core]
+                self.fetching.told(core, reply.log, session, versions)
                 log.info("joined", learner=request.learner, incarnation=reply.incarnation, region=request.region)
             return reply
 
@@ -77,10 +91,11 @@ class FrontService(rpc.OuterServicer):
             try:
                 header = await wait.first(requests, "an Initialise stream")
                 self._may(context, header.header.session.learner)
+                link = self._routes.core.link
                 with (
-                    self._upstream.link.carriers.use() as connection,
+                    link.carriers.use() as connection,
                     opened("Initialise", connection.stub.Initialise()) as call,
-                    self._upstream.link.transfers.of(call) as moved,
+                    link.transfers.of(call) as moved,
                 ):
 
                     async def pass_on() -> None:
@@ -99,18 +114,19 @@ class FrontService(rpc.OuterServicer):
                 await let_go(requests)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
-        """What the core tells, until it, the learner or this front goes."""
-        async with self._answering(context, request.session):
+        """What a shard tells, until it, the learner or this front goes."""
+        shard = self._routes.numbered(request.session, request.shard)
+        async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
             wait = self._waits.begin()
             with (
-                self._upstream.link.quick.use() as connection,
+                shard.link.quick.use() as connection,
                 opened("Follow", connection.stub.Follow(request)) as call,
             ):
                 try:
                     while (happening := await wait.next(aiter(call))) is not None:
-                        self.fetching.told(happening.log, request.session, _versions(happening))
-                        self._metrics.core_up.set(1)
+                        self.fetching.told(shard, happening.log, request.session, _versions(happening))
+                        self._answered(shard, up=True)
                         yield happening
                 except Refused:
                     if not self._stopping:
@@ -118,20 +134,25 @@ class FrontService(rpc.OuterServicer):
                     yield pb.Happening(shutting_down=pb.ShuttingDown())
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
-        """How training goes, for the core to count."""
-        async with self._answering(context):
+        """How training goes, for a shard to count."""
+        wait = self._waits.begin()
+        async with self._answering(context) as route:
             try:
-                with self._upstream.link.quick.use() as connection, opened("Report", connection.stub.Report()) as call:
+                first = await wait.first(requests, "a Report stream")
+                self._may(context, first.session.learner)
+                link = route.to(self._routes.numbered(first.session, first.shard))
+                with link.quick.use() as connection, opened("Report", connection.stub.Report()) as call:
 
                     async def pass_on() -> None:
                         with until_it_ends():
+                            await call.write(first)
                             async for told in requests:
                                 if told.HasField("session"):
                                     self._may(context, told.session.learner)
                                 await call.write(told)
                             await call.done_writing()
 
-                    async with _beside(call, pass_on()), self._waits.begin()():
+                    async with _beside(call, pass_on()), wait():
                         reply: pb.ReportReply = await call
                 return reply
             finally:
@@ -139,11 +160,12 @@ class FrontService(rpc.OuterServicer):
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """A good-bye."""
-        async with self._answering(context, request.session):
+        shard = self._routes.numbered(request.session, request.last.shard)
+        async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
-            with self._upstream.link.quick.use() as connection:
+            with shard.link.quick.use() as connection:
                 reply: pb.LeaveReply = await answer(connection.stub.Leave(request, timeout=QUICK_S))
-            self._sessions.refused(request.session)
+            shard.sessions.refused(request.session)
             return reply
 
     # ------------------------------------------------------------------------------ contributions
@@ -151,7 +173,7 @@ class FrontService(rpc.OuterServicer):
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
         """Passes frames on that are what they say; what the core has is the core's to say."""
         wait = self._waits.begin()
-        async with self._answering(context):
+        async with self._answering(context) as route:
             try:
                 request = await wait.first(requests, "a Push stream")
                 if not isinstance(request, pb.PushRequest) or request.frames:
@@ -160,12 +182,12 @@ class FrontService(rpc.OuterServicer):
                 self._may(context, header.session.learner)
                 name = contribution(header.session, header.fragment, header.seq)
                 log.debug("passing on", contribution=name, cycle=header.cycle)
-                link = self._upstream.link
+                link = route.to(self._routes.owner(header.session, header.fragment))
                 pool = link.quick if header.asks_only else link.carriers
                 with (
                     pool.use() as connection,
                     opened("Push", connection.stub.Push()) as call,
-                    self._upstream.link.transfers.of(call) as moved,
+                    link.transfers.of(call) as moved,
                 ):
                     with until_it_ends():
                         await call.write(request)
@@ -193,7 +215,8 @@ class FrontService(rpc.OuterServicer):
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
         """From this front's memory, or through it."""
-        async with self._answering(context, request.session):
+        owner = self._routes.owner(request.session, request.fragment)
+        async with self._answering(context, owner, request.session):
             self._may(context, request.session.learner)
             async with aclosing(self.fetching.fetch(request)) as replies:
                 async for reply in replies:
@@ -212,11 +235,13 @@ class FrontService(rpc.OuterServicer):
         who.speaks_for(learner)
 
     @asynccontextmanager
-    async def _answering(self, context: Context, session: pb.Session | None = None) -> AsyncIterator[None]:
-        """Ends a call as the core ended it, or with what was refused here."""
-        link = self._upstream.link
+    async def _answering(
+        self, context: Context, shard: Upstream | None = None, session: pb.Session | None = None
+    ) -> AsyncIterator[Route]:
+        """Ends a call as the shard ended it, or with what was refused here. shard: as far as it is known by now."""
+        route = Route(shard or self._routes.core)
         try:
-            yield
+            yield route
         except Refused as refused:
             code, details = grpc.StatusCode[refused.status.name], refused.detail
             if refused.status is not Status.UNAVAILABLE:  # that is no judgement on who called
@@ -224,18 +249,22 @@ class FrontService(rpc.OuterServicer):
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
             if lost(error):
-                self._metrics.core_up.set(0)
-                self._upstream.suspect(link)
+                self._answered(route.shard, up=False)
+                route.shard.suspect(route.link)
             if not said(error):  # by gRPC, or by a stranger on the core's port: it ends no learner
-                code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {self._upstream.address}: {details}"
+                code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.shard.address}: {details}"
             if session is not None:
-                self._sessions.refused(session)
+                route.shard.sessions.refused(session)
         except LinkLost:
-            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {self._upstream.address} is silent: try again"
+            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {route.shard.address} is silent: try again"
         else:
             return
         self._metrics.refused.labels(code.name.lower()).inc()
         await end(context, code, details)
+
+    def _answered(self, shard: Upstream, *, up: bool) -> None:
+        shard.up = up
+        self._metrics.core_up.set(self._routes.up)
 
 
 @asynccontextmanager

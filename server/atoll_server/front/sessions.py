@@ -1,4 +1,4 @@
-"""PURE: which sessions the core has answered lately. Who is none of them has to be checked by the core."""
+"""PURE: which sessions a shard has answered lately. It has to check any other session itself."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from atoll_wire.frames import WireFrame
 
 
 class Place(NamedTuple):
-    """What stays the same under this name, as long as the core has this log: an update, or a whole fragment.
+    """What stays the same under this name, as long as its shard has this log: an update, or a whole fragment.
 
-    crc32c: of a whole fragment.
+    crc32c: of a whole fragment. shard: the address of the shard that it is fetched from.
     """
 
     run: str
@@ -29,6 +29,7 @@ class Place(NamedTuple):
     whole: bool
     version: int
     crc32c: int = 0
+    shard: str = ""
 
 
 class NoRoomError(Exception):
@@ -149,9 +150,10 @@ class Shelf:
         if self._items.get(item.place) is item:
             del self._items[item.place]
 
-    def clear(self) -> None:
-        """Nothing is found any more; who reads it still does."""
-        self._items.clear()
+    def clear(self, shard: str) -> None:
+        """Nothing of a shard is found any more; who reads it still does."""
+        for item in [item for item in self._items.values() if item.place.shard == shard]:
+            self.drop(item)
 
     def _make_room(self, newcomer: Item, size_bytes: int) -> None:
         idle = [item for item in self._items.values() if item.idle and item is not newcomer]

@@ -1,50 +1,75 @@
-"""The connections to the core, shared by all learners of a region, and dialled anew when they are dead."""
+"""One shard as a front sees it: the connections to it, dialled anew when they are dead, and what it told lately."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import grpc
 import structlog
-from atoll_wire.access import LOCAL, Access
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.access import Access
+from atoll_wire.clock import Clock
 from atoll_wire.links import Link, retire, said
+
+from atoll_server.front.sessions import Sessions
 
 log = structlog.get_logger()
 
 WATCH_S = 0.5
 AGAIN_S = 5.0  # between dialling and dialling again
 
+Dial: TypeAlias = Callable[[str, Access, Clock], Link]
+FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
+
 
 class Upstream:
-    """To one core. link: its connections of now."""
+    """A shard at an address. All learners of a region share its connections.
 
-    def __init__(
-        self,
-        address: str,
-        access: Access = LOCAL,
-        dial: Callable[[str, Access], Link] = partial(Link, alert=True),  # noqa: B008 - it is never changed
-    ) -> None:
-        self.address, self._access, self._dial = address, access, dial
+    link: its connections of now. up: whether it answered when it was last heard. sessions: that it answered lately.
+    counts: frames of its fragments. newest: versions of them that were heard of.
+    """
+
+    def __init__(self, address: str, access: Access, clock: Clock, dial: Dial) -> None:
+        self.address, self.clock = address, clock
+        self._access, self._dial = access, dial
         self._closing: set[asyncio.Task[None]] = set()
+        self.up = False
+        self.sessions = Sessions()
+        self.counts: dict[FragmentKey, int] = {}
+        self.newest: dict[FragmentKey, int] = {}
+        self._log = 0
         self._open()
 
     def _open(self) -> None:
-        self.link = self._dial(self.address, self._access)
-        self._opened_at, self._suspected = time.monotonic(), False
+        self.link = self._dial(self.address, self._access, self.clock)
+        self._opened_at, self._suspected = self.clock.monotonic(), False
 
-    async def watch(self) -> None:
-        """Goes on for ever: dials anew when that is due, and hangs up idle connections."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            now = time.monotonic()
-            if self.link.stale or (self._suspected and now - self._opened_at > AGAIN_S):
-                why = "new certificates" if self.link.stale else "the core was away"
-                log.warning(f"{why}: dialling again", core=self.address)
-                self.again()
-            await self.link.rest()
+    def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
+        """The shard spoke: of fragments and their versions. False: what is kept of its log before may never have been.
+
+        log: as of Happening.
+        """
+        same = log == self._log
+        if not same:
+            self._log = log
+            self.sessions.clear()
+            self.newest.clear()
+        self.sessions.answered(session, self.clock.monotonic())
+        for number, version in versions:
+            fragment = (session.run, session.generation, number)
+            self.newest[fragment] = max(version, self.newest.get(fragment, 0))
+        return same
+
+    async def look(self) -> None:
+        """Called now and then: dials anew when that is due, and hangs up idle connections."""
+        now = self.clock.monotonic()
+        if self.link.stale or (self._suspected and now - self._opened_at > AGAIN_S):
+            why = "new certificates" if self.link.stale else "the core was away"
+            log.warning(f"{why}: dialling again", core=self.address)
+            self.again()
+        await self.link.rest()
 
     def suspect(self, link: Link) -> None:
         """A call failed with its connection: the others of its time may be dead, too, and nobody said so."""
@@ -52,8 +77,11 @@ class Upstream:
 
     def again(self) -> None:
         """New connections for whatever begins from now on. What waits on the old ones ends; what moves goes on."""
-        self._closing.add(task := asyncio.get_running_loop().create_task(retire(self.link)))
+        self._retire()
         self._open()
+
+    def _retire(self) -> None:
+        self._closing.add(task := asyncio.get_running_loop().create_task(retire(self.link)))
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:

@@ -8,7 +8,6 @@ pieces, in limited time, and counts against who sent it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import prometheus_client
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import parts
 from atoll_wire.certificate import Role
+from atoll_wire.clock import Clock
 from google.protobuf.message import DecodeError
 
 from atoll_server.access.audit_log import Acts
@@ -106,9 +106,15 @@ class Gate(grpc.aio.ServerInterceptor):
     """Of one server. vouched: says whose a session is. limited: counts refusals and waits by limit."""
 
     def __init__(
-        self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, acts: Callable[[], Acts]
+        self,
+        quotas: Quotas,
+        vouched: Vouched,
+        limited: prometheus_client.Counter,
+        acts: Callable[[], Acts],
+        clock: Clock,
     ) -> None:
         self.quotas = quotas
+        self.clock = clock
         self._vouched = vouched
         self._limited = limited
         self._acts = acts
@@ -196,10 +202,10 @@ class Gate(grpc.aio.ServerInterceptor):
             raise self.over("first_message", text)
         peer.waiting += 1
         try:
-            await self._paced(peer.calls, "calls_per_s", "calls")
+            await self.paced(peer.calls, "calls_per_s", "calls")
             while True:
                 try:
-                    oldest = peer.first.enter(call, time.monotonic(), self.quotas.fresh_s)
+                    oldest = peer.first.enter(call, self.clock.monotonic(), self.quotas.fresh_s)
                     break
                 except NoPlaceError:
                     await asyncio.sleep(LOOK_S)
@@ -229,9 +235,9 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def _run(self, method: _Method, request: Any, inward: _Inward, outward: _Outward) -> None:  # noqa: ANN401
         if inward.owner is not inward.peer:
-            await self._paced(inward.owner.calls, "calls_per_s", "calls")
+            await self.paced(inward.owner.calls, "calls_per_s", "calls")
         if method.name in {"Push", "Initialise"}:  # after wrong checksums they wait
-            await self._paced(inward.owner.spoilt, "spoilt_per_s", "calls with wrong checksums", 0.0)
+            await self.paced(inward.owner.spoilt, "spoilt_per_s", "calls with wrong checksums", 0.0)
         handler = method.handler
         asked = inward.requests(request) if handler.request_streaming else request
         answer = method.behaviour(asked, outward)
@@ -246,7 +252,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def _enter(self, pool: Pool[_Call], call: _Call, method: _Method) -> None:
         try:
-            oldest = pool.enter(call, time.monotonic())
+            oldest = pool.enter(call, self.clock.monotonic())
         except NoPlaceError:
             text = f"{len(pool)} {method.name} calls of this learner do not end: try again in a minute"
             raise self.over("streams", text) from None
@@ -254,10 +260,11 @@ class Gate(grpc.aio.ServerInterceptor):
             text = f"{len(pool) - 1} {method.name} calls of this learner are open: the oldest one ends for a new one"
             oldest.end(self.over("streams", text))
 
-    async def _paced(self, bucket: Bucket, limit: str, what: str, cost: float = 1.0) -> None:
-        wait_s = bucket.take(time.monotonic(), cost)
+    async def paced(self, bucket: Bucket, limit: str, what: str, cost: float = 1.0) -> None:
+        """Waits until the bucket has so much. Raises Refused when that takes too long."""
+        wait_s = bucket.take(self.clock.monotonic(), cost)
         if wait_s > self.quotas.patience_s:
-            bucket.take(time.monotonic(), -cost)
+            bucket.take(self.clock.monotonic(), -cost)
             raise self.over(limit, f"{what} come faster than they are taken: wait {wait_s:.0f} s, and send fewer")
         if wait_s:
             self._limited.labels(limit).inc()
@@ -275,7 +282,7 @@ class Gate(grpc.aio.ServerInterceptor):
         return self._owner(key, many, MANY if who.role is Role.FRONT else 1)
 
     def _owner(self, key: Hashable, many: int = 1, trusted: int = 1) -> _Owner:
-        now = time.monotonic()
+        now = self.clock.monotonic()
         if len(self._owners) > FORGET_ABOVE and now > self._forgot_at + FORGET_S:
             self._forgot_at = now
             for other, owner in list(self._owners.items()):
@@ -286,14 +293,6 @@ class Gate(grpc.aio.ServerInterceptor):
         owner = self._owners[key]
         owner.used_at = now
         return owner
-
-    async def paced_join(self, peer: _Owner) -> None:
-        """A Join came in pieces."""
-        await self._paced(peer.joins, "joins_per_s", "large Joins")
-
-    async def paced(self, owner: _Owner, method: _Method) -> None:
-        """A message of a stream that runs came."""
-        await self._paced(owner.messages(method.name), "messages_per_s", f"messages to {method.name}")
 
 
 class _Inward:
@@ -331,7 +330,7 @@ class _Inward:
                     raise DecodeError("its last piece did not come")
                 whole = self._pieces.take(raw)
             if self._method.name == "Join":  # the next one of this peer waits for it
-                await self._gate.paced_join(self.peer)
+                await self._gate.paced(self.peer.joins, "joins_per_s", "large Joins")
         return whole
 
     async def _next(self) -> bytes | None:
@@ -343,7 +342,8 @@ class _Inward:
         request = first
         while request is not None:
             yield request
-            await self._gate.paced(self.owner, self._method)
+            name = self._method.name
+            await self._gate.paced(self.owner.messages(name), "messages_per_s", f"messages to {name}")
             request = await self.read()
 
 
@@ -375,7 +375,7 @@ class _Outward:
         """Ends the call."""
         self._call.ended = True
         if status[0] is grpc.StatusCode.DATA_LOSS:
-            self._inward.owner.spoilt.take(time.monotonic())
+            self._inward.owner.spoilt.take(self._gate.clock.monotonic())
         await self._context.abort(*status)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the rest is gRPC's

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-import time
 import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 from atoll_wire import allocator
+from atoll_wire.clock import SYSTEM, Clock
 from atoll_wire.contract import PROTOCOL
 from atoll_wire.errors import SettingsError
 
@@ -27,6 +27,7 @@ from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, RunSettings
+from atoll_server.shard.context import ShardContext
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
 from atoll_server.storage import crash_points, database, ledger
@@ -46,15 +47,16 @@ STANDBY_S = 0.01  # between two looks whether the core that has the directory is
 class Core:
     """A core process: a directory, its registrar and one shard. given: run settings that the command line sets."""
 
-    def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK) -> None:
+    def __init__(self, settings: CoreSettings, given: dict[str, Any], disk: Disk = DISK, clock: Clock = SYSTEM) -> None:
         self.settings = settings
         self.disk = disk
+        self.clock = clock
         self.metrics = Metrics()
-        self.acts = Acts(None)
+        self.acts = Acts(None, clock)
         self.diary = Diary()
-        self.registrar = Registrar(settings.limits, RunClock())
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.started_at = time.monotonic()
+        self.registrar = Registrar(settings.limits, RunClock(clock))
+        self.failed: asyncio.Future[None]  # from `take_directory` on; has the error that ends this process
+        self.started_at = clock.monotonic()
         self.damage = ""  # of a file, found while it serves
         self.free_bytes: int | None = None  # of the directory's file system, once looked at
         self.restore_s = 0.0  # from the start until it could serve
@@ -67,12 +69,13 @@ class Core:
 
     async def take_directory(self) -> None:
         """Warms up, then makes the directory this core's; a standby waits for it as long as another core lives."""
+        self.failed = asyncio.get_running_loop().create_future()
         log.info("preparing kernels: the first start on a machine compiles them, for half a minute")
         await asyncio.to_thread(merge.warm_up)
         allocator.let_go_of_code("libllvmlite")  # 50 MiB that compile nothing any more
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
-        self.started_at = time.monotonic()
+        self.started_at = self.clock.monotonic()
         self.registrar.clock.set()  # a standby may have waited for weeks
 
     async def start(self) -> None:
@@ -82,12 +85,14 @@ class Core:
             await self.take_directory()
         db = await with_room(database.open_ledger, directory / LEDGER, self.disk)
         meta = await with_room(self._take_meta, db)
-        self.registrar.take_up(meta, ledger.learners(db), LedgerWriter(db, self.fail))
+        writer = LedgerWriter(db, self.fail, self.clock)
+        writer.start()
+        self.registrar.take_up(meta, ledger.learners(db), writer)
         if "fingerprint" in meta:
-            restored = await asyncio.to_thread(restore, db, directory, self.disk)
+            restored = await asyncio.to_thread(restore, db, directory, self.disk, self.clock)
             damaged = await with_room(drop_damaged, db, directory, restored, self.disk)
             shard = self._shard(restored, damaged=damaged)
-            take_up(shard, db, restored, self.registrar.clock.now())
+            take_up(shard, db, restored)
             self.registrar.runs(restored.layout, [shard])
         crash_points.point("start.state restored")
         for shard in self.registrar.shards:
@@ -97,7 +102,7 @@ class Core:
             shard.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self._housekeeping.add_done_callback(self.watched)
-        self.restore_s = time.monotonic() - self.started_at
+        self.restore_s = self.clock.monotonic() - self.started_at
 
     def _take(self, directory: Path) -> bool:
         """Whether it is this core's now. SettingsError when it cannot be, or not without waiting."""
@@ -155,6 +160,7 @@ class Core:
         """The first parameters are durable: the run has a shard from now on."""
         shard = self._shard(restored, damaged=False)
         shard.spool.prepare(self.registrar.generation, shard.fragments)
+        shard.start()
         for entry in self.registrar.roster.entries.values():
             if not entry.evicted:
                 shard.dispatch(ev.Joined(entry.name, entry.incarnation))
@@ -162,10 +168,19 @@ class Core:
 
     def _shard(self, restored: Restored, *, damaged: bool) -> Shard:
         run = self.registrar
-        return Shard(
-            self.settings, run.settings, run.generation, restored, run.roster, run.happenings, run.writer,
-            self.metrics, self.fail, self.disk, run.clock.now, paused=bool(run.paused), damaged=damaged,
-        )  # fmt: skip
+        context = ShardContext(
+            settings=self.settings,
+            run=run.settings,
+            generation=run.generation,
+            roster=run.roster,
+            happenings=run.happenings,
+            writer=run.writer,
+            metrics=self.metrics,
+            disk=self.disk,
+            clock=run.clock,
+            fail=self.fail,
+        )
+        return Shard(context, restored, paused=bool(run.paused), damaged=damaged)
 
     async def stop(self) -> None:
         """A clean end: merges that run are finished, and a snapshot is taken. Raises what cannot be carried through."""
@@ -214,9 +229,9 @@ class Core:
             for shard in self.registrar.shards:
                 self.free_bytes = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
                 shard.room(self.free_bytes)
-                shard.uploads.expire(time.monotonic())
+                shard.uploads.expire(self.clock.monotonic())
                 if shard.snapshots.due():
-                    shard.spawn(self._snapshot(shard))
+                    shard.work.spawn(self._snapshot(shard))
 
     def watched(self, task: asyncio.Task[None]) -> None:
         """The end of a task that should never end but by being cancelled."""

@@ -20,7 +20,7 @@ from atoll_server.learners.registry import Entry
 from atoll_server.run.memory_budget import too_much
 from atoll_server.settings import CoreSettings
 from atoll_server.storage import crash_points
-from atoll_server.storage.disk import DISK, Disk
+from atoll_server.storage.disk import DISK, Disk, Writing
 
 STAGING = "staging"  # the directory of files on their way in
 COPY_BYTES = 1 << 20
@@ -95,7 +95,11 @@ class Staging:
         self.size_bytes, self.sha256 = size_bytes, sha256
         self._digest = hashlib.sha256()
         self.received = 0
-        self._file = disk.create(self._part)
+        self._file: Writing  # from `begin` on
+
+    def begin(self) -> None:
+        """Creates the file; `close` removes what was not published."""
+        self._file = self._disk.create(self._part)
 
     def take(self, chunk: bytes) -> None:
         """Appends a chunk. Raises Refused for one that is empty, and when there is more than was declared."""
@@ -144,6 +148,7 @@ def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> Staging:
     for chunk in _chunks(path):
         digest.update(chunk)
     staging = Staging(directory, path.stat().st_size, digest.digest(), disk)
+    staging.begin()
     try:
         for chunk in _chunks(path):
             staging.take(chunk)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -82,19 +81,20 @@ class Joining:
             struck_tokens=run.roster.struck_tokens(),
             retry_s=1.0,
             log=run.happenings.number,
+            shards=run.places(),
         )
 
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
     ) -> tuple[Entry, pb.JoinReply.State]:
         """Checks a model against the run's, and its name; before there are parameters, settles who sends them."""
-        run, now = self._run, time.monotonic()
+        run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
             layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
             entry = run.roster.join(
                 request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
-                request.proof, secrets.token_bytes(16), run.clock.now(), now,
+                request.proof, secrets.token_bytes(16), run.clock.wall(), now,
             )  # fmt: skip
             if entry.nonce != request.nonce:
                 return entry, pb.JoinReply.STATE_CONFIRM
@@ -156,13 +156,14 @@ class Joining:
         assert self._run.layout is not None, "a lease comes with a layout"
         directory = self._settings.directory
         first_parameters.check_room(self._settings, header.size_bytes, self._run.layout, self._disk)
-        made = await asyncio.to_thread(Staging, directory, header.size_bytes, header.sha256, self._disk)
+        made = Staging(directory, header.size_bytes, header.sha256, self._disk)
+        await asyncio.to_thread(made.begin)
         lease.upload = made
         return made
 
     def came(self, speaker: Speaker, staging: Staging) -> None:
         """Bytes arrived: the holder is alive, if it still is the holder. Raises Refused."""
-        until = time.monotonic() + self._settings.limits.lease_s
+        until = self._run.clock.monotonic() + self._settings.limits.lease_s
         self._held(speaker, staging).came(staging.received, until)
 
     def _held(self, speaker: Speaker, staging: Staging | None = None) -> Lease:

@@ -79,7 +79,7 @@ class Registrar:
         for row in learners:
             self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
             self.clock.begin_after(row.account["heard_at"])
-        self.roster.since = self.clock.now()
+        self.roster.since = self.clock.wall()
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
         """A learner may send the first parameters: its model is the run's, unless another one is asked instead."""
@@ -137,7 +137,14 @@ class Registrar:
         if isinstance(self.state, Waiting) or self.layout is None:
             raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
         last = len(self.layout.fragments) - 1
+        if fragment <= last:
+            text = f"fragment {fragment} is at another shard of this run: join again, and call it there"
+            raise Refused(Status.UNAUTHENTICATED, text)
         raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {last}")
+
+    def places(self) -> list[pb.ShardPlace]:
+        """Where each shard serves: all of them at this process's own address."""
+        return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
         """By fragment; none before the first parameters."""
@@ -185,7 +192,7 @@ class Registrar:
 
     async def left(self, entry: Entry) -> None:
         """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
-        entry.account.left_at = self.clock.now()
+        entry.account.left_at = self.clock.wall()
         entry.token = b""
         await self.save(entry)
         self.tell(ev.Gone(entry.name))
@@ -202,7 +209,7 @@ class Registrar:
         entry = self.roster.entries.get(name)
         if entry is None:
             raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
-        self.roster.evict(entry, reason, self.clock.now())
+        self.roster.evict(entry, reason, self.clock.wall())
         if tokens is not None:
             self.roster.strike(entry, tokens)
         await self.save(entry)

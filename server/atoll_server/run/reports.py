@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import structlog
@@ -35,8 +34,8 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
         steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
         joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
     )  # fmt: skip
-    entry.reports.saw(time.monotonic())
-    wall = run.clock.now()
+    entry.reports.saw(run.clock.monotonic())
+    wall = run.clock.wall()
     entry.account.heard(wall, spent, run.roster.rates(wall).most(entry.name))
     if 2 * spent.tokens < seen.tokens and not entry.doubted:
         entry.doubted = True
@@ -51,7 +50,9 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
     )  # fmt: skip
     for shard in run.shards:
         shard.dispatch(ev.Heard(entry.name, spent.steps, seen.paused))
-        entry.account.step_time_s = shard.syncer.members[entry.name].step_time_s
+        step_time_s = shard.syncer.members[entry.name].step_time_s
+        if step_time_s is not None:  # else its last process is what others are compared with
+            entry.account.step_time_s = step_time_s
         _take_answers(shard, entry, seen)
 
 

@@ -6,9 +6,8 @@ to the next it never falls behind what was written down. Both are said, once, wh
 
 from __future__ import annotations
 
-import time
-
 import structlog
+from atoll_wire.clock import Clock
 
 log = structlog.get_logger()
 
@@ -16,23 +15,28 @@ JUMP_S = 5.0  # a difference that is worth a word
 
 
 class RunClock:
-    """Seconds since 1970, roughly; steady exactly."""
+    """A Clock whose wall time is the run's: seconds since 1970, roughly; steady exactly."""
 
-    def __init__(self) -> None:
-        self._wall, self._began = time.time(), time.monotonic()
+    def __init__(self, machine: Clock) -> None:
+        self._machine = machine
+        self._wall, self._began = machine.wall(), machine.monotonic()
         self._jumped_s = 0.0
 
     def set(self) -> None:
         """Takes the machine's time again."""
-        self._wall, self._began = time.time(), time.monotonic()
+        self._wall, self._began = self._machine.wall(), self._machine.monotonic()
 
-    def now(self) -> float:
+    def wall(self) -> float:
         """Never less than it was before."""
-        return self._wall + (time.monotonic() - self._began)
+        return self._wall + (self._machine.monotonic() - self._began)
+
+    def monotonic(self) -> float:
+        """The machine's."""
+        return self._machine.monotonic()
 
     def begin_after(self, newest: float) -> None:
         """The run was last written to at `newest`."""
-        behind_s = newest - self.now()
+        behind_s = newest - self.wall()
         if behind_s > 0:
             self._wall += behind_s
             self._jumped_s = -behind_s
@@ -41,7 +45,7 @@ class RunClock:
 
     def look(self) -> None:
         """Compares it with the machine's clock."""
-        jumped_s = time.time() - self.now()
+        jumped_s = self._machine.wall() - self.wall()
         if abs(jumped_s - self._jumped_s) > JUMP_S:
             log.warning(
                 "the clock of this machine jumped: the run's goes on", jumped_s=round(jumped_s - self._jumped_s)

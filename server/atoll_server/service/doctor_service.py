@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 from atoll_wire import outer_pb2 as pb
@@ -59,7 +58,7 @@ class DoctorService(rpc.DoctorServicer):
     def _answer(self) -> pb.ProbeReply:
         core = self._core.registrar
         return pb.ProbeReply(
-            wall_s=time.time(),
+            wall_s=self._core.clock.wall(),
             run=core.run_id,
             message_bytes=self._core.settings.limits.message_bytes,
             fingerprint=core.layout.fingerprint if core.layout is not None else b"",

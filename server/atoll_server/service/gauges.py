@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -29,10 +28,10 @@ STATES = ("joining", "live", "paused", "silent", "left", "evicted")
 async def keep_gauges(core: Core) -> None:
     """For as long as the core runs."""
     run = core.registrar
-    core.diary.note(run.clock.now(), "core", f"the core started: epoch {run.epoch}")
+    core.diary.note(run.clock.wall(), "core", f"the core started: epoch {run.epoch}")
     if run.line.beginnings and run.versions() == run.line.beginnings[0].versions:
         text = f"restored to checkpoint {run.line.beginnings[0].checkpoint} (generation {run.generation})"
-        core.diary.note(run.clock.now(), "core", text)
+        core.diary.note(run.clock.wall(), "core", text)
     while True:
         try:
             read(core, await asyncio.to_thread(_size_bytes, core.settings.directory / LEDGER))
@@ -44,7 +43,7 @@ async def keep_gauges(core: Core) -> None:
 def read(core: Core, ledger_bytes: int = 0) -> None:
     """The run at this moment."""
     run = core.registrar
-    wall, now = run.clock.now(), time.monotonic()
+    wall, now = run.clock.wall(), run.clock.monotonic()
     states = {entry.name: state_of(run, entry, now) for entry in run.roster.entries.values()}
     reading = Reading()
     _read_learners(run, reading, states, wall)

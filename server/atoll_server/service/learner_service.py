@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
@@ -122,11 +121,11 @@ class OuterService(rpc.OuterServicer):
             speaker = self._session(context, header.session)
             shard, _ = self._run.owner(header.fragment)
             intake = Intake(shard)
-            answer = intake.offer(header, time.monotonic())
+            answer = intake.offer(header, self._core.clock.monotonic())
             if isinstance(answer, Upload):
                 have = sorted(answer.part.have)
                 log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(have))
-                shard.timeline.began(speaker.entry.name, header.fragment, header.cycle, time.monotonic())
+                shard.timeline.began(speaker.entry.name, header.fragment, header.cycle, self._core.clock.monotonic())
                 yield pb.PushReply(have=pb.Have(frames=have))
                 async with aclosing(self._frames(requests, wait, answer, speaker, intake, header)) as told:
                     async for came in told:
@@ -152,10 +151,10 @@ class OuterService(rpc.OuterServicer):
         header: pb.PushHeader,
     ) -> AsyncGenerator[list[int], None]:
         """Takes what a stream brings, until nothing more needs to come; tells what has come."""
-        came, told_at = list[int](), time.monotonic()
+        came, told_at = list[int](), self._core.clock.monotonic()
         while upload.state is State.GROWING and (request := await self._next(requests, wait, upload)) is not None:
             speaker.still()
-            brought, now = frames.frames_in(request), time.monotonic()
+            brought, now = frames.frames_in(request), self._core.clock.monotonic()
             size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
             self._core.metrics.moved(speaker.entry.region, "up", upload.part.codec, size_bytes)
             if header.asks_only:
@@ -198,7 +197,7 @@ class OuterService(rpc.OuterServicer):
         yield pb.FetchReply(
             header=pb.FetchHeader(
                 fragment=request.fragment, version=publication.version,
-                codec=int(shard.run.codec),  # type: ignore[arg-type]
+                codec=int(shard.context.run.codec),  # type: ignore[arg-type]
                 frames=len(publication.messages), size_bytes=publication.size_bytes, crc32c=publication.crc32c,
                 receipts=publication.receipts,
             )
@@ -241,7 +240,7 @@ class OuterService(rpc.OuterServicer):
             told: pb.Progress | None = await wait.first(requests, "a Report stream")
             assert told is not None, "there is a first one"
             entry = self._session(context, told.session).entry
-            entry.reports.again(time.monotonic())
+            entry.reports.again(self._core.clock.monotonic())
             with entry.stream(wait.end):
                 while told is not None:
                     progress(self._run, self._core.settings.limits.tokens, entry, told)

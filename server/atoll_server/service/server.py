@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -15,6 +15,7 @@ from atoll_wire import allocator, frames, scrape
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.certificate import Role, check_role
+from atoll_wire.clock import Clock
 from atoll_wire.errors import SettingsError, UserError
 
 from atoll_server.access.audit_log import Acts
@@ -57,25 +58,25 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     open_files()
     core = Core(settings, given)
     told = told_to_stop()
-    core.failed.add_done_callback(lambda _: told.set())  # the shard could not carry something out
     if settings.standby:
         log.info("standing by for --dir", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):
         return
-    core.acts = Acts(settings.directory / AUDIT_LOG)
-    tokens = None if settings.operator_tokens is None else Tokens(settings.operator_tokens)
-    gate = Gate(settings.quotas, partial(_vouched, core), core.metrics.limited, lambda: core.acts)
+    core.failed.add_done_callback(lambda _: told.set())  # the shard could not carry something out
+    core.acts = _audit_log(core)
+    tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
+    gate = Gate(settings.quotas, partial(_vouched, core), core.metrics.limited, lambda: core.acts, core.clock)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, core.metrics.served)
     service = OuterService(core)
     frames.serve(service, public.server)
     rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
     rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
-    addresses = [await _patiently(partial(public.bind, address), settings) for address in settings.listen]
-    pulse = scrape.Pulse()
+    addresses = [await _patiently(partial(public.bind, address), settings, core.clock) for address in settings.listen]
+    pulse = scrape.Pulse(core.clock)
     where = settings.metrics_listen
     serve_metrics = partial(scrape.serve, core.metrics.registry, where or "", pulse.not_alive, pulse.not_ready)
-    scraped = await _patiently(serve_metrics, settings) if where else None
+    scraped = await _patiently(serve_metrics, settings, core.clock) if where else None
     beating = asyncio.create_task(pulse.keep())
     try:
         if await _unless(told, core.start()):
@@ -84,7 +85,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             await public.begin()
             pulse.waits_for = ""
             log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.registrar))
-            audit = Audit(settings.directory, core.disk, partial(setattr, core, "damage"))
+            audit = Audit(settings.directory, core.disk, core.clock, partial(setattr, core, "damage"))
             audit.begin(core.registrar.initial_sha256)
             with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
                 for address in addresses:
@@ -103,6 +104,18 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             scraped.end()
         core.acts.close()
     log.info("stopped", run=core.registrar.run_id)
+
+
+def _audit_log(core: Core) -> Acts:
+    acts = Acts(core.settings.directory / AUDIT_LOG, core.clock)
+    acts.start()
+    return acts
+
+
+def _tokens(path: Path) -> Tokens:
+    tokens = Tokens(path)
+    tokens.load()
+    return tokens
 
 
 def _names(run: Registrar) -> dict[str, Any]:
@@ -150,13 +163,13 @@ async def _serve_until(
     await core.stop()
 
 
-async def _patiently(bind: Callable[[], T], settings: CoreSettings) -> T:
+async def _patiently(bind: Callable[[], T], settings: CoreSettings, clock: Clock) -> T:
     """A standby waits a moment: of a process that dies the lock may go before its ports."""
-    deadline = time.monotonic() + (PORT_S if settings.standby else 0.0)
+    deadline = clock.monotonic() + (PORT_S if settings.standby else 0.0)
     while True:
         try:
             return bind()
         except (SettingsError, scrape.ScrapeError):
-            if time.monotonic() >= deadline:
+            if clock.monotonic() >= deadline:
                 raise
             await asyncio.sleep(STANDBY_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -31,7 +30,7 @@ BEYOND = 1.02  # of the tokens that the run was to train: learners do not leave 
 def status(core: Core) -> pb.StatusReply:
     """Everything that `atoll status` shows."""
     run = core.registrar
-    wall, now = run.clock.now(), time.monotonic()
+    wall, now = run.clock.wall(), run.clock.monotonic()
     entries = sorted(run.roster.entries.values(), key=lambda entry: entry.name)
     answered = _answered(run)
     balances = [entry.account.balance(wall) for entry in entries]
@@ -91,7 +90,7 @@ def trained_tokens(run: Registrar) -> int:
 
 def _odd_tokens(run: Registrar) -> Iterator[str]:
     """Learners whose tokens per step differ so much from the others' that they may count something else."""
-    rates, now = run.roster.rates(run.clock.now()), time.monotonic()
+    rates, now = run.roster.rates(run.clock.wall()), run.clock.monotonic()
     many, few = [], []
     for name in sorted(run.roster.entries):
         own, usual = rates.of(name), rates.usual(name)
@@ -108,7 +107,7 @@ def _odd_tokens(run: Registrar) -> Iterator[str]:
 
 def _never_merged(run: Registrar) -> list[str]:
     """Learners that train, and of whose work nothing is merged, by name."""
-    now = time.monotonic()
+    now = run.clock.monotonic()
     late = max(MISSED, 1 + run.settings.max_staleness)  # merges of each fragment
     names = sorted(run.roster.entries)
     missed = [
@@ -247,7 +246,7 @@ def list_rounds(run: Registrar, request: pb.ListRoundsRequest) -> pb.ListRoundsR
 
 
 def _round(run: Registrar, shard: Shard, seen: Round, request: pb.ListRoundsRequest) -> pb.Round:
-    now, later = time.monotonic(), run.clock.now() - time.monotonic()
+    now, later = run.clock.monotonic(), run.clock.wall() - run.clock.monotonic()
 
     def wall(at: float | None) -> float:
         return 0.0 if at is None else at + later

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -48,7 +47,7 @@ class Intake:
         fragment = shard.fragments[header.fragment]
         pending_bytes = shard.contributions.pending_bytes[header.session.learner]
         return shard.uploads.offer(
-            header, fragment.version, fragment.rounds, shard.run.max_staleness, pending_bytes, now
+            header, fragment.version, fragment.rounds, shard.context.run.max_staleness, pending_bytes, now
         )
 
     async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
@@ -71,7 +70,7 @@ class Intake:
         """Returns what the stream that brought the frames is told."""
         shard, uploads = self._shard, self._shard.uploads
         try:
-            new = await asyncio.get_running_loop().run_in_executor(shard.workers, upload.part.write, frames)
+            new = await shard.work.on_frames(upload.part.write, frames)
         except ChecksumError as error:
             return Refused(Status.DATA_LOSS, str(error))
         except NotFiniteError as error:
@@ -86,7 +85,7 @@ class Intake:
         if new:
             shard.syncer.uploading(upload.key.learner, upload.key.fragment, now)
         if whole:
-            shard.spawn(self._finish(upload))
+            shard.work.spawn(self._finish(upload))
         return None
 
     # ------------------------------------------------------------------------------ judged, then kept or refused
@@ -98,7 +97,7 @@ class Intake:
             row, refusal = self._judge(upload)
             receipt = await (self._refuse(row, refusal) if refusal else self._keep(row, upload))
         except Exception as error:  # of the disk, or of this program: what is durable is not known
-            shard.fail(error)
+            shard.work.fail(error)
             upload.stop(Refused(Status.UNAVAILABLE, "the core failed: it stops; try again later"))
             return
         shard.uploads.finish(upload, receipt)
@@ -108,7 +107,7 @@ class Intake:
         header, key, part = upload.header, upload.key, upload.part
         row = ContributionRow(
             key, header.cycle, header.base_version, header.tokens, header.steps, int(part.codec),
-            part.frames, part.size_bytes, part.digest, (), 1.0, time.time(),
+            part.frames, part.size_bytes, part.digest, (), 1.0, self._shard.context.clock.wall(),
         )  # fmt: skip
         if upload.bad_values:
             return row, upload.bad_values
@@ -123,7 +122,7 @@ class Intake:
 
     def _weighed(self, key: ev.Key, said: Declared) -> Declared:
         """What counts of the tokens and steps that a contribution declares."""
-        roster, wall = self._shard.roster, self._shard.wall()
+        roster, wall = self._shard.context.roster, self._shard.context.clock.wall()
         entry = roster.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
         spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
@@ -136,22 +135,22 @@ class Intake:
         rate, usual = rates.of(key.learner), rates.usual(key.learner)
         counts = weighed(said, reported, self._shard.contributions.given(key), unheard_s, rate, usual)
         if counts != said:
-            self._shard.metrics.contributions.labels("clamped").inc()
+            self._shard.context.metrics.contributions.labels("clamped").inc()
             told = {"tokens": said.tokens, "steps": said.steps, "counted": counts}
             log.warning("a contribution declares more than its learner can have trained", learner=key.learner, **told)
         return counts
 
     def _present(self) -> Set[str]:
         """Learners that may be expected to contribute."""
-        now = time.monotonic()
+        now = self._shard.context.clock.monotonic()
         return {name for name, member in self._shard.syncer.members.items() if member.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
         """Payload, then row: both are durable before the syncer counts on the contribution."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
-        loop = asyncio.get_running_loop()
-        stored: Stored = await loop.run_in_executor(shard.workers, upload.part.finish, norms, row.scale)
-        await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row))
+        stored: Stored = await shard.work.on_frames(upload.part.finish, norms, row.scale)
+        operation = partial(ledger.add_contribution, generation=shard.context.generation, row=row)
+        await shard.context.writer.commit(operation)
         crash_points.point("contribution.committed")
         shard.contributions.accept(row)
         shard.contributions.hold(row, stored)
@@ -164,7 +163,8 @@ class Intake:
         """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
         shard = self._shard
         fate = FateRow(row.key, "refused", shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
-        await shard.writer.commit(partial(ledger.add_contribution, generation=shard.generation, row=row, fate=fate))
+        operation = partial(ledger.add_contribution, generation=shard.context.generation, row=row, fate=fate)
+        await shard.context.writer.commit(operation)
         crash_points.point("contribution.refused")
         shard.contributions.accept(row)
         shard.contributions.end(row, fate)

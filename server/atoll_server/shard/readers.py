@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Hashable
 
 from atoll_server.access.reader_limits import Versions
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.merging.merge import FragmentState
 from atoll_server.rpc.calls import ending
 from atoll_server.shard.fragment import Fragment
+from atoll_server.shard.work import Work
 
 PATIENCE_S = 10.0  # with a merge that is being made durable, or a snapshot
 
@@ -18,9 +19,9 @@ PATIENCE_S = 10.0  # with a merge that is being made durable, or a snapshot
 class Readers:
     """Of all fragments of a shard."""
 
-    def __init__(self, failed: Callable[[], bool]) -> None:
-        """failed: whether a merge came to no end; what it left behind must not be read."""
-        self._failed = failed
+    def __init__(self, work: Work) -> None:
+        """work: says whether a merge came to no end; what it left behind must not be read."""
+        self._work = work
         self._versions = Versions()  # each theta_pub, by its identity
 
     @contextlib.asynccontextmanager
@@ -37,7 +38,7 @@ class Readers:
             text = f"fragment {fragment.index} is being merged, and its ledger's disk is slow: try again"
             raise Refused(Status.UNAVAILABLE, text) from error
         try:
-            if self._failed():
+            if self._work.failed:
                 raise Refused(Status.UNAVAILABLE, "the core has failed, and stops: try again later")
             state = fragment.state
         except BaseException:

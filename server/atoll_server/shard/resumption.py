@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,43 +26,43 @@ from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
 log = structlog.get_logger()
 
 
-def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: float) -> None:
-    """Brings an shard to where the ledger left the run; before anybody connects. wall: seconds of the run's clock."""
-    entries = shard.roster.entries.values()
+def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
+    """Brings a shard to where the ledger left the run; before anybody connects."""
+    context = shard.context
+    generation = context.generation
+    entries = context.roster.entries.values()
     for entry in entries:
         entry.account.forget_contributions()
-    last = {index: lineage.last_merge(db, shard.line, index) for index in shard.fragments}
+    last = {index: lineage.last_merge(db, restored.line, index) for index in shard.fragments}
     cycles = {index: cycle for index, (cycle, _) in last.items()}
-    lines = list(ledger.tallies(db, shard.generation))
+    lines = list(ledger.tallies(db, generation))
     for tally in lines:
         shard.contributions.add(tally)
         cycles[tally.fragment] = max(cycles[tally.fragment], tally.cycle)
     _note_newest(shard, db, lines)
     waiting: dict[int, list[tuple[Key, Pending]]] = {index: [] for index in shard.fragments}
-    for _, row, fate in ledger.came_after(db, shard.generation, max((tally.through for tally in lines), default=0)):
+    for _, row, fate in ledger.came_after(db, generation, max((tally.through for tally in lines), default=0)):
         cycles[row.key.fragment] = max(cycles[row.key.fragment], row.cycle)
         pending = _contribution(shard, row, fate)
         if pending is not None:
             waiting[row.key.fragment].append((row.key, pending))
-    room = _room(shard, db, covered(restored.snapshots, shard.fragments))
-    if undoable(restored.snapshots, shard.line):  # what a restored checkpoint left behind stays as it is for a while
-        room = dict.fromkeys(shard.spool.older(shard.generation), 0) | room
+    room = _room(shard, db, restored)
     deleted = shard.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
-    shard.spool.prepare(shard.generation, shard.fragments)
-    shard.spool.used_bytes = sum(size for path, size in room.items() if shard.disk.exists(path))
+    shard.spool.prepare(generation, shard.fragments)
+    shard.spool.used_bytes = sum(size for path, size in room.items() if context.disk.exists(path))
     for index, updates in restored.updates.items():
         for update in updates:
-            told = ledger.contributions(db, shard.generation, "AND fragment=? AND version=?", (index, update.version))
+            told = ledger.contributions(db, generation, "AND fragment=? AND version=?", (index, update.version))
             receipts = tuple(receipt_of(fate) for _, fate in told)
             shard.cache.add(index, replace(Publication.of(update), receipts=receipts))
-    now = time.monotonic()
+    now, wall = context.clock.monotonic(), context.clock.wall()
     for index, fragment in shard.fragments.items():
-        for learner, norm, steps in lineage.latest_norms(db, shard.line, index, fragment.norms.window):
+        for learner, norm, steps in lineage.latest_norms(db, restored.line, index, fragment.norms.window):
             fragment.norms.note(learner, norm, steps)
         _, at = last[index]
         fragment.published_at = None if at is None else now - max(0.0, wall - at)
         synced_at = now - max(0.0, wall - (at or 0.0))
-        ages = lineage.ages(db, shard.line, index, shard.run.max_staleness + 1.0)
+        ages = lineage.ages(db, restored.line, index, context.run.max_staleness + 1.0)
         fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
     shard.syncer.restore({entry.name: _member(entry, now) for entry in entries})
     pending_count = sum(map(len, waiting.values()))
@@ -73,30 +72,33 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored, wall: floa
 
 def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) -> None:
     """What each learner sent last to each fragment, so that it is not taken twice."""
+    generation = shard.context.generation
     newest = {(tally.learner, tally.fragment): tally for tally in sorted(lines, key=lambda tally: tally.incarnation)}
     for tally in newest.values():
         if not tally.seq:
             continue  # it sent nothing in this generation
         key = Key(tally.learner, tally.incarnation, tally.fragment, tally.seq)
-        found = ledger.contribution(db, shard.generation, key)
+        found = ledger.contribution(db, generation, key)
         if found is None:
             raise LedgerError(f"the ledger lacks contribution {key}: restore a backup")
         shard.uploads.note(found[0].digest, receipt_of(found[1]))
 
 
-def _room(shard: Shard, db: sqlite3.Connection, covered: dict[int, int]) -> dict[Path, int]:
+def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path, int]:
     """Every payload that stays, with the room that it takes from others."""
-    spool, generation = shard.spool, shard.generation
+    spool, generation = shard.spool, restored.line.generation
     room: dict[Path, int] = {}
-    if shard.run.record:
+    if shard.context.run.record:
         for made_in in range(1, generation + 1):
             for row, _ in ledger.contributions(db, made_in, "AND fate='merged'"):
                 room[spool.path(made_in, row.key)] = 0
     for row, _ in ledger.contributions(db, generation, "AND fate='pending'"):
         room[spool.path(generation, row.key)] = row.size_bytes
-    for fragment, after in covered.items():
-        for made_in, row, _ in lineage.merged(db, shard.line, fragment, after):
+    for fragment, after in covered(restored.snapshots, shard.fragments).items():
+        for made_in, row, _ in lineage.merged(db, restored.line, fragment, after):
             room[spool.path(made_in, row.key)] = row.size_bytes
+    if undoable(restored.snapshots, restored.line):  # what a restored checkpoint left behind stays as it is for a while
+        room = dict.fromkeys(spool.older(generation), 0) | room
     return room
 
 
@@ -108,7 +110,8 @@ def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> Pending 
         shard.contributions.end(row, fate)
         return None
     norms_sq = np.array(row.norms_sq, np.float64)
-    shard.contributions.hold(row, shard.spool.open(shard.generation, row.key, Codec(row.codec), norms_sq, row.scale))
+    stored = shard.spool.open(shard.context.generation, row.key, Codec(row.codec), norms_sq, row.scale)
+    shard.contributions.hold(row, stored)
     return Pending(row.cycle, row.base_version, row.tokens, row.steps)
 
 

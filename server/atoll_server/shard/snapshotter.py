@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Protocol
 
 import structlog
 
+from atoll_server.checkpoints.restore import Restored
 from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
-from atoll_server.learners.registry import Roster
 from atoll_server.rounds.events import Key
-from atoll_server.settings import CoreSettings, RunSettings
+from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
+from atoll_server.shard.work import Work
 from atoll_server.storage import crash_points, ledger, lineage, totals
 from atoll_server.storage.database import LedgerError
-from atoll_server.storage.disk import Disk
-from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
@@ -31,43 +28,36 @@ FAILED_S = 1.0  # at least: how long a snapshot that could not be written counts
 REST = 10.0  # between two snapshots, in lengths of the last one, however much there is to be merged again
 
 
-class Source(Protocol):
-    """What is written to snapshots: a shard."""
-
-    settings: CoreSettings
-    run: RunSettings
-    generation: int
-    line: Line
-    fragments: dict[int, Fragment]
-    spool: Spool
-    writer: LedgerWriter
-    disk: Disk
-    failed: bool
-    roster: Roster
-
-    def versions(self) -> dict[int, int]:
-        """By fragment."""
-
-
 class Snapshotter:
-    """The snapshots of one shard. rows: those on disk, oldest first; damaged: one was found so and given up.
+    """The snapshots of one shard. rows: those on disk, oldest first.
 
     undone: those that a restored checkpoint left behind. They stay until two snapshots came after it.
     """
 
     def __init__(
-        self, source: Source, rows: list[SnapshotRow], undone: list[SnapshotRow], unsaved_s: float, *, damaged: bool
+        self,
+        context: ShardContext,
+        fragments: dict[int, Fragment],
+        spool: Spool,
+        work: Work,
+        restored: Restored,
+        *,
+        damaged: bool,
     ) -> None:
-        """unsaved_s: of merging that a start would do again, beyond the newest snapshot."""
-        self._source = source
-        self.rows = rows
-        self.undone = undone
-        self._left_behind = undoable(rows, source.line)
-        self._let_go_to = covered(rows, source.fragments)
+        """spool: has the payloads that snapshots cover. damaged: a snapshot was found damaged and given up."""
+        self._context = context
+        self._fragments = fragments
+        self._spool = spool
+        self._work = work
+        self._line = restored.line
+        self.rows = restored.snapshots
+        self.undone = restored.undone
+        self._left_behind = undoable(self.rows, self._line)
+        self._let_go_to = covered(self.rows, fragments)
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
-        self._taken_at, self._took_s = time.monotonic(), 0.0
-        self._unsaved_s = unsaved_s
+        self._taken_at, self._took_s = context.clock.monotonic(), 0.0
+        self._unsaved_s = restored.replay_s  # of merging that a start would do again, beyond the newest snapshot
         self._one_is_missing = damaged  # its payloads are gone: what it covered lies in one place only
 
     def all(self) -> list[SnapshotRow]:
@@ -80,8 +70,8 @@ class Snapshotter:
 
     def due(self) -> bool:
         """Whether it is time for a snapshot, or a start would have too much to do without it; and something is new."""
-        since_s = time.monotonic() - self._taken_at
-        late = since_s >= self._source.settings.snapshot_every_s
+        since_s = self._context.clock.monotonic() - self._taken_at
+        late = since_s >= self._context.settings.snapshot_every_s
         rested = since_s >= REST * self._took_s
         much = rested and self._unsaved_s >= LONGEST_REPLAY_S
         mend = rested and self._one_is_missing
@@ -89,7 +79,8 @@ class Snapshotter:
 
     def stale(self) -> bool:
         """Whether any merge came after the newest snapshot."""
-        return not self.rows or self.rows[-1].versions != self._source.versions()
+        versions = {index: fragment.version for index, fragment in self._fragments.items()}
+        return not self.rows or self.rows[-1].versions != versions
 
     async def take(self) -> SnapshotRow:
         """Writes a snapshot, commits it, then drops what it makes superfluous; also when the caller goes away."""
@@ -111,70 +102,71 @@ class Snapshotter:
             log.error("the snapshot could not be written: look at the disk", error=str(error))
 
     async def _take(self) -> SnapshotRow:
-        source = self._source
+        context = self._context
         async with self._taking:
-            self._taken_at, unsaved_s = time.monotonic(), self._unsaved_s
+            self._taken_at, unsaved_s = context.clock.monotonic(), self._unsaved_s
             number = 1 + max((row.id for row in (*self.rows, *self.undone)), default=0)
-            tokens = source.roster.counted_tokens()
-            places = [fragment.place for fragment in source.fragments.values()]
-            writer = SnapshotWriter(snapshot_path(source.settings.directory, number), places, source.disk)
+            tokens = context.roster.counted_tokens()
+            places = [fragment.place for fragment in self._fragments.values()]
+            writer = SnapshotWriter(snapshot_path(context.settings.directory, number), places, context.disk)
             try:
                 await self._write(writer)
             except OSError:
-                self._took_s = max(FAILED_S, time.monotonic() - self._taken_at)
+                self._took_s = max(FAILED_S, context.clock.monotonic() - self._taken_at)
                 await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
                 raise
             row = SnapshotRow(
-                number, source.generation, writer.versions, writer.checksums, tokens, time.time(), writer.size_bytes
-            )
-            await source.writer.commit(partial(ledger.add_snapshot, row=row))
+                number, context.generation, writer.versions, writer.checksums, tokens, context.clock.wall(),
+                writer.size_bytes,
+            )  # fmt: skip
+            await context.writer.commit(partial(ledger.add_snapshot, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
-            self._took_s = time.monotonic() - self._taken_at
+            self._took_s = context.clock.monotonic() - self._taken_at
             self._unsaved_s -= unsaved_s
             log.info("snapshot taken", id=row.id, merges=sum(row.versions.values()), size_bytes=row.size_bytes)
             await self._drop_old()
-            while await source.writer.commit(self._add_up):
+            while await context.writer.commit(self._add_up):
                 pass
         return row
 
     def _add_up(self, db: sqlite3.Connection) -> bool:
         """Whether there is more; runs in the ledger's thread."""
         try:
-            return totals.add_up(db, self._source.generation)
+            return totals.add_up(db, self._context.generation)
         except LedgerError as error:  # nothing is written yet
             log.error("the ledger is damaged: training goes on, but a restart may fail", error=str(error))
             return False
 
     async def _write(self, writer: SnapshotWriter) -> None:
         await asyncio.to_thread(writer.begin)
-        for index, fragment in self._source.fragments.items():
+        for index, fragment in self._fragments.items():
             async with fragment.lock:
-                if self._source.failed:
+                if self._work.failed:
                     raise OSError("the core has failed: its state is not written down any more")
                 await asyncio.to_thread(writer.add, index, fragment.state)
         await asyncio.to_thread(writer.finish)
 
     async def _drop_old(self) -> None:
-        source = self._source
-        while len(self.rows) > source.run.keep_snapshots:
+        context = self._context
+        while len(self.rows) > context.run.keep_snapshots:
             await self._drop(self.rows.pop(0))
-        held = undoable(self.rows, source.line)
+        held = undoable(self.rows, self._line)
         while self.undone and not held:
             await self._drop(self.undone.pop(0))
         older, self._let_go_to = self._let_go_to, covered(self.rows, self._let_go_to)
         bounds = {fragment: (after, self._let_go_to[fragment]) for fragment, after in older.items()}
-        await asyncio.to_thread(self._let_go, await source.writer.commit(partial(self._covered, bounds=bounds)))
+        await asyncio.to_thread(self._let_go, await context.writer.commit(partial(self._covered, bounds=bounds)))
         if self._left_behind and not held:
             self._left_behind = False
             await asyncio.to_thread(self._let_go_of_undone)
 
     async def _drop(self, old: SnapshotRow) -> None:
-        source = self._source
-        await source.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
+        context = self._context
+        await context.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
         crash_points.point("snapshot.old forgotten")
-        await asyncio.to_thread(source.disk.remove, snapshot_path(source.settings.directory, old.id))
+        await asyncio.to_thread(context.disk.remove, snapshot_path(context.settings.directory, old.id))
         crash_points.point("snapshot.old removed")
 
     def _covered(self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]) -> list[tuple[int, Key, int]]:
@@ -182,21 +174,21 @@ class Snapshotter:
         return [
             (generation, row.key, row.size_bytes)
             for fragment, (after, to) in bounds.items()
-            for generation, row, _ in lineage.merged(db, self._source.line, fragment, after, to)
+            for generation, row, _ in lineage.merged(db, self._line, fragment, after, to)
         ]
 
     def _let_go(self, covered: list[tuple[int, Key, int]]) -> None:
         """What is recorded stays, but takes no room from what is to come."""
         for generation, key, size_bytes in covered:
-            if self._source.run.record:
-                self._source.spool.release(size_bytes)
+            if self._context.run.record:
+                self._spool.release(size_bytes)
             else:
-                self._source.spool.delete(generation, key, size_bytes)
+                self._spool.delete(generation, key, size_bytes)
 
     def _let_go_of_undone(self) -> None:
         """Two snapshots of this generation cover all that older generations gave it."""
-        if not self._source.run.record:
-            self._source.spool.delete_older(self._source.generation)
+        if not self._context.run.record:
+            self._spool.delete_older(self._context.generation)
 
 
 def undoable(rows: list[SnapshotRow], line: Line) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,14 +15,14 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.arrivals import Arrivals
 from atoll_wire.codec import FrameError
 from atoll_wire.layout import Layout
-from atoll_wire.spans import Codec
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.fragment_rounds import FragmentRounds
-from atoll_server.settings import Limits
 from atoll_server.shard.admission import check_age, check_header, declared
+from atoll_server.shard.context import ShardContext
 from atoll_server.shard.upload_state import Saw, State, after
+from atoll_server.shard.work import Work
 from atoll_server.storage.part_file import PartFile
 from atoll_server.storage.spool import Spool, SpoolFull
 
@@ -86,11 +85,13 @@ class Upload:
 class Uploads:
     """Of one shard and one generation."""
 
-    def __init__(
-        self, layout: Layout, run_codec: Codec, generation: int, spool: Spool, limits: Limits, workers: Executor
-    ) -> None:
-        self._layout, self._codec, self._generation = layout, run_codec, generation
-        self._spool, self._limits, self._workers = spool, limits, workers
+    def __init__(self, context: ShardContext, layout: Layout, spool: Spool, work: Work) -> None:
+        self._layout = layout
+        self._codec = context.run.codec
+        self._generation = context.generation
+        self._limits = context.settings.limits
+        self._spool = spool
+        self._work = work
         self._underway: dict[Key, Upload] = {}  # growing or whole
         self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
         self._refused_in: dict[tuple[str, int], int] = {}  # by learner and fragment: the newest that was refused
@@ -225,7 +226,7 @@ class Uploads:
         del self._underway[upload.key]
         if upload.state is State.DROPPED:
             self._spool.release(upload.part.size_bytes)
-            asyncio.get_running_loop().run_in_executor(self._workers, upload.part.discard)
+            self._work.on_frames(upload.part.discard)
         upload.ended.set()
 
     def fence(self, learner: str, incarnation: int) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
+from atoll_wire.clock import Clock
 
 from atoll_server.storage import crash_points, database
 
@@ -46,15 +46,20 @@ async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class LedgerWriter:
-    """`commit` returns when the operation is on disk. Made and used on one event loop."""
+    """`commit` returns when the operation is on disk. Used on one event loop, from `start` to `stop`."""
 
-    def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None], clock: Clock) -> None:
         """fail: is told what could not be written, and ends the process."""
         self._db = db
         self._fail = fail
+        self._clock = clock
         self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
         self.full = False  # the disk is; nothing is acknowledged until there is room
+        self._thread: ThreadPoolExecutor  # from `start` on
+
+    def start(self) -> None:
+        """Makes the thread that writes."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:
@@ -80,14 +85,14 @@ class LedgerWriter:
         loop = asyncio.get_running_loop()
         while self._queued:
             group = [self._queued.popleft() for _ in range(min(GROUP, len(self._queued)))]
-            began = time.monotonic()
+            began = self._clock.monotonic()
             operations = [operation for operation, _ in group]
             while (results := await loop.run_in_executor(self._thread, self._commit, operations)) is None:
                 if not self.full:
                     log.error("the disk is full: nothing is acknowledged until there is room; senders wait")
                 self.full = True
                 await asyncio.sleep(FULL_RETRY_S)
-            took = time.monotonic() - began
+            took = self._clock.monotonic() - began
             if self.full:
                 log.info("the disk has room again", waited_s=round(took, 1))
                 self.full = False

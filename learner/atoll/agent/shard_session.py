@@ -1,0 +1,228 @@
+"""A learner's membership at one shard: it follows what happens there, and reports.
+
+A shard that goes away stalls its own fragments: the learner calls it again, while it stays at the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import grpc.aio
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
+from atoll_wire.clock import Clock
+from atoll_wire.contract import REPORT_S, REPORTED
+
+from atoll.agent.calls import GOODBYE_S, Cure, backoff_s, cure, one_line
+from atoll.agent.core_state import CoreView, ShardView
+from atoll.agent.fetching import Fetcher
+from atoll.agent.sending import Sender
+from atoll.fragments.exchange import Handover
+from atoll.stats import Counters
+
+log = structlog.get_logger()
+
+LOOK_S = 0.25  # between looks whether there is something to report
+PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
+WATCH_S = 0.5
+
+
+class ShardSession:
+    """From a Join to the next one. dial_again: gives a shard a new link, since its own is of no use any more."""
+
+    def __init__(
+        self,
+        core: CoreView,
+        shard: ShardView,
+        handover: Handover,
+        counters: Counters,
+        fetcher: Fetcher,
+        sender: Sender,
+        dial_again: Callable[[ShardView], None],
+        clock: Clock,
+    ) -> None:
+        self._core, self._shard, self._handover, self._counters = core, shard, handover, counters
+        self._fetcher, self._sender, self._dial_again = fetcher, sender, dial_again
+        self._clock = clock
+        self._rng = random.Random()  # noqa: S311 - jitter
+
+    async def live(self) -> None:
+        """Returns, or raises AioRpcError or LinkLost, when the run has to be joined again."""
+        failures = 0
+        while True:
+            try:
+                await self._stay()
+                why = "it ended the session"
+            except (grpc.aio.AioRpcError, LinkLost) as error:
+                if self._ends_with(error):
+                    raise
+                why = one_line(error) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            else:
+                if self._ends_with():
+                    return
+            finally:
+                failures = 0 if self._shard.connected.is_set() else failures
+                self._shard.connected.clear()
+            if not failures:
+                log.warning("a shard is away: its fragments wait", server=self._shard.link.address, error=why)
+            self._counters.connected = False
+            self._counters.last_error = why
+            await asyncio.sleep(backoff_s(failures, self._rng))
+            failures += 1
+            if self._shard.link.stale:
+                self._dial_again(self._shard)
+
+    def _ends_with(self, error: grpc.aio.AioRpcError | LinkLost | None = None) -> bool:
+        """Whether the run has to be joined again, and not this shard be called once more."""
+        if self._shard.lost.is_set() or self._core.said_goodbye:
+            return True
+        if isinstance(error, grpc.aio.AioRpcError) and cure(error) is not Cure.TRY_AGAIN:
+            return True
+        others = [shard for shard in self._core.near() if shard is not self._shard]
+        return not self._shard.address and not any(shard.connected.is_set() for shard in others)
+
+    async def _stay(self) -> None:
+        """Follows and reports until either breaks or some other call finds the shard gone."""
+        works = (self.follow(), self._report(), self._shard.lost.wait(), self._watch())
+        tasks = {asyncio.ensure_future(work) for work in works}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Ends when the shard is silent for longer than is likely: its connections are dead, and no call failed.
+
+        Or when there are new certificates: what moves on the old connections goes on there.
+        """
+        shard = self._shard
+        shard.arrivals.again(self._clock.monotonic())
+        while not shard.arrivals.overdue(self._clock.monotonic()) and not shard.link.stale:
+            await asyncio.sleep(WATCH_S)
+            await shard.link.rest()
+        why = "new certificates" if shard.link.stale else "the core is silent"
+        patience_s = round(shard.arrivals.patience_s(), 1)
+        log.warning(f"{why}: dialling again", learner=shard.session.learner, patience_s=patience_s)
+        shard.connected.clear()  # before the old one hangs up: no call may begin there
+        self._dial_again(shard)
+
+    # ------------------------------------------------------------------------------ following
+
+    async def follow(self) -> None:
+        """Takes in what happens until the shard ends that. Raises AioRpcError, LinkLost and LearnerError."""
+        shard = self._shard
+        request = pb.FollowRequest(session=shard.session, log=shard.log, sequence=shard.sequence, shard=shard.number)
+        known = {fragment: track.known() for fragment, track in shard.tracks.items()}
+        with (
+            shard.link.quick.use() as connection,
+            opened("Follow", connection.stub.Follow(request)) as call,
+        ):
+            async for happening in call:
+                if not shard.connected.is_set() and not shard.lost.is_set():
+                    self._back()
+                if not self._happened(happening, known):
+                    return
+
+    def _back(self) -> None:
+        """The shard was away, and answers again."""
+        log.info("the shard is there", server=self._shard.link.address)
+        self._shard.connected.set()
+        self._counters.connected = self._core.connected()
+
+    def _happened(self, happening: pb.Happening, known: dict[int, int]) -> bool:
+        """Takes in what the shard tells; whether it goes on telling. known: versions when following began."""
+        shard = self._shard
+        shard.log, shard.sequence = happening.log, happening.sequence
+        shard.arrivals.saw(self._clock.monotonic())
+        match happening.WhichOneof("what"):
+            case "current":
+                self._sender.ask_again(shard)  # the state tells versions, but not the fates since our last position
+                self._counters.told(happening.current.run_tokens, happening.current.struck_tokens)
+                for track, version in shard.newest(happening.current.versions):
+                    track.stands_at(version, known[track.fragment])
+                    self._fetcher.begin(track)
+                for round_opened in happening.current.open:
+                    self._opened(round_opened)
+                self._pause(happening.current.paused.reason)
+            case "opened":
+                self._opened(happening.opened)
+            case "published":
+                self._counters.told(happening.published.run_tokens, happening.published.struck_tokens)
+                track = shard.track(happening.published.fragment)
+                self._fetcher.heard_of(track, happening.published.version)
+            case "receipt":
+                self._sender.decided(shard, happening.receipt)
+            case "paused":
+                self._pause(happening.paused.reason)
+            case "shutting_down":
+                return False
+        return True
+
+    def _pause(self, reason: str) -> None:
+        self._counters.stands = reason
+        self._handover.pause(reason)
+
+    def _opened(self, opened: pb.RoundOpened) -> None:
+        if self._shard.track(opened.fragment).flight is not None:
+            self._decline(opened.fragment, opened.cycle, "its contribution is in flight")
+        else:
+            self._handover.ask(opened.fragment, opened.cycle)
+
+    def _decline(self, fragment: int, cycle: int, reason: str) -> None:
+        self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
+
+    # ------------------------------------------------------------------------------ reporting
+
+    async def _report(self) -> None:
+        shard = self._shard
+        told, told_at = (-1, False), 0.0
+        with (
+            shard.link.quick.use() as connection,
+            opened("Report", connection.stub.Report()) as call,
+        ):
+            while not call.done():
+                for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
+                    self._decline(due.fragment, due.cycle, "no inner step while it was open")
+                now = self._clock.monotonic()
+                state = (self._counters.steps, self._counters.pausing(now))
+                self._core.sort_answers(self._handover)
+                news = bool(shard.adopted or shard.declined) or state != told
+                if news or now - told_at >= REPORT_S:
+                    progress = self._progress()
+                    if told[0] < 0:
+                        progress.session.CopyFrom(shard.session)
+                    told, told_at = (progress.steps, progress.paused), now
+                    with until_it_ends():
+                        await call.write(progress)
+                if not call.done():
+                    await asyncio.sleep(LOOK_S)
+            await call
+
+    def _progress(self) -> pb.Progress:
+        """All counters, and what was adopted and declined since the last message, as much as one takes."""
+        progress, shard = self._counters.progress(self._clock.monotonic()), self._shard
+        progress.shard = shard.number
+        progress.declined.extend(shard.declined.popleft() for _ in range(min(REPORTED, len(shard.declined))))
+        progress.adopted.extend(shard.adopted.popleft() for _ in range(min(REPORTED, len(shard.adopted))))
+        return progress
+
+    async def say_goodbye(self) -> None:
+        """Leaves cleanly if the shard is there."""
+        shard = self._shard
+        if not shard.connected.is_set():
+            return
+        self._core.sort_answers(self._handover)
+        request = pb.LeaveRequest(session=shard.session, last=self._progress())
+        try:
+            with shard.link.quick.use() as connection:
+                await answer(connection.stub.Leave(request, timeout=GOODBYE_S))
+        except (grpc.aio.AioRpcError, LinkLost) as error:
+            why = str(error) if isinstance(error, LinkLost) else one_line(error)
+            log.warning("good-bye was not heard", learner=shard.session.learner, error=why)

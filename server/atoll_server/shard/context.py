@@ -1,0 +1,31 @@
+"""What a shard is given by its process and its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll_wire.clock import Clock
+
+from atoll_server.learners.registry import Roster
+from atoll_server.settings import CoreSettings, RunSettings
+from atoll_server.shard.publications import HappeningLog
+from atoll_server.storage.disk import Disk
+from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class ShardContext:
+    """settings: of the process. clock: the run's. fail: is told what could not be carried out, and ends the process."""
+
+    settings: CoreSettings
+    run: RunSettings
+    generation: int
+    roster: Roster
+    happenings: HappeningLog
+    writer: LedgerWriter
+    metrics: Metrics
+    disk: Disk
+    clock: Clock
+    fail: Callable[[BaseException], None]

@@ -1,0 +1,63 @@
+"""The threads and tasks of a shard. A task that fails ends the process: acknowledged work is not carried out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+A = TypeVarTuple("A")
+
+FRAME_THREADS = 2
+MERGE_THREADS = 2
+
+
+class Work:
+    """Of one shard, from `start` to `stop`. failed: the state may be half changed, so no more is written."""
+
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        """fail: is told what could not be carried out, and ends the process."""
+        self._fail = fail
+        self.failed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._frames: ThreadPoolExecutor  # both from `start` on
+        self._merges: ThreadPoolExecutor
+
+    def start(self) -> None:
+        """Makes the threads."""
+        self._frames = ThreadPoolExecutor(FRAME_THREADS, thread_name_prefix="frames")
+        self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
+
+    async def stop(self) -> None:
+        """Waits for all tasks, also for those that they spawn, and ends the threads."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+        self._frames.shutdown()
+        self._merges.shutdown()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a task whose failure ends the process."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Acknowledged work cannot be carried out."""
+        self.failed = True
+        self._fail(error)
+
+    def on_frames(self, function: Callable[[*A], T], *args: *A) -> asyncio.Future[T]:
+        """Runs a function on one of the threads for frames and their files, whether or not it is waited for."""
+        return asyncio.get_running_loop().run_in_executor(self._frames, function, *args)
+
+    def on_merges(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Runs a function on one of the threads for merges."""
+        return asyncio.get_running_loop().run_in_executor(self._merges, function)

@@ -1,0 +1,19 @@
+"""A clock that a test sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class SetClock:
+    """Stands until the test moves it. steady: monotonic seconds; at: seconds since 1970."""
+
+    steady: float = 0.0
+    at: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.steady
+
+    def wall(self) -> float:
+        return self.at

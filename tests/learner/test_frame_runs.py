@@ -1,0 +1,129 @@
+"""A fragment taken, sent, fetched and adopted as two runs of its frames: the bytes are those of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import pytest
+from atoll.agent import sending
+from atoll.agent.partial_fetch import Incoming
+from atoll.fragments.adoption import Fate, Track
+from atoll.fragments.segments import Places, Shape
+from atoll_wire import codec, frames, layout
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import joined
+from atoll_wire.layout import Fragment, FrameRun, MergeKind, TensorSpec
+from atoll_wire.spans import Codec
+
+SIZES = (700, 100, 20, 256, 3, 610)  # some over several frames, some together in one; odd ends
+ROUNDS = 4
+
+
+def fragment() -> Fragment:
+    with mock.patch.object(layout, "FRAME_PARAMETERS", 256):
+        tensors = [TensorSpec(f"t{n}", (size,), "float32", MergeKind.DIRECTION) for n, size in enumerate(SIZES)]
+        return layout.plan(tensors, 1).fragments[0]
+
+
+FRAGMENT = fragment()
+COUNT = len(FRAGMENT.frames)
+
+
+@dataclass
+class Owner:
+    """A track of a run. Its parameters are pieces that it shares with other owners."""
+
+    run: FrameRun
+    track: Track
+    places: Places
+
+
+class Island:
+    """A learner's copy of the fragment's tensors, whose frames are divided among owners."""
+
+    def __init__(self, kind: Codec, *counts: int) -> None:
+        self._kind = kind
+        self.pieces = [np.zeros(piece.length, np.float32) for piece in FRAGMENT.pieces]
+        addresses = [piece.ctypes.data for piece in self.pieces]
+        self.owners = []
+        first = 0
+        for count in counts:
+            run = FRAGMENT.whole if count == COUNT else FRAGMENT.run(first, count)
+            shape, anchor = Shape.of(run, kind), np.zeros(run.length, np.float32)
+            places = Places.in_pieces(addresses, shape, self.pieces)
+            self.owners.append(Owner(run, Track(shape, 0, anchor, anchor, 0), places))
+            first += count
+
+    def train(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for values in self.pieces:
+            values[:] += rng.standard_normal(len(values)).astype(np.float32) * np.float32(0.01)
+
+    def take(self, steps: int) -> tuple[dict[int, bytes], list[tuple[int, int]], list[Fate]]:
+        """Frames as they are sent, the table that the header's digest is of, and what is adopted when it is merged."""
+        messages, table, fates = {}, [], []
+        for owner in self.owners:
+            outstanding = owner.track.take(owner.places, steps, steps)
+            mine, lengths = sending._messages(outstanding.coded, owner.run)
+            messages |= mine
+            table += lengths
+            fates.append(Fate(outstanding.coded))
+        return messages, table, fates
+
+    def adopt(self, header: pb.FetchHeader, payloads: list[bytes], fates: list[Fate], *, whole: bool) -> None:
+        """Each owner fetches its own frames; their checksums together are the published one."""
+        version, anchors = header.version, []
+        for owner in self.owners:
+            incoming = Incoming(owner.run, self._kind, 0 if whole else version)
+            ask = incoming.next(version)
+            assert ask is not None
+            assert list(ask.frames) == [span.index for span in owner.run.frames]
+            for index in ask.frames:
+                incoming.took(header, pb.Frame(index=index, payload=payloads[index]))
+            assert incoming.next(version) is None
+            anchor, checksum = incoming.decoded(None if whole else owner.track.anchor)
+            assert anchor is not None
+            anchors.append((anchor, checksum))
+        assert joined((checksum, anchor.nbytes) for anchor, checksum in anchors) == header.crc32c
+        for owner, (anchor, _), fate in zip(self.owners, anchors, fates, strict=True):
+            owner.track.adopt(anchor, version, fate, version, version, owner.places, keep=True)
+
+    def anchor(self) -> bytes:
+        return b"".join(owner.track.anchor.tobytes() for owner in self.owners)
+
+    def local(self) -> bytes:
+        return b"".join(piece.tobytes() for piece in self.pieces)
+
+
+@pytest.mark.parametrize("kind", Codec)
+@pytest.mark.parametrize("first", range(1, COUNT))
+def test_two_runs_end_with_the_bytes_of_one(kind, first):
+    one, two = Island(kind, COUNT), Island(kind, first, COUNT - first)
+    published = np.zeros(FRAGMENT.length, np.float32)
+    for version in range(1, ROUNDS + 1):
+        for island in (one, two):
+            island.train(version)
+        (whole, table, fate), (parts, tables, fates) = one.take(version), two.take(version)
+        assert parts == whole
+        assert codec.frames_digest(tables) == codec.frames_digest(table)
+        update = [bytes(each.payload) for n in range(COUNT) for each in frames.push_request(whole[n])]
+        before, published = published, np.empty_like(published)
+        for span, payload in zip(FRAGMENT.frames, update, strict=True):
+            codec.content_advance(codec.decompress(payload, span, kind), span, kind, before, published)
+        header = pb.FetchHeader(version=version, codec=int(kind), crc32c=codec.vector_crc32c(published))
+        last = version == ROUNDS  # which is fetched whole
+        if last:
+            header.codec = pb.CODEC_FLOAT32
+            update = [codec.encode_frame(published, span, Codec.FLOAT32) for span in FRAGMENT.frames]
+        one.adopt(header, update, fate, whole=last)
+        two.adopt(header, update, fates, whole=last)
+        assert two.local() == one.local()
+        assert two.anchor() == one.anchor() == published.tobytes()
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 0), (-1, 2), (COUNT, 1), (1, COUNT)])
+def test_a_run_has_frames_of_its_fragment_alone(first, count):
+    with pytest.raises(IndexError):
+        FRAGMENT.run(first, count)
