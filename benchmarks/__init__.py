@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat: `make bench`."""
+"""Benchmarks that anyone can repeat: `make bench`, `make chaos`, `make bench-wan` and others."""

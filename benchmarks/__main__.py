@@ -1,4 +1,4 @@
-"""`make bench`: every row of the data plane's table in one run, beside its peers: ARGS="--json PATH --only kernels"."""
+"""`make bench`: measures the data plane, and compares it with its peers. ARGS="--json PATH --only kernels"."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ def of_kernels(report: Report) -> None:
 
 
 def of_syncs(report: Report) -> None:
-    """One outer sync, beside torchft's, Flower's and hivemind's."""
+    """One outer sync, compared with torchft's, Flower's and hivemind's."""
     python = torchft_sync.install()
     for learners, syncs in SYNCS.items():
         before = torchft_sync.measure(python, learners, "124m", (syncs + 1) // 2)
         mine = sync.measure(learners, "124m", syncs)
-        peer = before.and_then(torchft_sync.measure(python, learners, "124m", syncs // 2))  # machines change in between
+        peer = before.and_then(
+            torchft_sync.measure(python, learners, "124m", syncs // 2)
+        )  # before and after ours, since the machine's speed changes
         wall, cpu = mine.median(lambda s: s.wall_s), mine.median(lambda s: s.cpu_s)
         name = f"outer sync of 124M, {learners} learners"
         spread = f"{min(s.wall_s for s in mine.syncs):.2f} to {max(s.wall_s for s in mine.syncs):.2f} s"
-        beside = f"{wall:.2f} s ({spread}) beside {peer.median_wall_s:.2f} s"
+        beside = f"{wall:.2f} s ({spread}) vs. {peer.median_wall_s:.2f} s"
         report.rows.append(Row(f"{name}: wall-clock", wall / peer.median_wall_s, WALL[learners], "x torchft", beside))
-        beside = f"{cpu:.2f} s beside {peer.median_cpu_s:.2f} s"
+        beside = f"{cpu:.2f} s vs. {peer.median_cpu_s:.2f} s"
         report.rows.append(Row(f"{name}: processor time", cpu / peer.median_cpu_s, CPU, "x torchft", beside))
         if learners == WITH_ALL_PEERS:
             peers.add(report, mine, "124m")
@@ -61,10 +63,10 @@ def of_syncs(report: Report) -> None:
 
 
 def of_step(report: Report) -> None:
-    """`Learner.step()` with nothing due."""
+    """`Learner.step()` when no round is due and nothing is to be adopted."""
     model = torch.nn.Linear(2, 2)
     learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
-    learner._island = Alone()  # entered, with an agent that has nothing to say
+    learner._island = Alone()  # entered, with an idle agent
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()
@@ -75,7 +77,7 @@ def of_step(report: Report) -> None:
 
 
 def of_throughput(report: Report) -> None:
-    """A learner that trains while it syncs."""
+    """Throughput of a learner that trains while it syncs."""
     found = throughput.measure()
     spread = f"{min(found.ratios):.3f} to {max(found.ratios):.3f} at {1 / found.step_s:.2f} steps/s"
     told = f"{spread}, {found.merged:.0f} of {throughput.FRAGMENTS} fragments merged in {throughput.INNER_STEPS} steps"
@@ -84,7 +86,7 @@ def of_throughput(report: Report) -> None:
 
 
 def of_crowd(report: Report) -> None:
-    """A core with 1,000 learners that have nothing to send."""
+    """CPU and memory of a core with 1,000 idle learners."""
     found = crowd.measure()
     name = f"{found.learners} idle learners"
     spread = f"{min(found.cpus):.2f} to {max(found.cpus):.2f}"
@@ -93,7 +95,7 @@ def of_crowd(report: Report) -> None:
 
 
 def of_wan(report: Report) -> None:
-    """Uploads over a long link that loses packets."""
+    """Upload rate over a long link that loses packets."""
     name = "upload over 200 Mbit/s, 40 ms, 0.05 % loss"
     if os.geteuid() != 0:
         report.not_measured.append({"name": name, "reason": "network namespaces need root"})
@@ -102,7 +104,7 @@ def of_wan(report: Report) -> None:
         rates = wan.measure(congestion)
         raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
         rate = statistics.median(rates.uploads) / wan.MBIT
-        beside = f"raw TCP {raw} Mbit/s; over a quick link {rates.quick:.0f}"
+        beside = f"raw TCP {raw} Mbit/s; over a fast link {rates.quick:.0f}"
         report.rows.append(Row(f"{name}, {congestion}", rate, 0.8, "of the link", beside, most=False))
 
 
@@ -117,10 +119,10 @@ PARTS: dict[str, Callable[[Report], None]] = {
 
 
 def main() -> None:
-    """Measures, prints a table, and writes the rows."""
+    """Measures, prints a table, and writes the rows as JSON and as a plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, dest="json_path")
-    parser.add_argument("--plot", type=Path, default=Path("build/bench.svg"), help="a picture of the rows")
+    parser.add_argument("--plot", type=Path, default=Path("build/bench.svg"), help="a plot of the rows")
     parser.add_argument("--only", choices=tuple(PARTS))
     arguments = parser.parse_args()
     console, report = Console(), Report()
@@ -132,7 +134,7 @@ def main() -> None:
                 part(report)
             except subprocess.CalledProcessError as error:
                 report.not_measured.append({"name": name, "reason": f"{error.cmd[0]} ended with {error.returncode}"})
-            except SystemExit as error:  # a part that found that it did not measure what it says
+            except SystemExit as error:  # a part whose conditions were not met
                 report.not_measured.append({"name": name, "reason": str(error)})
     table = Table("what", "value", "limit", "unit", "beside", "")
     for row in report.rows:

@@ -15,12 +15,12 @@ from atoll_server.merging import merge
 from atoll_server.rounds.liveness import Member
 from atoll_server.settings import CoreSettings, Limits, RunSettings
 from atoll_server.shard.context import ShardContext
-from atoll_server.shard.publications import HappeningLog
+from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
-from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
 from tests.clocks import SetClock
@@ -51,11 +51,10 @@ def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, fail
     states = {each.index: merge.start(np.zeros(each.length, np.float32)) for each in layout.fragments}
     writer: Any = rows
     settings = CoreSettings(listen=(), directory=directory, limits=limits)
-    happenings = HappeningLog(8, pb.Current)
     context = ShardContext(
-        settings, RunSettings(**run), 1, roster, happenings, writer, Metrics(), DISK, SetClock(), failures.append
+        settings, RunSettings(**run), 1, roster, Journal(), writer, Metrics(), DISK, SetClock(), failures.append
     )
-    shard = Shard(context, Restored(layout, NEVER, states, {}, []), paused=False, damaged=False)
+    shard = Shard(context, Restored(layout, NEVER, states, {}, []), RunView(), damaged=False)
     shard.dispatch = lambda _: None
     shard.start()
     shard.syncer.members = {name: Member(1, 0.0, 0.0) for name in roster.entries}

@@ -1,17 +1,17 @@
-"""What failures cost a synchronous job.
+"""Measures what failures cost a synchronous job.
 
 python -m benchmarks.data_parallel --ranks 4 --seconds 300 --mtbf 60 --json PATH
 
-The reference model and text of Atoll under DistributedDataParallel (gloo, CPU, one process and one thread a rank). A
-failure is the SIGKILL of one rank. The other ranks cannot go on without it, so the whole job is ended, started again,
-and goes on from its last checkpoint.
+It trains Atoll's reference model and text under DistributedDataParallel (gloo, CPU, one process with one thread per
+rank). A failure is the SIGKILL of one rank. The other ranks cannot continue without it, so the whole job is ended,
+restarted, and continues from its last checkpoint.
 
 goodput = useful rank-seconds / provisioned rank-seconds. Useful is time in steps whose result is in the final model; a
-step that was done again counts once. Waiting for other ranks inside a step counts as useful: the reading that is
-generous to the synchronous job. Generous too: a failure is noticed at once, and a spare machine is there at once.
-Provisioned is everything from the moment when all ranks have read their text and built their model for the first time,
-as a learner of Atoll is provisioned from its first joining; the first start of interpreters comes before that
-(first_start_s), later ones count (interpreter_start_s of provisioned_s). `ddp_accounts.balance` has the rest.
+repeated step counts once. Waiting for other ranks inside a step counts as useful, which favours the synchronous job.
+So does that a failure is detected at once, and that a spare machine is available at once. Provisioned is all time after
+all ranks have read their text and built their model for the first time, as a learner of Atoll is provisioned from its
+first join. The first start of interpreters comes before that (first_start_s); later ones count (interpreter_start_s of
+provisioned_s). See also `accounts.balance`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from benchmarks.data_parallel.job import Job, JobSettings
 
 
 def main() -> None:
-    """Runs the job, prints the table, and writes the same figures."""
+    """Runs the job, prints a table, and writes its figures as JSON."""
     options = _options()
     settings = JobSettings(
         options.ranks, options.seconds, options.tokens, options.seed, options.checkpoint_steps, options.preset
@@ -57,7 +57,7 @@ def main() -> None:
         "kills": len(history.kills),
         "killed": [asdict(kill) for kill in history.kills],
         "steps": steps,
-        "first_steps": [lives[0].first_step for lives in history.lives],  # of each start; null: it never met
+        "first_steps": [lives[0].first_step for lives in history.lives],  # of each start; null: its ranks never met
         "first_start_s": history.began_s - history.lives[0][0].spawned_s,
         "validation_loss": loss,
         "settings": asdict(settings) | {"mtbf_s": options.mtbf},
@@ -70,20 +70,22 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=whole_number, default=4)
-    parser.add_argument("--seconds", type=positive_seconds, help="ends the job, after the step in hand")
+    parser.add_argument("--seconds", type=positive_seconds, help="ends the job, after the current step")
     parser.add_argument(
-        "--tokens", type=whole_number, help="of all ranks; ends the job (the learning rate falls to then; else over 4M)"
+        "--tokens",
+        type=whole_number,
+        help="of all ranks; ends the job, and its learning rate's schedule (default: a schedule of 4M)",
     )
     parser.add_argument(
-        "--mtbf", type=positive_seconds, help="mean seconds between failures of the job; none without it"
+        "--mtbf", type=positive_seconds, help="mean seconds between failures of the job; default: no failures"
     )
     parser.add_argument(
-        "--kills", type=seconds_and_ranks, help='seconds and rank of each failure instead: "12.5:2,40:0"'
+        "--kills", type=seconds_and_ranks, help='seconds and rank of each failure, not random ones: "12.5:2,40:0"'
     )
-    parser.add_argument("--seed", type=int, default=0, help="of failures, model and text")
+    parser.add_argument("--seed", type=int, default=0, help="seed of failures, model and text")
     parser.add_argument("--checkpoint-steps", type=whole_number, default=50, help="steps between checkpoints")
     parser.add_argument("--preset", default="tiny", choices=("tiny", "25m", "124m"))
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if options.seconds is None and options.tokens is None:
         parser.error("nothing would end the job: give --seconds or --tokens")
@@ -93,7 +95,7 @@ def _options() -> argparse.Namespace:
         parser.error(f"--kills names a rank that is not there: 0 to {options.ranks - 1}")
     if options.json is not None:
         try:
-            options.json.touch()  # found out now, not after minutes of training
+            options.json.touch()  # an error now, not after minutes of training
         except OSError as error:
             parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another path")
     return options
@@ -127,7 +129,7 @@ def _kills(options: argparse.Namespace) -> Iterator[Kill]:
 
 def _final_model(settings: JobSettings, directory: Path) -> tuple[int, float]:
     """Steps and validation loss of the last checkpoint, in the plain model."""
-    from atoll.reference import data  # noqa: PLC0415 - torch is loaded when the ranks have ended
+    from atoll.reference import data  # noqa: PLC0415 - torch is loaded only after the ranks have ended
     from atoll.reference.model import SIZES, build  # noqa: PLC0415
     from atoll.reference.train import validation_loss  # noqa: PLC0415
 

@@ -1,6 +1,6 @@
-"""What a synchronous job spent its rank-seconds on, from what its ranks recorded; see `balance`.
+"""Time accounts of a synchronous job, from the records of its ranks; see `balance`.
 
-Terms. A start: one life of all ranks together; a failure ends it, and the next one goes on from the last checkpoint.
+Terms. A start: all ranks run together until a failure, after which the next start continues from the last checkpoint.
 A step is kept when its result is in the final model. Times are monotonic seconds of one machine.
 """
 
@@ -25,7 +25,7 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Text is read and the model is built: all that a rank can do alone."""
+    """Text is read and the model is built: all that a rank can do without the others."""
 
     at_s: float
 
@@ -63,19 +63,19 @@ KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (Up, Prepared, 
 
 
 def encode(event: Event) -> bytes:
-    """One line."""
+    """An event as one line of JSON."""
     return json.dumps({"kind": type(event).__name__} | asdict(event)).encode() + b"\n"
 
 
 def decode(line: bytes) -> Event:
-    """The event of a whole line."""
+    """The event of a complete line."""
     fields = json.loads(line)
     return KINDS[fields.pop("kind")](**fields)
 
 
 @dataclass(slots=True)
 class Life:
-    """One rank in one start. died_s: when it was killed or had ended; None while it runs."""
+    """One rank in one start. died_s: when it was killed or ended; None: it runs."""
 
     spawned_s: float
     died_s: float | None = None
@@ -87,7 +87,7 @@ class Life:
     saves: list[Saved] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
-        """Takes in what the rank recorded."""
+        """Takes in an event of the rank's records."""
         match event:
             case Up():
                 self.up_s = event.at_s
@@ -103,7 +103,7 @@ class Life:
 
     @property
     def heard_s(self) -> float:
-        """The end of the last thing that it recorded."""
+        """The end of its last record."""
         reached = [at_s for at_s in (self.up_s, self.prepared_s, self.joined_s) if at_s is not None]
         stepped = [step.end_s for step in self.steps[-1:]]
         saved = [save.end_s for save in self.saves[-1:]]
@@ -111,14 +111,14 @@ class Life:
 
     @property
     def last_work_s(self) -> float:
-        """The end of its last step; when it joined, if it found none to do."""
-        assert self.joined_s is not None, "only who has joined has worked"
+        """The end of its last step, or the time when it joined, if it made none."""
+        assert self.joined_s is not None, "a rank works only after it has joined"
         return self.steps[-1].end_s if self.steps else self.joined_s
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL of one rank, so many seconds after the clock began."""
+    """SIGKILL of one rank. at_s: seconds after History.began_s."""
 
     at_s: float
     rank: int
@@ -136,7 +136,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Rank-seconds, tokens of all ranks, and how long each restart took (None: it never came to a useful step)."""
+    """Rank-seconds, tokens of all ranks, and how long each restart took (None: no useful step followed)."""
 
     seconds: float
     provisioned_s: float
@@ -148,18 +148,18 @@ class Balance:
 
     @property
     def goodput(self) -> float:
-        """Useful / provisioned."""
+        """Useful / provisioned rank-seconds; 1.0 before anything was provisioned."""
         return self.useful_s / self.provisioned_s if self.provisioned_s > 0 else 1.0
 
     @property
     def goodput_without_interpreter_start(self) -> float:
-        """As if the interpreters of restarted ranks had started in no time."""
+        """Goodput as if the interpreters of restarted ranks started in no time."""
         rest = self.provisioned_s - self.lost_s["interpreter"]
         return self.useful_s / rest if rest > 0 else 1.0
 
 
 def failures(seed: int, mtbf_s: float, ranks: int) -> Iterator[Kill]:
-    """Endless failures of a Poisson process: of the whole job, not of each rank; each hits any rank alike."""
+    """Endless failures of a Poisson process with the whole job's mtbf_s; each kills a random rank."""
     dice, at_s = random.Random(seed), 0.0  # noqa: S311 - failures, not secrets
     while True:
         at_s += dice.expovariate(1 / mtbf_s)
@@ -169,11 +169,11 @@ def failures(seed: int, mtbf_s: float, ranks: int) -> Iterator[Kill]:
 def balance(history: History, end_s: float, final_step: int) -> Balance:
     """The accounts of a job that ended at end_s with a model of final_step steps.
 
-    Provisioned: all ranks, from the moment when every one of them was prepared for the first time (as a learner of
-    Atoll is provisioned from its first joining) to the end; downtime and restarts included.
-    Useful: time in kept steps. A step that was done again after a restart counts once, in its last doing. Waiting for
-    other ranks inside a step counts as useful, that for rank 0 while it saves too: the reading that is generous to the
-    synchronous job. Steps count when they were recorded: what a killed rank did since its last record is `cut_off`.
+    Provisioned: all ranks, from when each of them was prepared for the first time (as a learner of Atoll is provisioned
+    from its first join) to the end, including downtime and restarts.
+    Useful: time in kept steps. A step that was repeated after a restart counts once, the last time. Waiting for other
+    ranks inside a step counts as useful, also for rank 0 while it saves: this favours the synchronous job. Only
+    recorded steps count: what a killed rank did after its last record is `cut_off`.
     lost_s: the rest by cause; useful_s and the causes sum to provisioned_s.
     """
     began_s = history.began_s
@@ -188,7 +188,7 @@ def balance(history: History, end_s: float, final_step: int) -> Balance:
     for lives, below in zip(history.lives, kept, strict=True):
         for life in lives:
             died = end_s if life.died_s is None else life.died_s
-            # A stage that was not reached lasted until the rank's death, and the later ones no time at all.
+            # A stage that was not completed lasted until the rank's death; later stages took no time.
             ends = (life.spawned_s, life.up_s, life.prepared_s, life.joined_s)
             reached = [died if at_s is None else at_s for at_s in ends]
             for cause, (start_s, stop_s) in zip(STAGES, pairwise(reached), strict=True):
@@ -211,7 +211,7 @@ def balance(history: History, end_s: float, final_step: int) -> Balance:
 
 
 def _kept_below(history: History, final_step: int) -> list[int]:
-    """For each start, the step from which on its work is lost: where any later start went on, or the final model."""
+    """For each start, the first step whose work is lost: where a later start continued, or after the final model."""
     below, found = final_step, []
     for lives in reversed(history.lives):
         found.append(below)

@@ -1,6 +1,6 @@
-"""The parent of a synchronous job: starts its ranks, kills one when a failure is due, and starts all of them again.
+"""The parent of a synchronous job: starts its ranks, kills one when a failure is due, and restarts all of them.
 
-It ends each child by its own pid, whatever ends it itself. It has no torch: all the processors are for the ranks.
+It ends each child by its pid, for whatever reason it ends itself. It does not import torch: all CPUs are for the ranks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from benchmarks.data_parallel.accounts import History, Kill, Life, balance, deco
 
 POLL_S = 0.02
 SAY_EVERY_S = 10.0
-SILENCE_S = 180.0  # without any record of any rank: the job is stuck
+SILENCE_S = 180.0  # without a record of any rank, the job is stuck
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class JobError(UserError):
-    """A rank ended by itself, or all are silent; one line, with the end of its log."""
+    """A rank ended by itself, or all are silent; the message is one line, with the last line of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """See `python -m benchmarks.data_parallel --help`. seconds or tokens None: not what ends the job."""
+    """See `python -m benchmarks.data_parallel --help`. seconds, tokens: None: no such limit."""
 
     ranks: int
     seconds: float | None
@@ -45,7 +45,7 @@ class JobSettings:
 
 @dataclass(slots=True)
 class Rank:
-    """A process, where it records and logs, how far its records are read, and its account."""
+    """A rank's process, the files of its records and log, how many bytes of the records are read, and its account."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -55,7 +55,7 @@ class Rank:
     read_bytes: int = 0
 
     def catch_up(self) -> None:
-        """Takes in what it recorded since the last time; half a line is left for the next one."""
+        """Reads new records; an incomplete line is left for the next call."""
         with contextlib.suppress(FileNotFoundError), self.records.open("rb") as file:
             file.seek(self.read_bytes)
             for line in file:
@@ -64,7 +64,7 @@ class Rank:
                     self.life.take(decode(line))
 
     def end(self) -> None:
-        """SIGKILL, unless it has ended."""
+        """Kills the process, unless it has ended."""
         self.process.kill()
         self.process.wait()
         self.life.died_s = self.life.died_s or time.monotonic()
@@ -73,7 +73,7 @@ class Rank:
 
 
 class Job:
-    """Starts all ranks, and starts them again after each failure, until the seconds or the tokens are over."""
+    """Starts all ranks, and restarts them after each failure, until the limit of seconds or tokens."""
 
     def __init__(self, settings: JobSettings, directory: Path, kills: Iterator[Kill], console: Console) -> None:
         self._settings = settings
@@ -87,7 +87,7 @@ class Job:
         self.history = History(settings.ranks)
 
     def run(self) -> float:
-        """Returns the monotonic second at which the last step ended. No rank outlives it, whatever ends it."""
+        """Runs the job; returns the monotonic second at which the last step ended. No rank outlives the call."""
         with interruptible():
             try:
                 while (end_s := self._one_start()) is None:
@@ -97,7 +97,7 @@ class Job:
                 self._end_all()
 
     def _one_start(self) -> float | None:
-        """Runs until a failure (None) or the end. A failure during a restart is one like any other."""
+        """Runs until a failure (returns None) or the end. Failures may also happen during a restart."""
         self._start_all()
         while True:
             time.sleep(POLL_S)
@@ -116,8 +116,8 @@ class Job:
             passed_s, due = now - self.history.began_s, self._next_kill
             if self._settings.seconds is not None and passed_s >= self._settings.seconds:
                 if not self._ask_to_stop():
-                    return now  # caught while starting: the last checkpoint is what there is
-            elif due is not None and passed_s >= due.at_s and 0 not in codes:  # 0: it is leaving after the last step
+                    return now  # ranks are still starting: the result is the last checkpoint
+            elif due is not None and passed_s >= due.at_s and 0 not in codes:  # 0: a rank has left after the last step
                 self._fail(due)
                 return None
 
@@ -129,12 +129,12 @@ class Job:
         for number in range(settings.ranks):
             records, log = (self._directory / f"{start:04}-{number}.{kind}" for kind in ("records", "log"))
             command = [
-                sys.executable, "-m", "benchmarks.data_parallel.rank", "--dir", str(self._directory),
-                "--stop-asked", str(self._asked), "--records", str(records),
-                "--meeting", str(self._directory / f"{start:04}.meeting"), "--rank", str(number),
-                "--ranks", str(settings.ranks), "--preset", settings.preset, "--seed", str(settings.seed),
-                "--tokens", str(settings.tokens or 0), "--checkpoint-steps", str(settings.checkpoint_steps),
-            ]  # fmt: skip
+                *(sys.executable, "-m", "benchmarks.data_parallel.rank", "--dir", str(self._directory)),
+                *("--stop-asked", str(self._asked), "--records", str(records)),
+                *("--meeting", str(self._directory / f"{start:04}.meeting"), "--rank", str(number)),
+                *("--ranks", str(settings.ranks), "--preset", settings.preset, "--seed", str(settings.seed)),
+                *("--tokens", str(settings.tokens or 0), "--checkpoint-steps", str(settings.checkpoint_steps)),
+            ]
             life = Life(time.monotonic())
             with log.open("wb") as output:
                 process = subprocess.Popen(
@@ -154,7 +154,7 @@ class Job:
             self.history.began_s = self._said_s = max(at_s for at_s in prepared if at_s is not None)
 
     def _check(self, codes: list[int | None]) -> None:
-        """A rank that ended by itself is a defect, not one of the failures that are measured."""
+        """Raises JobError for a rank that ended by itself: that is a defect, not a measured failure."""
         for rank, code in zip(self._ranks, codes, strict=True):
             if code not in {None, 0}:
                 lines = rank.log.read_text(errors="replace").strip().splitlines()
@@ -164,7 +164,7 @@ class Job:
             raise JobError(f"no rank has recorded anything for {SILENCE_S:.0f} s: take a smaller --preset")
 
     def _ask_to_stop(self) -> bool:
-        """Asks for the end after the step in hand; False when there is none, because ranks have yet to meet."""
+        """Asks ranks to end after the current step. Returns False when there is none, since ranks have not met yet."""
         if any(rank.life.joined_s is None for rank in self._ranks):
             return False
         self._asked.touch()
@@ -179,7 +179,7 @@ class Job:
         self._next_kill = next(self._kills, None)
 
     def _end_all(self) -> None:
-        """All die first and are waited for then: a rank left alone would only wait for its peers."""
+        """Kills all ranks before it waits for any: a surviving rank would only wait for its peers."""
         for rank in self._ranks:
             rank.process.kill()
         for rank in self._ranks:
@@ -213,9 +213,9 @@ class Job:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the block like Ctrl-C, and the second signal cannot disturb what the first one set off.
+    """SIGTERM ends the block like Ctrl-C, and a second signal cannot interrupt the cleanup of the first.
 
-    Both handlers are set: a process that a script put into the background was started with SIGINT ignored.
+    It sets both handlers, since a process that a script starts in the background ignores SIGINT.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
 

@@ -1,6 +1,6 @@
-"""One rank of the synchronous job of the synchronous job: the reference model under DistributedDataParallel, on gloo.
+"""One rank of the synchronous job: the reference model under DistributedDataParallel, on gloo.
 
-Its standard input is a pipe from the parent that carries nothing: its end means that the parent is gone.
+Its standard input is a pipe from the parent that carries no data: it closes when the parent ends.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from benchmarks.data_parallel.accounts import Event, Joined, Prepared, Saved, Step, Up, encode
 
-MEETING_S = 120.0  # at most; the parent ends everything long before
+MEETING_S = 120.0  # timeout of gloo; the parent ends the job long before
 CHECKPOINT = "checkpoint.pt"
 USUAL_TOKENS = 4_000_000
-STOP = "stop-before"  # rank 0 makes it: the number of the first step that nobody does
+STOP = "stop-before"  # file of rank 0, with the number of the first step that no rank makes
 
 
 class LossOf(nn.Module):
-    """The model with its loss as `forward`, since DistributedDataParallel sees only what goes through that."""
+    """The model with its loss as `forward`, since DistributedDataParallel wraps only that method."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -43,19 +43,18 @@ class LossOf(nn.Module):
 
 
 class Records:
-    """Appends a rank's events to its file, one write each, so that SIGKILL cannot leave half a line behind."""
+    """Appends a rank's events to its file, one write per event, so that SIGKILL leaves no incomplete line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __call__(self, event: Event) -> None:
-        """Appends one event."""
         with self._path.open("ab", buffering=0) as file:
             file.write(encode(event))
 
 
 def main() -> None:
-    """Trains from the last checkpoint to the last step, or to where the parent wants it to stop."""
+    """Trains from the last checkpoint to the last step, or until the parent asks it to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--stop-asked", type=Path, required=True, help="the parent makes it: end after this step")
@@ -75,7 +74,7 @@ def main() -> None:
     optimizer = optimizer_for(model, settings.learning_rate)
     record(Prepared(time.monotonic()))
 
-    # A file instead of a port: gloo takes its own ports from the OS, and a start cannot meet the one before it.
+    # Ranks meet through a file, not a port: gloo picks free ports, and a start cannot meet the one before it.
     dist.init_process_group(
         "gloo",
         init_method=f"file://{options.meeting.resolve()}",
@@ -88,9 +87,9 @@ def main() -> None:
     record(Joined(time.monotonic(), first))
     context = SIZES[settings.size].context
     tokens = settings.batch * context
-    # Without --tokens the learning rate falls as in a run of the usual length, and then stays where it is.
+    # Without --tokens the learning rate falls as in a run of USUAL_TOKENS, and then stays constant.
     horizon = math.ceil((options.tokens or USUAL_TOKENS) / (tokens * options.ranks))
-    # Each batch depends on its number alone, so a step that is done again sees the same text.
+    # Each batch depends only on its number, so a repeated step sees the same text.
     batches = data.batches(corpus.training, settings.batch, context, settings.seed, f"rank-{options.rank}", first)
     done = first
     for step in range(first, horizon if options.tokens else sys.maxsize):
@@ -113,7 +112,7 @@ def main() -> None:
 def _inner_step(
     whole: nn.parallel.DistributedDataParallel, optimizer: torch.optim.Optimizer, window: Tensor, rate: float
 ) -> float:
-    """What the reference learner does in a step, on the mean gradient of all ranks."""
+    """The reference learner's inner step, with the mean gradient of all ranks."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     loss = whole(window)
@@ -125,10 +124,10 @@ def _inner_step(
 
 
 def _stops(stop: Path, asked: bool, step: int) -> bool:
-    """Whether `step` is one that nobody does; all ranks find the same. asked: to stop, and this is rank 0.
+    """Whether no rank makes `step`; all ranks agree. asked: whether this is rank 0 and it was asked to stop.
 
-    Rank 0 names the step after the one it is about to begin. Nobody can begin that one before rank 0 took part in the
-    all-reduce of this one, so whoever looks then finds the file.
+    Rank 0 writes the number of the step after the one that it is about to begin. No rank can begin that step before
+    rank 0 took part in the current step's all-reduce, so each rank then finds the file.
     """
     if stop.exists():
         return step >= int(stop.read_text())
@@ -140,14 +139,14 @@ def _stops(stop: Path, asked: bool, step: int) -> bool:
 
 
 def save(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Replaces the checkpoint at once. Not flushed to disk: processes die here, machines do not."""
+    """Replaces the checkpoint atomically. It is not flushed to disk, since only processes die here."""
     draft = path.with_suffix(".tmp")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, draft)
     draft.replace(path)
 
 
 def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None) -> int:
-    """Takes over the checkpoint, if there is one; returns its steps. optimizer None: only the model is wanted."""
+    """Loads the checkpoint, if there is one; returns its number of steps. optimizer: None: it is not restored."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -158,7 +157,7 @@ def load(path: Path, model: Transformer, optimizer: torch.optim.Optimizer | None
 
 
 def _end_with_parent() -> None:
-    """Even a parent that was killed leaves no rank behind: a pipe ends with its last writer."""
+    """Ends this process when the parent ends, even by SIGKILL: a pipe closes with its last writer."""
     os.read(0, 1)
     os._exit(1)
 

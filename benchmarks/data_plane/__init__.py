@@ -1,4 +1,4 @@
-"""What `make bench` measures: codec and merge, outer syncs, a learner's throughput, idle learners, and a front's cost.
+"""The parts of `make bench`: codec and merge, outer syncs, a learner's throughput, idle learners, a front's cost.
 
 May import: nothing.
 """

@@ -1,8 +1,8 @@
-"""A core with many learners that live and have nothing to send: python -m benchmarks.data_plane.crowd [COUNT].
+"""Measures the cost of many idle learners for a core: python -m benchmarks.data_plane.crowd [COUNT].
 
-Each runs what a learner's agent runs (`atoll.agent.session`), with its own connections, on one loop of one process:
-they joined, follow, take a step every 10 s and report; a round comes due after 10,000 steps. What they cost the core
-is its processor time over half a minute, and what its resident memory grew by since it served its first learner.
+Each learner runs the real agent (`atoll.agent.session`) with its own connections, all on one event loop of one process.
+They have joined, follow, make a step every 10 s and report; a round is due after 10,000 steps. Their cost is the core's
+CPU time over half a minute, and the growth of its resident memory since its first learner.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from atoll_wire.logs import configure
 from benchmarks.data_plane.sync import cpu_s, wait
 
 COUNT = 1000
-STEP_S, WINDOW_S, WINDOWS, LEFT_OUT = 10.0, 10.0, 5, 2  # the first windows have what follows from joining
-AT_ONCE = 50  # that join at a time
+STEP_S, WINDOW_S, WINDOWS, LEFT_OUT = 10.0, 10.0, 5, 2  # the first windows include work that follows joining
+AT_ONCE = 50  # how many learners join at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """cpus: the core's, in each window; bytes_each: what a learner added to its resident memory."""
+    """cpus: CPUs that the core used, per window; bytes_each: growth of its resident memory per learner."""
 
     learners: int
     cpus: list[float]
@@ -47,7 +47,7 @@ class Crowd:
 
     @property
     def cpu(self) -> float:
-        """Median over the windows."""
+        """CPUs that the core used: the median over the windows."""
         return statistics.median(self.cpus)
 
 
@@ -82,7 +82,7 @@ def measure(count: int = COUNT) -> Crowd:
 
 
 def resident_bytes(child: Child) -> int:
-    """Of a process, now."""
+    """The current resident memory of a child process."""
     lines = Path(f"/proc/{child.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) << 10
 
@@ -105,7 +105,7 @@ class Member:
         raise SystemExit(f"a learner stopped: {error}")
 
     async def train(self) -> None:
-        """Takes a step now and then."""
+        """Counts a step every STEP_S seconds."""
         while True:
             self.counters.steps += 1
             self.counters.tokens += 1
@@ -115,7 +115,10 @@ class Member:
 
 
 async def crowd(count: int, address: str, place: Path) -> None:
-    """The first one brings the parameters; the others come when it is told to."""
+    """Runs the learners: the first brings the parameters, the others join on SIGUSR1; all leave on SIGTERM.
+
+    place: a folder for the files `first`, `all` and `lost` (how many connections were lost).
+    """
     told = asyncio.Event()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -143,7 +146,7 @@ async def crowd(count: int, address: str, place: Path) -> None:
 
 
 def main() -> None:
-    """Measures, or is the crowd."""
+    """Measures, or with an address and a folder, runs the learners."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if len(sys.argv) > 2:

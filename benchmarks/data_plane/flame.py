@@ -1,9 +1,9 @@
-"""Where the time of outer syncs goes: python -m benchmarks.data_plane.flame --plot PATH [--learners 2].
+"""Draws a flame graph of outer syncs: python -m benchmarks.data_plane.flame --plot PATH [--learners 2].
 
-py-spy samples the threads of the core and of the learners that run Python, what they call in C and in compiled kernels
-included, while `benchmarks.data_plane.sync` repeats its sync. Threads that wait for work, and stacks of the start, are
-left out; waiting for the disk is not. It cannot see threads of gRPC that run no Python: their seconds, by the operating
-system's count, are printed. Needs the right to trace one's own processes (ptrace).
+py-spy samples the Python threads of the core and of the learners, including C code and compiled kernels, while
+`benchmarks.data_plane.sync` repeats its sync. The graph leaves out threads that wait for work and stacks of the start,
+but shows waiting for the disk. py-spy cannot see gRPC's threads, which run no Python: their CPU seconds are printed. It
+needs the permission to trace one's own processes (ptrace).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks.data_plane import plots
 
-RATE, SYNCS = 100, 12  # samples a second; syncs
+RATE, SYNCS = 100, 12  # samples per second; syncs
 PARTS = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
 NOT_A_SYNC = (
     "_find_and_load",
@@ -34,8 +34,8 @@ NOT_A_SYNC = (
     "randn",
     "initial",
 )
-WAITING = ("_worker (concurrent", "EpollSelector.select", "wait (threading", "main (benchmarks")  # on top of a stack
-BELOW = {  # what is under these is the same in every stack
+WAITING = ("_worker (concurrent", "EpollSelector.select", "wait (threading", "main (benchmarks")  # top of a stack
+BELOW = {  # the frames below these are the same in every stack
     "Handle._run": "event loop",
     "BaseEventLoop": "event loop",
     "_WorkItem.run": "threads",
@@ -45,7 +45,7 @@ POLL_S = 0.5
 
 
 def record(learners: int) -> tuple[str, Counter[str]]:
-    """Collapsed stacks, a line each, and the processor seconds of threads by their kind."""
+    """Returns collapsed stacks, one per line, and CPU seconds by thread name."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "stacks"
         sync = [sys.executable, "-m", "benchmarks.data_plane.sync", "--learners", str(learners), "--syncs", str(SYNCS)]
@@ -59,7 +59,7 @@ def record(learners: int) -> tuple[str, Counter[str]]:
 
 
 def _watch(recording: subprocess.Popen[bytes]) -> Counter[str]:
-    """Until it ends."""
+    """Reads the CPU seconds of all threads until the recording ends; returns them by thread name."""
     seconds = dict[tuple[int, int], tuple[str, float]]()
     while recording.poll() is None:
         for process in psutil.Process(recording.pid).children(recursive=True):
@@ -72,17 +72,17 @@ def _watch(recording: subprocess.Popen[bytes]) -> Counter[str]:
 
 
 def _threads(process: psutil.Process) -> Iterable[tuple[tuple[int, int], tuple[str, float]]]:
-    """Each thread's name and seconds so far."""
+    """The name and CPU seconds of each thread of a process."""
     try:
         for thread in process.threads():
             name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text().strip()
             yield (process.pid, thread.id), (name, thread.user_time + thread.system_time)
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-        return  # it has ended: what was seen of it counts
+        return  # it has ended: what was read before counts
 
 
 def tree(stacks: str) -> plots.Node:
-    """Of the syncs' stacks, a process of a kind at the bottom."""
+    """The tree of the syncs' stacks; the core and the learners are its lowest level."""
     root = plots.Node()
     for line in stacks.splitlines():
         names, _, count = line.rpartition(" ")
@@ -97,7 +97,7 @@ def tree(stacks: str) -> plots.Node:
                 functions = [place, *functions[at + 1 :]]
                 break
         else:
-            continue  # a process that begins, or gRPC's poller
+            continue  # a starting process, or gRPC's poller
         node = root
         for name in [kind, *functions]:
             node.samples += int(count)
@@ -107,7 +107,7 @@ def tree(stacks: str) -> plots.Node:
 
 
 def main() -> None:
-    """Draws the picture, and prints what it cannot show."""
+    """Draws the flame graph, and prints CPU seconds by thread name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--plot", type=Path, default=Path("build/sync-flame.svg"))

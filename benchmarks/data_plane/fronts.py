@@ -1,7 +1,7 @@
-"""What a front costs: python -m benchmarks.data_plane.fronts [--size 124m] [--json PATH].
+"""Measures the cost of a front: python -m benchmarks.data_plane.fronts [--size 124m] [--json PATH].
 
-Processor seconds of an outer sync of two learners through a front, beside the same without one, in pairs that
-alternate, with the front's peak memory; and its memory with 100 learners that follow and report through it.
+It compares the CPU seconds of an outer sync of two learners with and without a front, in alternating pairs. It also
+measures the front's peak memory, and its memory with 100 learners that follow and report through it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MOST_MORE, MOST_BYTES = 0.25, 200e6
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """cpu_s, wall_s: of a sync, without a front and with one; front_cpu_s: the front's own.
+    """cpu_s, wall_s: of each sync, (without, with) a front; front_cpu_s: the front's part.
 
-    sync_bytes: a front's peak memory in syncs; crowd_bytes: its memory with many learners.
+    sync_bytes: a front's peak memory in syncs; crowd_bytes: its memory with CROWD learners.
     """
 
     cpu_s: tuple[list[float], list[float]]
@@ -44,7 +44,7 @@ class Cost:
 
 
 def cost(size: str) -> Cost:
-    """All of it."""
+    """Measures all of it. size: of the model, a key of SIZES."""
     cpu, wall, own, peak = ([], []), ([], []), list[float](), 0  # type: ignore[var-annotated]
     for pair in range(PAIRS):
         for behind in (False, True) if pair % 2 else (True, False):
@@ -58,7 +58,7 @@ def cost(size: str) -> Cost:
 
 
 def crowd_bytes() -> int:
-    """Of a front with many learners."""
+    """Resident memory of a front with CROWD learners."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
         core, address = group.start_core(place / "run", "127.0.0.1:0", ["--inner-steps", "10000"])
@@ -79,14 +79,14 @@ def crowd_bytes() -> int:
 
 
 def main() -> None:
-    """Prints both."""
+    """Measures, prints the figures, and exits with an error when a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="124m")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
     found = cost(arguments.size)
     without, through = map(statistics.median, found.cpu_s)
-    print(f"processor seconds of a sync: {without:.2f} without a front, {through:.2f} through one", end=" ")
+    print(f"CPU seconds of a sync: {without:.2f} without a front, {through:.2f} through one", end=" ")
     print(f"({statistics.median(found.front_cpu_s):.2f} its own): {through / without - 1:+.0%} (limit +25 %)")
     print(f"wall-clock: {statistics.median(found.wall_s[0]):.2f} s, {statistics.median(found.wall_s[1]):.2f} s")
     print(f"a front's memory: at most {found.sync_bytes / 1e6:.0f} MB in syncs", end=", ")
@@ -94,7 +94,7 @@ def main() -> None:
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
     if through > (1 + MOST_MORE) * without or max(found.sync_bytes, found.crowd_bytes) > MOST_BYTES:
-        raise SystemExit("a front costs more than it may")
+        raise SystemExit("a front costs more than its limit")
 
 
 if __name__ == "__main__":

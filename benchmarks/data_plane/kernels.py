@@ -1,6 +1,6 @@
-"""Codec and merge on one core, beside this machine's copy bandwidth and eager torch, on vectors beyond the cache.
+"""Codec and merge on one CPU, vs. this machine's copy bandwidth and eager torch, on vectors larger than the cache.
 
-Each figure is the median of several passes; ratios are taken pass by pass, so that both sides see the same machine.
+Each figure is the median of several passes. Ratios are taken pass by pass, so that both sides see the same machine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PARAMETERS = 1 << 25  # 128 MiB as float32
 PASSES = 9
 DECODED_BYTES = (
     8.0 + 0.5 + 2 / BLOCK
-)  # of decode-accumulate: a parameter is read and written, its code and scale are read
-STEP_BYTES = 24.0 + 2 * (0.5 + 2 / BLOCK)  # theta and momentum read and written, theta_pub too; codes read and written
+)  # per parameter of decode-accumulate: it is read and written, its code and scale are read
+STEP_BYTES = 24.0 + 2 * (0.5 + 2 / BLOCK)  # theta, momentum, theta_pub and codes are read and written
 
 
 def rows() -> Iterator[Row]:
-    """Measures everything, a row at a time."""
+    """Measures all kernels, and yields a row for each."""
     codec.warm_up()
     merge.warm_up()
     torch.set_num_threads(1)
@@ -50,14 +50,14 @@ def rows() -> Iterator[Row]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of one pass."""
+    """Wall-clock seconds of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def beside(work: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Medians over passes that take turns: of the first, and of how many times longer the other takes."""
+    """Medians over alternating passes: seconds of `work`, and how many times as long `other` takes."""
     times = [(seconds(work), seconds(other)) for _ in range(PASSES)][1:]
     return statistics.median(t for t, _ in times), statistics.median(o / t for t, o in times)
 
@@ -76,7 +76,7 @@ def _decode(fragment: Fragment, contents: list[codec.Content], out: codec.F32, c
 
 
 def _decode_beside_torch(fragment: Fragment, contents: list[codec.Content], out: codec.F32) -> Row:
-    """Eager torch: unpack, scale, and add the same frames, as one would write it."""
+    """Compares with eager torch that unpacks, scales and adds the same frames."""
     ones, size = np.ones(1, np.float32), len(contents) // 8
     parts = []
     for content, span in zip(contents[:size], fragment.frames, strict=False):
@@ -114,10 +114,21 @@ def _step(fragment: Fragment, contents: list[codec.Content], vector: codec.F32, 
         for content, span in zip(contents, fragment.frames, strict=True):
             place, code_bytes = span.place, codec.code_bytes(span, Codec.INT4)
             frame_step(
-                merge.addresses([content]), code_bytes, LEVELS[Codec.INT4], codec.lengths(span), factor, one, rates,
-                theta[place], momentum[place], theta_pub[place], theta_pub[place], merge.addresses([update]),
-                code_bytes, LEVELS[Codec.INT4],
-            )  # fmt: skip
+                merge.addresses([content]),
+                code_bytes,
+                LEVELS[Codec.INT4],
+                codec.lengths(span),
+                factor,
+                one,
+                rates,
+                theta[place],
+                momentum[place],
+                theta_pub[place],
+                theta_pub[place],
+                merge.addresses([update]),
+                code_bytes,
+                LEVELS[Codec.INT4],
+            )
         return None
 
     took, ratio = beside(step, copy)
@@ -146,14 +157,14 @@ def _encode(fragment: Fragment, vector: codec.F32) -> Iterator[Row]:
     with_zstd = f"{rate / ratio:.2f} G/s with zstd"
     yield Row("int4 quantise and pack, one core", rate, 1.5, "G parameters/s", with_zstd, most=False)
     gap, bits, error = rate_above_bound(fragment, vector, payloads)
-    told = f"{bits:.2f} bits a parameter, scales included, at a relative error of {error:.3f}"
+    told = f"{bits:.2f} bits per parameter, scales included, at a relative error of {error:.3f}"
     yield Row("int4 above the Gaussian rate-distortion bound", gap, 0.3, "bits", told)
 
 
 def rate_above_bound(
     fragment: Fragment, vector: NDArray[np.float32], payloads: list[bytes]
 ) -> tuple[float, float, float]:
-    """Bits a parameter above log2(1 / D) at its own relative error D; the bits; D."""
+    """Returns (bits above log2(1 / D), bits, D): bits per parameter, and the relative error D of the decoded values."""
     out = np.empty_like(vector)
     for span, payload in zip(fragment.frames, payloads, strict=True):
         codec.decode_frame(payload, span, Codec.INT4, out)

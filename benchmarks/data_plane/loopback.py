@@ -1,4 +1,4 @@
-"""What went over this machine's loopback interface, headers included, each byte once."""
+"""Traffic over this machine's loopback interface."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import psutil
 
 
 def loopback_bytes() -> int:
-    """So far."""
+    """Bytes sent over loopback since boot, headers included, each byte once."""
     return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)

@@ -1,4 +1,4 @@
-"""Pictures: how far each figure is from its limit, and where time goes."""
+"""Plots: each figure's margin to its limit, and flame graphs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from matplotlib.patches import Patch
 from benchmarks.data_plane.rows import Row
 
 HOLDS, MISSED = "#2a9d8f", "#e76f51"
-KINDS = {  # of functions, by the file that they are in
+KINDS = {  # of functions, by their file
     "kernels, zstd, checksums": ("#e9c46a", ("codec.py", "combining.py", "places.py", "merge.py", "checksums.py")),
     "disk": ("#8ab17d", ("spool.py", "disk.py", "writer.py", "ledger.py", "database.py", "snapshot.py", "pathlib")),
     "event loop, gRPC, threads": ("#8ecae6", ("asyncio/", "grpc/", "selectors.py", "concurrent/", "threading.py")),
 }
 OTHER = "#d5bdaf"
-LEAST, LETTERS = 0.003, 210.0  # share of a box that is drawn; letters across the whole width
+LEAST, LETTERS = 0.003, 210.0  # the smallest share that is drawn as a box; letters across the whole width
 
 
 def margins(rows: Sequence[Row], path: Path) -> None:
-    """Bars to the right of 1 keep their limit by so many times, those to the left miss it. Writes SVG or PNG."""
+    """Plots each row's margin: bars to the right of 1 keep their limit, bars to the left miss it. path: SVG or PNG."""
     rows = [row for row in rows if row.value > 0]
     if not rows:
         return
@@ -47,14 +47,14 @@ def margins(rows: Sequence[Row], path: Path) -> None:
 
 @dataclass(slots=True)
 class Node:
-    """A function in one place of the stacks. samples: in it and in what it called."""
+    """A function at one place of the stacks. samples: in it and in its callees; above: its callees."""
 
     samples: int = 0
     above: dict[str, Node] = field(default_factory=dict)
 
 
 def flame(root: Node, path: Path) -> None:
-    """A flame graph: a box is as wide as its share of all samples, and stands on who called it. Writes SVG or PNG."""
+    """Draws a flame graph: a box is as wide as its share of the samples, above its caller. path: SVG or PNG."""
     figure, axes = plt.subplots(figsize=(16, 7), layout="constrained")
     rows = _row(root, 0)
     depth = max(_boxes(axes, node, name, at / root.samples, root.samples, 0) for name, node, at in rows)
@@ -70,7 +70,7 @@ def flame(root: Node, path: Path) -> None:
 
 
 def _row(node: Node, at: int) -> list[tuple[str, Node, int]]:
-    """What stands on a node, widest first, with the samples to the left of each."""
+    """A node's callees, widest first: (name, node, samples to the left of it)."""
     found = []
     for name, one in sorted(node.above.items(), key=lambda item: -item[1].samples):
         found.append((name, one, at))
@@ -79,7 +79,7 @@ def _row(node: Node, at: int) -> list[tuple[str, Node, int]]:
 
 
 def _boxes(axes: Axes, node: Node, name: str, left: float, samples: int, level: int) -> int:
-    """Draws a node and what stands on it; returns the highest level."""
+    """Draws a node and its callees; returns the highest level."""
     width = node.samples / samples
     if width < LEAST:
         return level

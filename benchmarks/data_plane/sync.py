@@ -1,8 +1,8 @@
-"""One outer sync of a whole model over loopback: seconds, processor seconds, bytes and memory.
+"""Measures outer syncs of a whole model over loopback: seconds, CPU seconds, bytes and memory.
 
-A sync begins when every learner has trained and all fragments are due, and ends when each learner has adopted each of
-them with everybody's contribution in it. fsync, checksums, zstd and merging by direction are on; a snapshot that comes
-due is made when it is due, in whichever sync that is.
+A sync begins when every learner has trained and all fragments are due. It ends when each learner has adopted all
+fragments, with contributions of all learners. fsync, checksums, zstd and merging by direction are on; snapshots are
+made when they are due, in any sync.
 python -m benchmarks.data_plane.sync --learners 2 --size 124m --syncs 5 [--front] --json PATH
 """
 
@@ -30,7 +30,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One. wall_s: until the last learner was done; cpu_s: of all processes; bytes: over loopback, headers included."""
+    """One sync. wall_s: until the last learner finished; cpu_s: of all processes; bytes: on loopback, with headers."""
 
     wall_s: float
     cpu_s: float
@@ -41,7 +41,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Several. core_bytes: peak resident memory; learner_bytes: what joining and training added to a learner's peak."""
+    """Several syncs. core_bytes: peak resident memory; learner_bytes: growth of a learner's peak since it began."""
 
     learners: int
     parameters: int
@@ -51,19 +51,19 @@ class Measured:
     front_bytes: int = 0
 
     def median(self, of: Callable[[Sync], float]) -> float:
-        """Over the syncs."""
+        """The median over the syncs of a figure. of: returns the figure of a sync."""
         return statistics.median(map(of, self.syncs))
 
     @property
     def bytes_per_parameter(self) -> float:
-        """On the wire, both ways, of one learner; nothing else may use loopback meanwhile."""
+        """Bytes on the wire, both ways, per parameter and learner; nothing else may use loopback meanwhile."""
         return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
 
 
 def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Measured:
-    """Runs a core and its learners through one sync to warm up, and then through those that count.
+    """Runs a core and its learners through one sync to warm up, and then through `syncs` measured ones.
 
-    behind: learners call a front.
+    size: of the model, a key of SIZES. behind: learners call a front. Raises SystemExit when a learner fails.
     """
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
@@ -121,7 +121,7 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
 
 
 def wait(islands: list[Child], marks: list[Path]) -> None:
-    """Until every learner has set its mark."""
+    """Waits until all files `marks` exist. Raises SystemExit when a learner fails, or after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not all(path.exists() for path in marks):
         for child in islands:
@@ -133,7 +133,7 @@ def wait(islands: list[Child], marks: list[Path]) -> None:
 
 
 def cpu_s(child: Child) -> float:
-    """Processor seconds of a process so far."""
+    """CPU seconds of a child process so far."""
     times = psutil.Process(child.process.pid).cpu_times()
     return float(times.user + times.system)
 
@@ -145,7 +145,7 @@ def peak_bytes(child: Child) -> int:
 
 
 def main() -> None:
-    """Prints one measurement."""
+    """Measures, prints the figures, and writes them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--size", default="124m")
@@ -156,9 +156,9 @@ def main() -> None:
     measured = measure(arguments.learners, arguments.size, arguments.syncs, behind=arguments.front)
     for sync in measured.syncs:
         parts = f"the core's {sync.core_cpu_s:.2f} s, a front's {sync.front_cpu_s:.2f} s"
-        print(f"wall {sync.wall_s:.2f} s, processors {sync.cpu_s:.2f} s, of which {parts}")
+        print(f"wall {sync.wall_s:.2f} s, CPU {sync.cpu_s:.2f} s, of which {parts}")
     print(f"median: wall {measured.median(lambda s: s.wall_s):.2f} s, {measured.median(lambda s: s.cpu_s):.2f} s")
-    print(f"{measured.bytes_per_parameter:.3f} bytes a parameter and learner, both ways")
+    print(f"{measured.bytes_per_parameter:.3f} bytes per parameter and learner, both ways")
     print(f"core's peak {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")
     print(f"learner's extra {measured.learner_bytes / 4 / measured.parameters:.2f} x")
     if arguments.json_path is not None:

@@ -1,9 +1,9 @@
-"""A core that opens the rounds of all fragments at once, when it is told to.
+"""A core that opens the rounds of all fragments at once, on request.
 
 python -m benchmarks.data_plane.sync_core FOLDER ...
 
-Sync K begins with the file `go.K` in FOLDER, and no round closes while there is a file `hold`. The arguments after it
-are those of `atoll core`. All else is the core's.
+Sync K begins when the file `go.K` exists in FOLDER, and no round closes while a file `hold` exists. The further
+arguments are those of `atoll core`. Everything else is the real core.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ folder = Path(sys.argv.pop(1))
 
 
 class AtOnce(Syncer):
-    """Without a pace."""
+    """A syncer without a pace: it opens all rounds of a sync at once."""
 
     _syncs = 0
     _wanted: Mapping[int, int] = {}  # by fragment, its version after the sync
 
     def present(self, now: float) -> Present:
-        """Everybody is waited for, also who is slow to report on a machine that is busy."""
+        """All learners count as live, so that rounds wait for them even if their reports are late on a busy machine."""
         return replace(super().present(now), live=frozenset(self.members))
 
     def _next_open_at(self, present: Present) -> float:

@@ -2,9 +2,9 @@
 
 python -m benchmarks.data_plane.sync_learner NAME ADDRESS SIZE SYNCS FOLDER
 
-It trains nothing: between two syncs noise of the size of some inner steps is added to the parameters. It sets
-`NAME.ready.K` before sync K, and writes `NAME.K` when it has adopted every fragment: a line of JSON with the moment,
-the bytes of its payloads, and how much was merged of it.
+It does not train: between two syncs it adds noise of the size of some inner steps to the parameters. It creates
+`NAME.ready.K` before sync K, and writes `NAME.K` when it has adopted every fragment: a line of JSON with the time, the
+bytes of its payloads, and how many of its contributions were merged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from atoll.reference.model import SIZES, Transformer
 from atoll_wire.layout import FrameRun
 from atoll_wire.logs import configure
 
-BREATH_S = 0.004  # an inner step, nearly
-_messages, coded_bytes = sending._messages, [0]  # of all payloads, each once, however often it is sent
+BREATH_S = 0.004  # pause between two calls of step(): a short inner step
+_messages, coded_bytes = sending._messages, [0]  # coded_bytes: of all payloads, each counted once
 
 
 def _counted(coded: Coded, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
@@ -44,18 +44,18 @@ class Watched(Learner):
 
     @property
     def acknowledged(self) -> int:
-        """So far."""
+        """Contributions that the core has acknowledged so far."""
         return self._handover.settled
 
 
 def peak_bytes() -> int:
-    """Of this process, resident."""
+    """Peak resident memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
 
 
 def main() -> None:
-    """Sync 0 warms up like any other; whoever reads the figures leaves it out."""
+    """Runs one learner through all syncs; sync 0 warms up, and its figures are to be ignored."""
     name, address, size, syncs, folder = sys.argv[1:6]
     place = Path(folder)
     configure("warning", json=False)

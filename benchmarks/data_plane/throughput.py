@@ -1,8 +1,8 @@
-"""A learner's training with syncs on, against none: python -m benchmarks.data_plane.throughput.
+"""A learner's training throughput with syncs vs. without: python -m benchmarks.data_plane.throughput.
 
-The learner has one processor for training and for all that Atoll does beside it; the core has the other. Phases of
-one sync of every fragment take turns with phases in which the same loop trains in a `pause`, so that both see the same
-machine; the first pair warms up.
+The learner has one CPU for training and for Atoll's background work; the core has the other. Phases with one sync of
+every fragment alternate with phases in which the same loop trains in a `pause`, so that both see the same machine. The
+first pair warms up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAIRS = 4
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """ratios: tokens/s with syncs on over those without, of each pair; step_s: without; merged: fragments a pair."""
+    """ratios: per pair, tokens/s with syncs over those without; step_s: without syncs; merged: fragments per pair."""
 
     ratios: list[float]
     step_s: float
@@ -43,7 +43,7 @@ class Throughput:
 
 
 def measure() -> Throughput:
-    """Runs a core and a learner."""
+    """Runs a core and a learner, each on its own CPU."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         options = ["--dir", f"{directory}/run", "--fragments", f"{FRAGMENTS}", "--inner-steps", f"{INNER_STEPS}"]
         command = [sys.executable, "-m", "atoll.command", "core", *options, "--listen", "127.0.0.1:0"]
@@ -58,7 +58,7 @@ def measure() -> Throughput:
 
 
 def learn(address: str) -> Throughput:
-    """The learner: takes turns."""
+    """Runs the learner: phases with and without syncs in turn. address: the core's."""
     os.sched_setaffinity(0, {0})
     configure("warning", json=False)
     torch.set_num_threads(1)
@@ -95,13 +95,13 @@ def learn(address: str) -> Throughput:
 
 
 def tracks(learner: Learner) -> list[FragmentTrack]:
-    """What its agent knows of each fragment."""
+    """What a learner's agent knows about each fragment."""
     assert learner._agent is not None and learner._agent._session is not None, "joined"  # noqa: PT018
     return list(learner._agent._session.core.tracks.values())
 
 
 def rest_s(learner: Learner) -> float:
-    """Processor seconds of what a phase left to be sent and fetched: the next phase must not pay for it."""
+    """Completes what a phase left to be sent and fetched; returns its CPU seconds, which count for that phase."""
     began = time.process_time()
     with learner.pause():
         while learner.stats().pending or any(track.behind() or track.fetching for track in tracks(learner)):
@@ -116,5 +116,5 @@ if __name__ == "__main__":
         found = measure()
         print(
             f"{statistics.median(found.ratios):.4f} ({min(found.ratios):.4f} to {max(found.ratios):.4f}) of "
-            f"{1 / found.step_s:.2f} steps/s, {found.merged:.1f} fragments merged a pair"
+            f"{1 / found.step_s:.2f} steps/s, {found.merged:.1f} fragments merged per pair"
         )

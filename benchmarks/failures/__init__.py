@@ -1,4 +1,4 @@
-"""Learners and cores that are killed: what goodput, loss and a restart cost.
+"""Benchmarks of failures: goodput, loss and restart times when learners and cores are killed.
 
 May import: nothing.
 """

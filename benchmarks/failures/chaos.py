@@ -1,9 +1,9 @@
-"""The same failures under Atoll and under a synchronous job.
+"""Compares Atoll with a synchronous job under the same failures.
 
 python -m benchmarks.failures.chaos --seconds 600 --json PATH
 
-First `atoll chaos` kills random learners at a mean time between failures. Then the synchronous job of
-benchmarks/data_parallel trains the same model for as long, and the same ranks are killed at the same moments.
+First `atoll chaos` kills random learners, with a given mean time between failures. Then the synchronous job of
+benchmarks/data_parallel trains the same model for the same time, and the same ranks are killed at the same times.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from atoll.chaos.deployment import NAMES
 from rich.console import Console
 from rich.table import Table
 
-LEAST_GOODPUT = 0.95  # what is promised
-BAR = 22  # characters of a whole
+LEAST_GOODPUT = 0.95  # the promised goodput
+BAR = 22  # characters of a full bar
 
 
 def main() -> int:
-    """Runs both, prints them side by side; 1 when the promise does not hold."""
+    """Runs both and prints a comparison; returns 1 when Atoll's goodput is below LEAST_GOODPUT."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--mtbf", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=12_000_000, help="of the learning rate's schedule, in both")
+    parser.add_argument(
+        "--tokens", type=int, default=12_000_000, help="tokens of the learning rate's schedule, in both"
+    )
     parser.add_argument("--json", type=Path, dest="json_path")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
@@ -55,7 +57,7 @@ def _run(module: str, *arguments: str) -> None:
 
 
 def table(atoll: dict[str, Any], ddp: dict[str, Any]) -> Table:
-    """Side by side. Interpreter starts are shown apart: their length is the machine's, not the method's."""
+    """Both results in columns. Interpreter starts are shown separately: they depend on the machine, not the method."""
     shown = Table("what", "Atoll", "synchronous job", title="the same failures")
     kept = atoll["tokens_merged"], ddp["tokens_kept"]
     rows = [
@@ -68,7 +70,7 @@ def table(atoll: dict[str, Any], ddp: dict[str, Any]) -> Table:
             f"{ddp['goodput_without_interpreter_start']:.4f}",
         ),
         ("tokens in the model", f"{kept[0]:,}", f"{kept[1]:,}"),
-        ("  ... a second", f"{kept[0] / atoll['seconds']:,.0f}", f"{kept[1] / ddp['seconds']:,.0f}"),
+        ("  ... per second", f"{kept[0] / atoll['seconds']:,.0f}", f"{kept[1] / ddp['seconds']:,.0f}"),
         ("tokens trained and lost", f"{atoll['tokens_trained'] - kept[0]:,}", f"{ddp['tokens_lost']:,}"),
         ("validation loss", f"{atoll['validation_loss']:.4f}", f"{ddp['validation_loss']:.4f}"),
     ]
@@ -85,7 +87,7 @@ def table(atoll: dict[str, Any], ddp: dict[str, Any]) -> Table:
 
 
 def bar(share: float) -> str:
-    """As long as the share."""
+    """A bar of characters. share: the filled part, 0 to 1."""
     return "█" * round(BAR * share) + "░" * (BAR - round(BAR * share))
 
 

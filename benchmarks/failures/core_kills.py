@@ -1,7 +1,8 @@
-"""The core is killed again and again under four learners: what do they notice, and what does it cost in loss?
+"""Kills the core repeatedly under four learners, and measures pauses of the learners and the change of the loss.
 
-Each seed is a pair: one run whose core is killed, and one, undisturbed, in which a process that does nothing is started
-at the same moments instead. python -m benchmarks.failures.core_kills --seeds 3 --kills 20 --standby --json PATH
+Each seed is a pair of runs: in one the core is killed; in the other an idle process is started at the same times.
+
+python -m benchmarks.failures.core_kills --seeds 3 --kills 20 --standby --json PATH
 """
 
 from __future__ import annotations
@@ -30,20 +31,22 @@ from rich.table import Table
 NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
 STEPS_BEFORE = 20  # of the slowest learner, before the first kill
-APART_S = 3.0
-PATIENCE_S = 120.0  # until learners train, and until their last contributions have met their fates
+APART_S = 3.0  # least time between two kills
+PATIENCE_S = 120.0  # until learners train, and until their last contributions are settled
 IDLE = [sys.executable, "-c", "import time; time.sleep(3600)"]
-LARGEST_STEP_S, LARGEST_RATIO, LARGEST_CHANGE = 0.050, 1.5, 0.005  # what is promised
+LARGEST_STEP_S, LARGEST_RATIO, LARGEST_CHANGE = 0.050, 1.5, 0.005  # the promised limits
 
 
 def main() -> int:
-    """Prints a table; 1 when a promise does not hold."""
+    """Runs all pairs and prints a table; returns 1 when a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=4_000_000)
-    parser.add_argument("--seconds", type=float, default=190.0, help="within which the kills fall")
-    parser.add_argument("--standby", action="store_true", help="another core stands by, warm, in both runs of a pair")
+    parser.add_argument("--seconds", type=float, default=190.0, help="period in which the kills happen")
+    parser.add_argument(
+        "--standby", action="store_true", help="run a second core with --standby in both runs of a pair"
+    )
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
     console, rows = Console(), []
@@ -63,13 +66,13 @@ def main() -> int:
 
 
 def moments(seed: int, kills: int, seconds: float) -> list[float]:
-    """Random times, some seconds apart."""
+    """Random times in seconds, at least APART_S apart."""
     rng, free = random.Random(seed), seconds - APART_S * kills  # noqa: S311 - dice
     return [at + APART_S * number for number, at in enumerate(sorted(rng.uniform(0, free) for _ in range(kills)))]
 
 
 def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bool, console: Console) -> dict[str, Any]:
-    """One run of four learners to its end."""
+    """One complete run of four learners; returns its figures. at: seconds of the kills, or of idle processes."""
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         directory = Path(place)
         options = [*OPTIONS, "--total-tokens", str(tokens)]
@@ -95,7 +98,7 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
                         started = time.monotonic()
                         if standby is None:
                             core, _ = group.start_core(directory / "run", address, options)
-                        else:  # whatever watches over processes starts the dead one again: it stands by then
+                        else:  # a process manager would restart the dead core, which is the standby then
                             core, before = standby, core
                             standby = group.launch_core(f"standby {done}", directory / "run", address, waiting)
                             group.stop(before)
@@ -116,19 +119,19 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
 
 
 def until(met: Callable[[], bool], learners: Sequence[Child]) -> None:
-    """Waits for what the core says. Raises DemoError when a learner failed, or nothing came of it."""
+    """Waits until `met` returns True. Raises DemoError when a learner failed, or after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not met():
         for child in learners:
             if child.process.poll():
                 raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
         if time.monotonic() > deadline:
-            raise DemoError(f"nothing came of it within {PATIENCE_S:.0f} s: {learners[0].tail()}")
+            raise DemoError(f"the run did not get on within {PATIENCE_S:.0f} s: {learners[0].tail()}")
         time.sleep(0.2)
 
 
 def instead(group: Children) -> None:
-    """A process that does nothing, for as long as a core needs to start."""
+    """Runs an idle process for as long as a core needs to start."""
     idle = group.start("idle", IDLE)
     time.sleep(1.0)
     idle.process.send_signal(signal.SIGKILL)
@@ -136,7 +139,7 @@ def instead(group: Children) -> None:
 
 
 def ask(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """Asks until the core answers."""
+    """Asks for the status until the core answers, for 60 s at most."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -150,8 +153,8 @@ def ask(stub: rpc.OperatorStub) -> pb.StatusReply:
 def figures(
     directory: Path, status: pb.StatusReply, learners: list[Child], serving: list[float], done: int
 ) -> dict[str, Any]:
-    """Of one run. A gap is an inner step: from the end of one `step()` and its control to the beginning of the next."""
-    from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded when the learners have ended
+    """Figures of one run. A gap is an inner step: from the end of a `step()` and its control to the next `step()`."""
+    from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded only after the learners have ended
 
     for child in learners:
         if child.process.returncode != 0:
@@ -179,19 +182,19 @@ def figures(
 
 
 def ratio(pair: dict[str, Any]) -> float:
-    """Of the longest gaps."""
+    """Longest gap with kills over the longest gap without."""
     value: float = pair["killed"]["longest_gap_s"] / pair["undisturbed"]["longest_gap_s"]
     return value
 
 
 def change(pair: dict[str, Any]) -> float:
-    """Of the validation loss by the kills, relative."""
+    """Relative change of the validation loss by the kills."""
     value: float = pair["killed"]["validation_loss"] / pair["undisturbed"]["validation_loss"] - 1
     return value
 
 
 def holds(rows: list[dict[str, Any]]) -> bool:
-    """Whether what is promised was seen in every pair; the loss in the mean over pairs."""
+    """Whether every pair keeps the limits; for the loss, the mean over pairs."""
     return (
         all(pair["killed"]["longest_step_s"] <= LARGEST_STEP_S for pair in rows)
         and all(ratio(pair) <= LARGEST_RATIO for pair in rows)
@@ -200,13 +203,13 @@ def holds(rows: list[dict[str, Any]]) -> bool:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """A column for each pair."""
+    """A table of all figures, with one column per pair."""
     shown = Table("what", *(f"seed {seed}" for seed in range(len(rows))), title="the core killed under four learners")
     for what, text in (
         ("core kills", lambda p: f"{p['killed']['struck']}"),
         ("longest step(), ms", lambda p: f"{1e3 * p['killed']['longest_step_s']:.1f}"),
         ("  ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_step_s']:.1f}"),
-        ("  ... of processor time", lambda p: f"{1e3 * p['killed']['longest_step_cpu_s']:.1f}"),
+        ("  ... of CPU time", lambda p: f"{1e3 * p['killed']['longest_step_cpu_s']:.1f}"),
         ("  ... plain computing as long as each", lambda p: f"{1e3 * p['killed']['longest_plain_s']:.1f}"),
         ("      ... undisturbed", lambda p: f"{1e3 * p['undisturbed']['longest_plain_s']:.1f}"),
         ("longest gap between inner steps, ms", lambda p: f"{1e3 * p['killed']['longest_gap_s']:.0f}"),

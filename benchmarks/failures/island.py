@@ -1,9 +1,9 @@
-"""A reference learner whose every inner step is timed.
+"""A reference learner that records the time of every `Learner.step()`.
 
 python -m benchmarks.failures.island TIMES.npy NAME ADDRESS SEED
 
-Writes float64 (steps, 4): when `Learner.step()` was entered and left, in monotonic seconds; the processor time that it
-took; and, as a control, for how long plain computing of the same processor time went on right after it.
+Writes float64 (steps, 4): when `Learner.step()` was entered and left, in monotonic seconds; its CPU time; and as a
+control, the wall-clock time of plain computing for the same CPU time right after it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ times: list[tuple[float, float, float, float]] = []
 
 
 class Timed(learner.Learner):
-    """Remembers when each step began and ended."""
+    """A learner that records when each step began and ended."""
 
     def step(self, tokens: int, loss: float | None = None) -> None:
-        """As `Learner.step`."""
         began, began_cpu = time.monotonic(), time.thread_time()
         super().step(tokens, loss)
         left, worked = time.monotonic(), time.thread_time() - began_cpu
@@ -32,7 +31,7 @@ class Timed(learner.Learner):
 
 
 def compute(cpu_s: float) -> float:
-    """Computes for so much processor time, and needs nothing else; returns the seconds that passed."""
+    """Computes for `cpu_s` seconds of CPU time; returns the wall-clock seconds that passed."""
     began, end = time.monotonic(), time.thread_time() + cpu_s
     while time.thread_time() < end:
         pass
@@ -40,7 +39,7 @@ def compute(cpu_s: float) -> float:
 
 
 def main() -> None:
-    """Trains, then writes the times."""
+    """Trains one learner, then writes the times."""
     path, name, address, seed = sys.argv[1:]
     configure("info", json=False)
     train.Learner = Timed  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
-"""A core of a 25M-parameter model is killed again and again under synthetic learners: how soon does it serve again?
+"""Kills the core of a 25M-parameter model repeatedly, and measures how soon it serves again.
 
-Synthetic learners speak the protocol and train nothing: contributions of random values, sent for every round as it
-opens. python -m benchmarks.failures.restart --kills 20 --history 100000 --json PATH
+Synthetic learners speak the protocol but do not train: they send random values for every round that opens.
+
+python -m benchmarks.failures.restart --kills 20 --history 100000 --json PATH
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ import numpy as np
 import safetensors.numpy
 from atoll.demo.processes import children
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, ledger, totals
+from atoll_server.storage import database, shard_ledger, totals
 from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import crc32c
-from atoll_wire.contract import PROTOCOL, tensor_message
+from atoll_wire.contract import PROTOCOL, Fate, tensor_message
 from atoll_wire.layout import Layout, MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
 from rich.console import Console
 
-LARGEST_START_S = 3.0  # what is promised
+LARGEST_START_S = 3.0  # the promised limit
 STEP_S, TOKENS = 0.15, 4096  # of a synthetic inner step
 MESSAGES = [
     ("grpc.max_send_message_length", 16 << 20),
@@ -48,7 +49,7 @@ MESSAGES = [
 
 
 def tensors(parameters: int) -> tuple[TensorSpec, ...]:
-    """A transformer's, roughly: an embedding, and matrices of one size."""
+    """Tensors roughly as of a transformer: an embedding, and equal matrices. parameters: their number, about."""
     width = 512
     count = (parameters - 4096 * width) // (width * width)
     blocks = (TensorSpec(f"block.{n}", (width, width), "float32", MergeKind.DIRECTION) for n in range(count))
@@ -56,7 +57,7 @@ def tensors(parameters: int) -> tuple[TensorSpec, ...]:
 
 
 class Synthetic(threading.Thread):
-    """One learner that trains nothing."""
+    """A learner without training, in a thread."""
 
     def __init__(self, address: str, name: str, specs: tuple[TensorSpec, ...]) -> None:
         super().__init__(name=name, daemon=True)
@@ -71,7 +72,7 @@ class Synthetic(threading.Thread):
         self._coded: dict[int, list[bytes]] = {}
 
     def run(self) -> None:
-        """Until it is told to end: joins, follows, pushes; and again when the core was away."""
+        """Joins, follows and pushes until `ending` is set; joins again after the core was away."""
         with grpc.insecure_channel(self._address, options=MESSAGES) as channel:
             stub = rpc.OuterStub(channel)
             while not self.ending.is_set():
@@ -130,7 +131,7 @@ class Synthetic(threading.Thread):
         try:
             stub.Report(progress())
         except grpc.RpcError:
-            return  # the core is away: `Follow` says so
+            return  # the core is away: `Follow` ends too
 
     def _push(
         self, stub: rpc.OuterStub, session: pb.Session, layout: Layout, opened: pb.RoundOpened, versions: dict[int, int]
@@ -158,10 +159,10 @@ class Synthetic(threading.Thread):
             receipt = list(stub.Push(iter(messages)))[-1].receipt
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                return  # the one before still waits for its merge
+                return  # its earlier contribution still waits for a merge
             raise
         self.acknowledged += receipt.fate in {pb.FATE_PENDING, pb.FATE_MERGED}
-        assert fragment.length > 0, "a fragment holds something"
+        assert fragment.length > 0, "a fragment is never empty"
 
     def _payloads(self, layout: Layout, index: int) -> list[bytes]:
         if index not in self._coded:
@@ -172,13 +173,13 @@ class Synthetic(threading.Thread):
 
 
 def main() -> int:
-    """Prints each start; 1 when one took too long."""
+    """Measures and prints each start; returns 1 when one took longer than LARGEST_START_S."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--between", type=float, default=8.0, help="mean seconds between a start and the next kill")
-    parser.add_argument("--history", type=int, default=0, help="contributions that the ledger holds from before")
+    parser.add_argument("--history", type=int, default=0, help="earlier contributions in the ledger")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
@@ -191,7 +192,7 @@ def main() -> int:
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for each start."""
+    """Kills and starts a core repeatedly; returns one row per start."""
     specs, console, rng = tensors(arguments.parameters), Console(), random.Random(arguments.seed)  # noqa: S311 - dice
     found: list[dict[str, Any]] = []
     problems: queue.Queue[str] = queue.Queue()
@@ -234,13 +235,13 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def grow(path: Path, count: int) -> None:
-    """Gives the ledger of a run that does not go on right now a long past, as the keeper would have left it."""
+    """Adds `count` decided contributions to the ledger of a stopped run, with their totals, as a long run has."""
     with contextlib.closing(database.open_ledger(path)) as db:
         db.execute("BEGIN")
         for number in range(1, count + 1):
             key = Key("synthetic-0", 0, number % 8, number)
             row = ContributionRow(key, 1, 0, TOKENS, 24, 3, 4, 1_500_000, bytes(32), (1.0,) * 12, 1.0, time.time())
-            ledger.add_contribution(db, 1, row, FateRow(key, "merged", 0, 0.25))
+            shard_ledger.add_contribution(db, 1, row, FateRow(key, Fate.MERGED, 0, 0.25))
         while totals.add_up(db, 1):
             pass
         db.execute("COMMIT")

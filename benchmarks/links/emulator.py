@@ -1,10 +1,10 @@
-"""A wide-area link between two network namespaces, in user space: rate, delay and loss, with the kernel's TCP over it.
+"""Emulates a wide-area link between two network namespaces in user space: rate, delay and loss, with the kernel's TCP.
 
 python -m benchmarks.links.emulator A B --mbit 200 --delay-ms 40 --loss 0.0005 [--quick] [--device wan0]
 
-As root. Makes a device in each namespace, touches /run/netns/A.DEVICE.up, and carries packets until it is ended.
---quick: without delay and loss until SIGUSR1. SIGUSR2 cuts it, and mends it again. --counts: bytes each way, written
-there five times a second. What to drop follows from --seed and the order of packets.
+Needs root. It makes a device in each namespace, touches /run/netns/A.DEVICE.up, and carries packets until it is ended.
+--quick: without delay and loss until SIGUSR1. SIGUSR2 cuts the link, a second one restores it. --counts: the file for
+the bytes each way, written five times per second. --seed and the order of packets decide which packets are lost.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
-BUFFER_S = 0.1  # of a router: what would wait longer is dropped
+BUFFER_S = 0.1  # of a router: packets that would wait longer are dropped
 QUICK_BYTES_PER_S = 100e6
 COUNT_S = 0.2
-MOST_AT_ONCE = 64  # packets read from one end before the other is looked at
+MOST_AT_ONCE = 64  # packets read from one end before the other end is read
 
 
 @dataclass(slots=True)
 class Way:
-    """One direction. delay_s: beside the time that a packet takes at this rate."""
+    """One direction of a link. delay_s: in addition to a packet's transmission time; loss: probability per packet."""
 
     bytes_per_s: float
     delay_s: float
@@ -47,7 +47,7 @@ class Way:
     _on_the_way: deque[tuple[float, bytes]] = field(default_factory=deque)
 
     def send(self, packet: bytes, now: float) -> None:
-        """Queues it, or drops it: by chance, or since the buffer is full."""
+        """Queues a packet, or drops it: by chance, while the link is cut, or when the buffer is full."""
         begins = max(self._free_at, now)
         if self.cut or self.rng.random() < self.loss or begins - now > BUFFER_S:
             return
@@ -55,7 +55,7 @@ class Way:
         self._on_the_way.append((self._free_at + self.delay_s, packet))
 
     def arrived(self, now: float) -> list[bytes]:
-        """What has come to its end."""
+        """Removes and returns the packets that have arrived."""
         found = []
         while self._on_the_way and self._on_the_way[0][0] <= now:
             found.append(self._on_the_way.popleft()[1])
@@ -63,12 +63,12 @@ class Way:
         return found
 
     def next_at(self) -> float | None:
-        """When the next packet arrives."""
+        """When the next packet arrives, in monotonic seconds; None: there is none."""
         return self._on_the_way[0][0] if self._on_the_way else None
 
 
 def device(namespace: str, name: str) -> int:
-    """A TUN device in a namespace: a descriptor that gives and takes its packets."""
+    """Makes a TUN device in a namespace; returns a non-blocking descriptor that reads and writes its packets."""
     libc = ctypes.CDLL(None, use_errno=True)
     here, there = os.open("/proc/self/ns/net", os.O_RDONLY), os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     try:
@@ -84,7 +84,7 @@ def device(namespace: str, name: str) -> int:
 
 
 def carry(ways: dict[int, Way], other: dict[int, int], counts: Path | None) -> None:
-    """For ever."""
+    """Carries packets for ever. ways, other: by a device's descriptor, its direction and the other device."""
     counted_at = 0.0
     while True:
         now = time.monotonic()
@@ -97,7 +97,7 @@ def carry(ways: dict[int, Way], other: dict[int, int], counts: Path | None) -> N
                 try:
                     os.write(other[end], packet)
                 except OSError:
-                    continue  # its device is down, or full: it is a link
+                    continue  # the device is down or full: the packet is lost
         waits = [at for way in ways.values() if (at := way.next_at()) is not None]
         ready, _, _ = select.select(list(ways), [], [], max(0.0, min(waits) - now) if waits else COUNT_S)
         for end in ready:
@@ -109,7 +109,7 @@ def carry(ways: dict[int, Way], other: dict[int, int], counts: Path | None) -> N
 
 
 def main() -> None:
-    """Carries packets."""
+    """Makes both devices and carries packets between them, with the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("namespaces", nargs=2)
     parser.add_argument("--mbit", type=float, default=200.0)

@@ -1,11 +1,11 @@
-"""Three regions behind long links, as a user would run them.
+"""Measures a run in three regions behind long links, as a user would run it.
 
 python -m benchmarks.links.regions [--json PATH] [--seeds 3]
 
-As root, in network namespaces of its own: a core at home; in each region a front and two learners of the reference
-model, behind a link of 100 Mbit/s and 40 ms each way. It shows that each front took one copy of each published update,
-what the link carried in all, that the model comes out as over loopback with the same seeds, and, in a run of its own,
-what a minute without a link costs a region's learners.
+Needs root, and uses network namespaces of its own: a core at home; in each region a front and two reference learners,
+behind a link of 100 Mbit/s and 40 ms each way. It checks that each front fetches one copy of each published update, and
+measures the link's traffic, and the loss vs. loopback with the same seeds. A further run measures the cost of a minute
+without a link for a region's learners.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ BATCH = 8
 CONTEXT = 128
 FRAGMENTS = 8
 PORT, METRICS = 7070, 9100
-CUT_AT, CUT_S = 0.3, 60.0  # of the tokens; how long
-COUNT_AT = 0.9  # of the tokens: while everybody trains, since nobody fetches what is published after the last step
+CUT_AT, CUT_S = 0.3, 60.0  # part of the tokens; seconds
+COUNT_AT = 0.9  # part of the tokens: while all learners train, since none fetches updates after its last step
 WATCH_S, SETTLE_S = 1.0, 5.0
 ANSWER_S = 30.0
 COPIES = (0.98, 1.02)
@@ -45,17 +45,17 @@ COPIES = (0.98, 1.02)
 
 @dataclass(slots=True)
 class Outcome:
-    """One run. copies: of the updates published by then that each front took; link_bytes: over its link, up and down.
+    """The result of one run. copies: how often each front fetched the published updates; link_bytes: up and down.
 
-    pace: inner steps of the learners that were cut off beside those of the others, from the cut until they were heard
-    again, over the same before it: 1 is no step lost; merged_after: contributions of everybody since.
+    pace: inner steps of the learners that were cut off, relative to the others' and to before the cut, until they were
+    heard again; 1: no step was lost. merged_after: contributions of all learners since the link was restored.
     """
 
     seed: int
     loss: float
     seconds: float
     merged: int
-    refused: int  # after they were taken
+    refused: int  # after they were acknowledged
     copies: dict[str, float] = field(default_factory=dict)
     update_bytes: dict[str, int] = field(default_factory=dict)
     link_bytes: dict[str, list[int]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def over_loopback(seed: int, steps: int) -> Outcome:
-    """The same learners without fronts and links."""
+    """Runs the same learners without fronts and links."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place, began = Path(directory), time.monotonic()
         core, address = group.start_core(place / "run", "127.0.0.1:0", _settings(steps))
@@ -76,7 +76,7 @@ def over_loopback(seed: int, steps: int) -> Outcome:
 
 
 def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
-    """cut: the last region's link, for a minute."""
+    """Runs three regions. cut: cut the last region's link for CUT_S seconds."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
         with sites(group, path, REGIONS, MBIT, DELAY_MS) as place:
@@ -110,13 +110,15 @@ def over_regions(seed: int, steps: int, *, cut: bool) -> Outcome:
             outcome.refused = status.contributions.refused
             outcome.loss = _loss(f"unix:{path}/core", path)
             for region in place.names:
-                outcome.link_bytes[region] = json.loads(place.counts[region].read_text())[::-1]  # it leaves home first
+                outcome.link_bytes[region] = json.loads(place.counts[region].read_text())[
+                    ::-1
+                ]  # counts begin with home's side: down, up
             outcome.seconds = time.monotonic() - began
     return outcome
 
 
 def _count(place: Sites, outcome: Outcome, status: pb.StatusReply) -> None:
-    """What each front has taken of the updates published so far."""
+    """Adds to `outcome` how much of the published updates each front has fetched."""
     once = sum(each.version * each.parameters for each in status.fragments)
     bits = status.wire.down * 8 / max(1, status.wire.down_parameters)
     for region, name in place.names.items():
@@ -134,7 +136,7 @@ print(sum(int(float(l.rpartition(" ")[2])) for l in text.splitlines()
 
 
 class _Cut:
-    """Cuts the last region off for a while, and sees what its learners do."""
+    """Cuts the last region off for a while, and measures its learners' steps."""
 
     def __init__(self, place: Sites, outcome: Outcome, tokens: int) -> None:
         self._link = place.links[REGIONS[-1]]
@@ -142,11 +144,11 @@ class _Cut:
         self._outcome = outcome
         self._tokens = tokens
         self._began = self._ended = 0.0
-        self._first = self._cut = (0, 0)  # steps of those who are cut off, and of the others
+        self._first = self._cut = (0, 0)  # steps of the learners that are cut off, and of the others
         self._merged = 0
 
     def look(self, status: pb.StatusReply) -> None:
-        """Once a second, as the core sees it; what it did not hear during the cut it hears after it."""
+        """Takes in the core's status, once per second; steps during the cut are reported after it."""
         now, mine = time.monotonic(), [each for each in status.learners if each.region == self._region]
         all_steps, my_steps = sum(each.steps for each in status.learners), sum(each.steps for each in mine)
         steps, merged = (my_steps, all_steps - my_steps), status.contributions.merged
@@ -168,7 +170,7 @@ class _Cut:
             self._outcome.merged_after = merged - self._merged
 
     def _heard(self, mine: list[pb.LearnerStatus], steps: int, now: float) -> bool:
-        """Whether all have reported since the cut was mended."""
+        """Whether all learners of the region have reported since the link was restored."""
         after_s = now - self._ended
         return steps > self._cut[0] and all(0 < each.heard_s < min(after_s, 1.0) for each in mine)
 
@@ -183,13 +185,13 @@ def _settings(steps: int) -> list[str]:
 
 def _learner(name: str, region: str, address: str, seed: int) -> list[str]:
     return [
-        *ATOLL, "learner", "--server", address, "--name", name, "--region", region, "--size", "tiny",
-        "--batch", str(BATCH), "--seed", str(seed), "--device", "cpu",
-    ]  # fmt: skip
+        *(*ATOLL, "learner", "--server", address, "--name", name, "--region", region, "--size", "tiny"),
+        *("--batch", str(BATCH), "--seed", str(seed), "--device", "cpu"),
+    ]
 
 
 def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[Child]) -> pb.StatusReply:
-    """Looks once a second; the last state, when nothing is pending any more."""
+    """Asks for the status once per second until `done`; returns the last one, when nothing is pending."""
     with grpc.insecure_channel(address) as channel:
         stub, settled_at = rpc.OperatorStub(channel), 0.0
         while True:
@@ -205,7 +207,7 @@ def _until(address: str, done: Callable[[pb.StatusReply], bool], learners: list[
 
 
 def _loss(address: str, place: Path) -> float:
-    """Of the published model, on the text that nobody trained on."""
+    """Validation loss of the published model."""
     path = place / "last.safetensors"
     with grpc.insecure_channel(address) as channel, path.open("wb") as file:
         for reply in rpc.OperatorStub(channel).ExportCheckpoint(pb.ExportCheckpointRequest()):
@@ -218,11 +220,13 @@ def _taken(command: list[str]) -> int:
 
 
 def main() -> None:
-    """Measures and prints; ends with an error when a front took more or less than its copy, or the cut was not seen."""
+    """Measures and prints. Raises SystemExit when a front fetched more or less than one copy, or the cut had no end."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="of each: over regions, over loopback, and once more")
-    parser.add_argument("--steps", type=int, default=1500, help="of all learners together, in each run")
-    parser.add_argument("--cut-steps", type=int, default=2000, help="in the run with the cut; 0: none")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="seeds, each with a run over regions and two over loopback"
+    )
+    parser.add_argument("--steps", type=int, default=1500, help="inner steps per run, summed over learners")
+    parser.add_argument("--cut-steps", type=int, default=2000, help="inner steps of the run with a cut; 0: no such run")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments = parser.parse_args()
     found: dict[str, list[Outcome]] = {"regions": [], "loopback": [], "again": [], "cut": []}
@@ -252,9 +256,9 @@ def _tell(kind: str, one: Outcome) -> None:
         copies = ", ".join(f"{region} {share:.3f}" for region, share in one.copies.items())
         print(f"  copies by front: {copies}; over its link, up and down: {one.link_bytes}", flush=True)
     if one.pace is not None:
-        print(f"  cut off: {one.pace:.2f} of the steps to be expected, {one.merged_after} merged after it", flush=True)
+        print(f"  cut off: {one.pace:.2f} of the expected steps, {one.merged_after} merged after it", flush=True)
     if any(not COPIES[0] <= share <= COPIES[1] for share in one.copies.values()):
-        raise SystemExit("a front took more or less than its one copy")
+        raise SystemExit("a front fetched more or less than one copy")
 
 
 if __name__ == "__main__":

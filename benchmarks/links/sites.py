@@ -1,4 +1,4 @@
-"""Sites around a home, each behind a link of its own: network namespaces on this machine, as root."""
+"""Network namespaces for a home and for sites, each behind a link of its own. Needs root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from benchmarks.links.wan import IP
 
 
 class Sites:
-    """home, and the namespace of each site. links, counts: of each site's link; sites reach each other through home."""
+    """The namespaces of home and of each site; sites reach each other through home.
+
+    names: namespace by site. links, counts: by site, its link's emulator and the file of its byte counts.
+    """
 
     def __init__(self, group: Children, directory: Path, names: Sequence[str], mbit: float, delay_ms: float) -> None:
         self._group = group
@@ -29,7 +32,7 @@ class Sites:
         self.counts = {name: directory / f"{name}.link" for name in names}
 
     def make(self) -> None:
-        """All of it."""
+        """Makes namespaces, links, addresses and routes."""
         for name in (self.home, *self.names.values()):
             subprocess.run([IP, "netns", "add", name], check=True)
             subprocess.run([IP, "-n", name, "link", "set", "lo", "up"], check=True)
@@ -49,26 +52,26 @@ class Sites:
 
     @staticmethod
     def device(number: int) -> str:
-        """Of the numbered site's link, at both ends."""
+        """Name of a site's link device, at both ends."""
         return f"wan{number}"
 
     @staticmethod
     def home_address(number: int) -> str:
-        """Of home, seen from the numbered site."""
+        """Home's address, as seen from a site."""
         return f"10.78.{number}.1"
 
     @staticmethod
     def address(number: int) -> str:
-        """Of the numbered site, seen from anywhere."""
+        """A site's address, as seen from home and from other sites."""
         return f"10.78.{number}.2"
 
     @staticmethod
     def inside(namespace: str, words: Sequence[str]) -> list[str]:
-        """A command, there."""
+        """A command line that runs `words` in a namespace."""
         return [IP, "netns", "exec", namespace, *words]
 
     def remove(self) -> None:
-        """Whatever of it is there."""
+        """Removes all of it, also what `make` made only in part."""
         for number in range(len(self.names)):
             Path(f"/run/netns/{self.home}.{self.device(number)}.up").unlink(missing_ok=True)
         for name in (self.home, *self.names.values()):
@@ -77,7 +80,7 @@ class Sites:
 
 @contextlib.contextmanager
 def sites(group: Children, directory: Path, names: Sequence[str], mbit: float, delay_ms: float) -> Iterator[Sites]:
-    """There while the block lasts; ends every child, since who is in a namespace keeps it."""
+    """Makes sites for a block; at its end kills all children, since a process keeps its namespace alive."""
     made = Sites(group, directory, names, mbit, delay_ms)
     try:
         made.make()

@@ -1,11 +1,12 @@
-"""Uploads over an emulated wide-area link, beside raw TCP over the same one.
+"""Measures uploads over an emulated wide-area link vs. raw TCP over the same link.
 
 python -m benchmarks.links.wan [--json PATH]
 
-200 Mbit/s, 40 ms each way, 0.05 % loss; as root, in network namespaces of its own. A learner joins, warms up and makes
-one sync over the quick link, through the emulator and over one connection: what the processors of the moment carry.
-Every further sync goes over the slow one. A rate is that of payload bytes, each counted once, from the sync's beginning
-to the last acknowledgement; merges wait until then. The first syncs, in which connections are tried, are left out.
+200 Mbit/s, 40 ms each way, 0.05 % loss. Needs root, and uses network namespaces of its own. A learner joins, warms up,
+and makes one sync over the fast link, through the emulator and over one connection: the rate that the CPUs allow. All
+further syncs use the slow link. A rate counts payload bytes, each once, from the sync's beginning to the last
+acknowledgement; merges wait until then. The first syncs, in which the learner tries numbers of connections, are left
+out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from benchmarks.data_plane.sync import OPTIONS, wait
 MBIT = 200.0
 DELAY_MS = 40.0
 LOSS = 0.0005
-QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the quick link; all but the one that warms up; of those that count
+QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the fast link; all except the first; of these, the last ones that count
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"
 RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8), "cubic": (1, 8, 32)}
@@ -61,8 +62,10 @@ for _ in range(count): threading.Thread(target=send).start()
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Mbit/s of payload. quick: over the link without its limits; uploads: of the syncs that count; raw: of plain TCP,
-    by connections."""
+    """Mbit/s of payload. quick: over the link without its limits; uploads: of each sync that counts.
+
+    raw: of plain TCP, by number of connections.
+    """
 
     congestion: str
     quick: float
@@ -71,7 +74,7 @@ class Rates:
 
 
 def measure(congestion: str) -> Rates:
-    """One congestion control, on both sides."""
+    """Measures with one congestion control on both sides. congestion: bbr or cubic."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group, _link(group) as (inside, link):
         with _allowed(congestion):
             for side in (0, 1):
@@ -83,7 +86,7 @@ def measure(congestion: str) -> Rates:
 
 @contextlib.contextmanager
 def _allowed(congestion: str) -> Iterator[None]:
-    """Namespaces may only choose what the machine allows."""
+    """Allows a congestion control on the machine: namespaces may choose only from those."""
     place = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
     before = place.read_text()
     place.write_text(f"{before.strip()} {congestion}")
@@ -94,23 +97,23 @@ def _allowed(congestion: str) -> Iterator[None]:
 
 
 class Inside:
-    """Commands in one of the two namespaces."""
+    """Runs commands in one of the two namespaces. side: 0 for home, 1 for the far side."""
 
     def __init__(self, namespaces: tuple[str, str]) -> None:
         self.namespaces = namespaces
 
     def command(self, side: int, words: list[str]) -> list[str]:
-        """The same, there."""
+        """A command line that runs `words` on a side."""
         return [IP, "netns", "exec", self.namespaces[side], *words]
 
     def __call__(self, side: int, words: list[str]) -> None:
-        """Runs it to its end."""
+        """Runs a command on a side, and waits for it."""
         subprocess.run(self.command(side, words), check=True)
 
 
 @contextlib.contextmanager
 def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
-    """Two namespaces and the link between them, quick until it is told."""
+    """Two namespaces and the link between them, which is fast until SIGUSR1."""
     names = f"atoll-home-{os.getpid()}", f"atoll-far-{os.getpid()}"
     up, inside = Path(f"/run/netns/{names[0]}.wan0.up"), Inside(names)
     try:
@@ -125,7 +128,7 @@ def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
             inside(side, [IP, "link", "set", "lo", "up"])
         yield inside, link
     finally:
-        group.end()  # who is in a namespace keeps it
+        group.end()  # processes keep their namespace alive
         up.unlink(missing_ok=True)
         for name in names:
             subprocess.run([IP, "netns", "delete", name], check=False)
@@ -178,7 +181,7 @@ def _raw(inside: Inside, congestion: str, count: int) -> float:
 
 
 def main() -> None:
-    """Prints both."""
+    """Measures both congestion controls and prints the rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, dest="json_path")
     parser.add_argument("--only", choices=("bbr", "cubic"))
@@ -187,7 +190,7 @@ def main() -> None:
     for rates in found:
         raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
         print(f"{rates.congestion}: uploads {statistics.median(rates.uploads):.0f} Mbit/s of {MBIT:.0f}", end="; ")
-        print(f"{rates.quick:.0f} over a quick link; raw TCP by connections {raw}")
+        print(f"{rates.quick:.0f} over a fast link; raw TCP by connections {raw}")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(list(map(asdict, found)), indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""The peers, each driven as its documentation says, in an environment of its own. No line of theirs is here.
+"""Other systems, each used as its documentation says, in an environment of its own. None of their code is here.
 
 May import: data_plane.
 """

@@ -1,6 +1,6 @@
-"""What a peer's sync costs: seconds, processor seconds of all its processes, and bytes over loopback.
+"""The cost of a peer's sync: seconds, CPU seconds of all its processes, and bytes over loopback.
 
-The bytes are of the interface, headers included, so nothing else may use loopback at the time.
+Bytes are counted at the interface, headers included, so nothing else may use loopback meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.data_plane.loopback import loopback_bytes
 
 @dataclass(frozen=True, slots=True)
 class PeerSync:
-    """Of each sync: seconds until the workers had it, processor seconds of all of them, bytes of all of them.
+    """Per sync: seconds until the workers have the result, and CPU seconds and bytes of all workers.
 
     wire_bytes: empty where they are not counted; server_bytes: peak resident memory, where there is a server.
     """
@@ -29,7 +29,7 @@ class PeerSync:
     server_bytes: int = 0
 
     def and_then(self, later: PeerSync) -> PeerSync:
-        """Both, as one."""
+        """This measurement followed by a later one."""
         return PeerSync(
             [*self.wall_s, *later.wall_s],
             [*self.cpu_s, *later.cpu_s],
@@ -39,23 +39,23 @@ class PeerSync:
 
     @property
     def median_wall_s(self) -> float:
-        """Of the syncs."""
+        """Median wall-clock seconds of a sync."""
         return statistics.median(self.wall_s)
 
     @property
     def median_cpu_s(self) -> float:
-        """Of the syncs."""
+        """Median CPU seconds of a sync."""
         return statistics.median(self.cpu_s)
 
     @property
     def median_bytes(self) -> float:
-        """Of the syncs."""
+        """Median bytes of a sync."""
         return statistics.median(self.wire_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """At one moment. cpu_s: of everything that runs below a process, and of what ended there."""
+    """Counters at one moment. cpu_s: of all descendants of a process, including ended ones."""
 
     at_s: float
     cpu_s: float
@@ -63,17 +63,17 @@ class Account:
 
     @classmethod
     def of(cls, root: int) -> Account:
-        """Now. root: a process that is not counted itself."""
+        """Reads the counters now. root: the process whose descendants count; it does not count itself."""
         cpu_s, wire_bytes = below(root), loopback_bytes()
         return cls(time.monotonic(), cpu_s, wire_bytes)
 
     def data(self) -> dict[str, float]:
-        """As it is written."""
+        """The fields as JSON values."""
         return asdict(self)
 
 
 def below(root: int) -> float:
-    """Processor seconds of all descendants of a process."""
+    """CPU seconds of all descendants of a process."""
     total = 0.0
     for process in psutil.Process(root).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
@@ -83,7 +83,7 @@ def below(root: int) -> float:
 
 
 def between(accounts: list[Account]) -> tuple[list[float], list[float], list[int]]:
-    """Of neighbours: seconds, processor seconds and bytes."""
+    """Seconds, CPU seconds and bytes between consecutive accounts."""
     pairs = list(itertools.pairwise(accounts))
     walls = [b.at_s - a.at_s for a, b in pairs]
     return walls, [b.cpu_s - a.cpu_s for a, b in pairs], [b.wire_bytes - a.wire_bytes for a, b in pairs]

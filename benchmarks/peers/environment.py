@@ -1,4 +1,4 @@
-"""An environment for each peer, made once under build/ with whatever index pip is configured for."""
+"""A virtual environment for each peer, made once under build/ from the index that pip is configured for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ PATIENCE_S = 900.0
 
 
 def install(directory: Path, *stages: tuple[str, ...]) -> Path:
-    """stages: installed one after the other. Returns its Python; SystemExit says in a line why there is none."""
+    """Makes an environment; returns its Python. stages: packages, installed one stage after the other.
+
+    Raises SystemExit with the reason in one line.
+    """
     python, ready = directory / "bin" / "python", directory / "ready"
     if not ready.exists() or ready.read_text() != repr(stages):
         _run([sys.executable, "-m", "venv", str(directory)])
@@ -31,7 +34,7 @@ def _run(command: list[str]) -> None:
 
 
 def last_error(said: str) -> str:
-    """The last line in which pip calls something an error, else the last line."""
+    """The last line of pip's output that begins with "ERROR:", else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["it said nothing"])[-1]

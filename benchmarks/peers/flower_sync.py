@@ -1,6 +1,6 @@
-"""Flower's FedAvg over gRPC beside Atoll: rounds of as many parameters with as many clients.
+"""Measures Flower's FedAvg over gRPC, with the same numbers of parameters and clients as Atoll.
 
-`start_server` and `start_client` are deprecated, but spare Flower the polling and the processes of its SuperLink.
+`start_server` and `start_client` are deprecated, but avoid the polling and the processes of Flower's SuperLink.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PATIENCE_S = 900.0
 
 
 def install() -> Path:
-    """Its Python."""
+    """Makes Flower's environment; returns its Python."""
     return make(Path("build/peers-flwr"), ("flwr", "numpy", "psutil"))
 
 
 def await_listening(server: Child, port: int) -> None:
-    """A client that comes before its server gives up at once."""
+    """Waits until the server listens: a client that starts earlier fails. Raises SystemExit."""
     deadline = time.monotonic() + PATIENCE_S
     while server.process.poll() is None and time.monotonic() < deadline:
         try:
@@ -40,7 +40,7 @@ def await_listening(server: Child, port: int) -> None:
 
 
 def measure(python: Path, clients: int, parameters: int, rounds: int) -> PeerSync:
-    """The first round warms up."""
+    """Runs one round to warm up, and then `rounds` measured ones. Training time of the clients is subtracted."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         result, address = Path(directory) / "result.json", f"127.0.0.1:{(port := free_port())}"
         paths = f"PYTHONPATH={Path.cwd()}"

@@ -1,7 +1,7 @@
 """Flower's FedAvg: flower_worker.py server ADDRESS CLIENTS PARAMETERS ROUNDS RESULT.json, or client ADDRESS SEED.
 
-A client's training adds noise of the size of some inner steps; a round goes from the sending of the parameters to
-their merge, so that it has one download and one upload of each client in it.
+A client's training adds noise of the size of some inner steps. A round lasts from sending the parameters to the merge,
+so it includes one download and one upload per client.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from flwr.server.strategy import FedAvg
 
 from benchmarks.peers.accounts import Account
 
-ARRAYS = 148  # as many as a transformer of 12 layers has
+ARRAYS = 148  # as a transformer of 12 layers has
 LONGEST_MESSAGE = 2**31 - 1
 
 
 class Noisy(NumPyClient):  # type: ignore[misc]
-    """Adds the same noise each time, and tells how long that took."""
+    """A client that adds the same noise each time, and reports how long that took."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._noise = list[Any]()
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
-        """A round's training."""
+        """A round's training: adds noise to the parameters in place."""
         del config
         if not self._noise:
             self._noise = [self._random.standard_normal(p.shape, np.float32) * np.float32(1e-3) for p in parameters]
@@ -45,7 +45,7 @@ class Noisy(NumPyClient):  # type: ignore[misc]
 
 
 class Timed(FedAvg):  # type: ignore[misc]
-    """Accounts of every round's beginning and the last one's end, and what the clients' own training took."""
+    """FedAvg that records accounts at each round's beginning and at the end, and the time of the clients' training."""
 
     def __init__(self, clients: int, initial: Parameters) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class Timed(FedAvg):  # type: ignore[misc]
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """A round begins."""
+        """Records the beginning of a round."""
         self.began.append(Account.of(os.getppid()))
         chosen: list[tuple[ClientProxy, FitIns]] = super().configure_fit(server_round, parameters, client_manager)
         return chosen
@@ -70,9 +70,9 @@ class Timed(FedAvg):  # type: ignore[misc]
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Every client must have come."""
+        """Records the end of a round. Raises SystemExit unless all clients have answered."""
         if failures or len(results) != self.min_fit_clients:
-            raise SystemExit(f"{len(results)} of {self.min_fit_clients} clients came: {failures[:1]}")
+            raise SystemExit(f"{len(results)} of {self.min_fit_clients} clients answered: {failures[:1]}")
         told = [result.metrics for _, result in results]
         self.training.append((max(one["wall_s"] for one in told), sum(one["cpu_s"] for one in told)))
         merged: tuple[Parameters | None, dict[str, Scalar]] = super().aggregate_fit(server_round, results, failures)
@@ -81,7 +81,7 @@ class Timed(FedAvg):  # type: ignore[misc]
 
 
 def serve(address: str, clients: int, parameters: int, rounds: int, result: Path) -> None:
-    """Writes what `flower_sync.measure` reads."""
+    """Runs the server for all rounds, then writes the file that `flower_sync.measure` reads."""
     arrays = np.array_split(np.random.default_rng(0).standard_normal(parameters, np.float32), ARRAYS)
     strategy = Timed(clients, ndarrays_to_parameters(arrays))
     del arrays
@@ -99,7 +99,7 @@ def serve(address: str, clients: int, parameters: int, rounds: int, result: Path
 
 
 def main() -> None:
-    """Either."""
+    """Runs the server or a client, by the command line."""
     if sys.argv[1] == "server":
         address, clients, parameters, rounds, result = sys.argv[2:7]
         serve(address, int(clients), int(parameters), int(rounds), Path(result))

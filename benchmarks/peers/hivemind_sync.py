@@ -1,4 +1,4 @@
-"""hivemind's averaging with 8 bits beside Atoll: one outer sync of the same model with as many peers."""
+"""Measures hivemind's 8-bit averaging: outer syncs of the same model with the same number of peers as Atoll."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PATIENCE_S = 60.0
 
 
 def install() -> Path:
-    """Its Python. With NumPy 2.4 its 8-bit codec averages nothing, and does not say so."""
+    """Makes hivemind's environment; returns its Python. With NumPy 2.4 its 8-bit codec silently averages nothing."""
     return make(Path("build/peers-hivemind"), ("torch==2.13.0",), ("hivemind", "numpy<2.4"))
 
 
 @contextlib.contextmanager
 def ended(peers: list[Child]) -> Iterator[None]:
-    """Afterwards nothing runs of what the peers started, in the sessions that they lead."""
+    """Kills the peers and all processes in their sessions at the end of the block."""
     try:
         yield
     finally:
@@ -36,7 +36,7 @@ def ended(peers: list[Child]) -> Iterator[None]:
 
 
 def measure(python: Path, peers: int, size: str, syncs: int) -> PeerSync:
-    """The first sync warms up."""
+    """Runs one sync to warm up, and then `syncs` measured ones."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
         paths = os.pathsep.join(str(Path(folder).resolve()) for folder in (".", "learner", "proto"))

@@ -2,7 +2,7 @@
 
 The pseudo-gradients are averaged with 8 bits; every peer then makes the outer step itself, with one thread. Finding the
 group is part of a sync.
-It sets `NUMBER.ready.K` before sync K, begins when `go.K` is there, and writes the moment when it has it to `NUMBER.K`.
+It creates `NUMBER.ready.K` before sync K, begins when `go.K` exists, and writes the time of its end to `NUMBER.K`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ PATIENCE_S = 120.0
 
 
 def await_mark(path: Path) -> None:
-    """Until somebody else has set it."""
+    """Waits until a file exists."""
     while not path.exists():
         time.sleep(BREATH_S)
 
 
 def mark(path: Path, text: str = "") -> None:
-    """Whoever sees it sees all of it."""
+    """Creates a file with `text` atomically: a reader never sees a part of it."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.rename(path)
 
 
 def noise_of(seed: int, shapes: list[torch.Size]) -> list[torch.Tensor]:
-    """Of the size of some inner steps."""
+    """Noise of the size of some inner steps, one tensor per shape."""
     made = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=made) * 1e-3 for shape in shapes]
 
 
 def joined(place: Path, number: int) -> DHT:
-    """The first peer tells the others where it is."""
+    """Joins the DHT; the first peer publishes its addresses in a file. place: the folder of the files."""
     at, known = place / "dht", list[str]()
     if number:
         await_mark(at)
@@ -53,7 +53,7 @@ def joined(place: Path, number: int) -> DHT:
 
 
 def main() -> None:
-    """Sync 0 warms up like any other, and shows that all were averaged."""
+    """Runs one peer through all syncs. Sync 0 warms up, and checks that all peers were averaged."""
     number, peers, size, syncs, place = (int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], Path(sys.argv[5]))
     torch.set_num_threads(1)
     dht = joined(place, number)
@@ -96,7 +96,7 @@ def main() -> None:
         if found is not None:
             shapes = [p.shape for p in parameters]
             mean = -torch.stack([noise_of(seed + 1, shapes)[largest] for seed in range(peers)]).mean(0)
-            assert (found - mean).norm() < 0.1 * mean.norm(), "what hivemind gave is not the mean of all peers"
+            assert (found - mean).norm() < 0.1 * mean.norm(), "hivemind's result is not the mean of all peers"
     await_mark(place / "leave")
     averager.shutdown()
     dht.shutdown()

@@ -1,4 +1,4 @@
-"""torchft's DiLoCo on gloo beside Atoll: one outer sync of the same model with as many workers."""
+"""Measures torchft's DiLoCo on gloo: outer syncs of the same model with the same number of workers as Atoll."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PATIENCE_S = 300.0
 
 
 def install() -> Path:
-    """Its Python."""
+    """Makes torchft's environment; returns its Python."""
     return make(Path("build/peers"), ("torch==2.13.0",), ("torchft-nightly", "numpy"))
 
 
 def measure(python: Path, replicas: int, size: str, syncs: int) -> PeerSync:
-    """python: of an environment that has torchft."""
+    """Runs `syncs` measured syncs. python: of an environment that has torchft."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         place = Path(directory)
         results = [place / f"{number}.json" for number in range(replicas)]
@@ -37,5 +37,5 @@ def measure(python: Path, replicas: int, size: str, syncs: int) -> PeerSync:
             if child.process.wait(PATIENCE_S) != 0:
                 raise SystemExit(f"{child.name} ended: {child.tail()}")
         told = [json.loads(result.read_text()) for result in results]
-    walls = [min(each) for each in zip(*(one["wall_s"] for one in told), strict=True)]  # who came last did not wait
+    walls = [min(each) for each in zip(*(one["wall_s"] for one in told), strict=True)]  # the last replica did not wait
     return PeerSync(walls, [sum(each) for each in zip(*(one["cpu_s"] for one in told), strict=True)])

@@ -1,4 +1,4 @@
-"""Is the model as good? Real text, a real model, the real syncer, merge, codec and layout, in virtual time.
+"""Measures the model's quality: real text and model, the real syncer, merge, codec and layout, in virtual time.
 
 May import: nothing.
 """

@@ -1,4 +1,4 @@
-"""`make quality`: trains what the report has no record of yet, then writes its tables and plots. ARGS="--only cost"."""
+"""`make quality`: trains runs without a record, then writes the report's tables and plots. ARGS="--only cost"."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ REPORT = RECORDS / "README.md"
 
 
 def main() -> None:
-    """Ends with what is still missing, if it was told to train nothing."""
+    """Trains missing runs, unless --report is given, and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--only", action="append", choices=[*(group.name for group in GROUPS), "budgets"], help="these groups"
+        "--only", action="append", choices=[*(group.name for group in GROUPS), "budgets"], help="only these groups"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="of each variant, at most")
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds per variant, at most")
+    parser.add_argument("--workers", type=int, default=2, help="parallel runs, of one thread each")
     parser.add_argument("--report", action="store_true", help="train nothing")
     options = parser.parse_args()
     chosen = [group for group in GROUPS if not options.only or group.name in options.only]
     console = Console(width=200)
     records = Records.load()
     if not options.report:
-        # The first seed of everything comes first: a report of one seed is worth more than half a report of three.
+        # First seeds first: a whole report with one seed is worth more than half a report with three.
         wanted = [v.seeds()[seed] for seed in range(options.seeds) for group in chosen for v in group.variants]
         budgets = BUDGETS if not options.only or "budgets" in options.only else ()
         wanted += [recipe for budget in budgets for side in budget.sides() for recipe in side]
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def write(path: Path, records: Records) -> None:
-    """Tables of all groups, with a picture of each beside them."""
+    """Writes the report: a table and a plot per group. path: of the Markdown file."""
     parts = [HEAD]
     for group in GROUPS:
         found = lines(group, records)
@@ -57,7 +57,7 @@ def write(path: Path, records: Records) -> None:
         parts += [
             BUDGETS_HEAD,
             budget_table(compared),
-            "![The gap over tokens, and over tokens a parameter](budgets.svg)\n",
+            "![The gap over tokens, and over tokens per parameter](budgets.svg)\n",
         ]
     path.write_text("\n".join(parts))
 

@@ -1,4 +1,4 @@
-"""Which runs the report is made of: groups of variants beside a baseline, and budgets beside data-parallel training."""
+"""The runs of the report: groups of variants with a baseline, and budgets compared with data-parallel training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll_server.settings import RunSettings
 from benchmarks.quality.recipe import Recipe
 
 SEEDS = (0, 1, 2)
-REST = "budgets"  # the series of all that is in no table of variants
+REST = "budgets"  # the series of runs that are in no table of variants
 MIXED = (0.5, 0.8, 1.2, 1.5)
 DATA_PARALLEL = Recipe("data-parallel", learning_rate=1e-2)
 BASE = Recipe("decoupled", learning_rate=6e-3)
@@ -18,19 +18,19 @@ BASE = Recipe("decoupled", learning_rate=6e-3)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A row of a table. recipe: of seed 0."""
+    """A row of a table. recipe: with seed 0."""
 
     name: str
     recipe: Recipe
 
     def seeds(self) -> list[Recipe]:
-        """One recipe for each seed."""
+        """The recipe with each seed."""
         return [replace(self.recipe, seed=seed) for seed in SEEDS]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A table. The first variant is what the others are compared with, seed by seed."""
+    """A table. The others are compared with the first variant, seed by seed."""
 
     name: str
     title: str
@@ -39,9 +39,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Both sides at one size and number of steps, each at the best of the rates that were tried with the first seed.
+    """Data-parallel and decoupled training of one size and number of steps, each at its best rates with the first seed.
 
-    data_parallel: inner rates. fleets: inner rate, outer rate and momentum.
+    data_parallel: inner rates to try. fleets: (inner rate, outer rate, momentum) to try.
     """
 
     size: str
@@ -50,7 +50,7 @@ class Budget:
     fleets: tuple[tuple[float, float, float], ...]
 
     def sides(self) -> tuple[list[Recipe], list[Recipe]]:
-        """Data-parallel and decoupled."""
+        """Recipes of data-parallel and of decoupled training, for all rates to try."""
         plain = [replace(DATA_PARALLEL, size=self.size, steps=self.steps, learning_rate=r) for r in self.data_parallel]
         fleets = [
             run(replace(BASE, size=self.size, steps=self.steps, learning_rate=r), outer_lr=lr, outer_momentum=mu)
@@ -60,7 +60,7 @@ class Budget:
 
 
 def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
-    """A recipe with other settings of the run than it had; those that are the defaults are not named."""
+    """A recipe with changed settings of the run; settings at their defaults are left out."""
     usual = RunSettings().model_dump()
     usual.pop("total_tokens")  # a recipe has its own
     given = {n: value for n, value in (dict(base.run) | settings).items() if n not in usual or value != usual[n]}
@@ -68,7 +68,7 @@ def run(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
 
 
 def average(base: Recipe, **settings: Any) -> Recipe:  # noqa: ANN401
-    """The same, merged by plain averages."""
+    """`run` with merges by plain averages."""
     return replace(run(base, **settings), merging="average")
 
 
@@ -180,7 +180,7 @@ GROUPS = (
     ),
 )
 A, B = (0.5, 0.85), (0.7, 0.7)
-# The inner rate that is best falls with the number of steps, on both sides.
+# On both sides, the best inner rate falls with the number of steps.
 BUDGETS = (
     Budget("40k", 1000, (1e-2, 1.5e-2, 2e-2, 3e-2), ((6e-3, *A), (9e-3, *A), (1.3e-2, *A))),
     Budget("40k", 3000, (1e-2, 1.5e-2, 2e-2), ((4e-3, *A), (6e-3, *A), (9e-3, *A))),
@@ -207,7 +207,7 @@ BUDGETS = (
 
 
 def series(recipe: Recipe) -> str:
-    """Names the file of its record: the first table that has it, with any seed."""
+    """Name of the file of a recipe's record: the first table that has it with any seed."""
     first = replace(recipe, seed=0)
     holding = (group.name for group in GROUPS if any(variant.recipe == first for variant in group.variants))
     return next(holding, REST)

@@ -1,4 +1,4 @@
-"""One learner of `over_grpc`: the recipe's steps, padded to one length, with the three lines in them."""
+"""One learner of `over_grpc`: the recipe's steps, padded to one length, with Atoll's three lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.quality.training import CPU, batches, new_model, tokens_of_step
 
 
 def main() -> None:
-    """SERVER NAME STEP_S RECIPE, the last as JSON. Ends with a line of JSON."""
+    """Arguments: SERVER NAME STEP_S RECIPE, the last as JSON. Its last line of output is JSON."""
     server, name, step_s, given = sys.argv[1:]
     recipe = Recipe(**json.loads(given))
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""The baseline through real processes, a core and its learners over gRPC, beside its records in virtual time.
+"""Compares the baseline in real processes, a core and learners over gRPC, with its records in virtual time.
 
-python -m benchmarks.quality.over_grpc [--seeds 3]: two minutes each, and some minutes more for what has no record yet.
+python -m benchmarks.quality.over_grpc [--seeds 3]: two minutes per seed, and more for runs without a record.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from benchmarks.quality.training import new_model
 
 STEP_S = 0.1  # two cores train four learners' steps in less
 RECORD = "over-grpc.json"
-LONGEST_S = 300.0  # to start and to leave; TimeoutExpired where something hangs
+LONGEST_S = 300.0  # for starting and leaving; then TimeoutExpired
 
 
 def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
-    """Validation loss of the published model after everybody left, and what learners say of themselves."""
+    """Validation loss of the published model after all learners left, and the learners' own counts."""
     same = {name: getattr(BASE, name) for name in ("method", "run", "adoption", "merging", "down", "speeds", "policy")}
     assert replace(recipe, **same) == recipe, "the core's own defaults, and learners of one speed"
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
@@ -60,7 +60,7 @@ def through_processes(recipe: Recipe, step_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Trains, prints, and writes what it has after each seed."""
+    """Trains, prints, and writes the results after each seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()

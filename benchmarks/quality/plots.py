@@ -1,4 +1,4 @@
-"""Pictures of the report."""
+"""Plots of the quality report."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ COLOURS = ("#2a9d8f", "#e76f51", "#264653", "#e9c46a")
 
 
 def gaps(found: Sequence[Gap], path: Path) -> None:
-    """A curve for each size through the means, a point for each seed: percent above data-parallel, over tokens.
+    """Plots percent above data-parallel over tokens: a curve through the means per size, and a point per seed.
 
-    And over tokens a parameter: what larger models need to be trained as far.
+    A second panel is over tokens per parameter, which larger models need equally many of. path: of the SVG file.
     """
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -31,7 +31,7 @@ def gaps(found: Sequence[Gap], path: Path) -> None:
             axes.plot(tokens, means, "-", color=colour, label=f"{size} parameters")
             for at, gap in zip(tokens, of_size, strict=True):
                 axes.plot([at] * len(gap.behind), gap.behind, "o", color=colour, alpha=0.6)
-    for axes, label in zip(panels, ("tokens of the whole run", "tokens of the whole run, a parameter"), strict=True):
+    for axes, label in zip(panels, ("tokens of the whole run", "tokens of the whole run, per parameter"), strict=True):
         axes.axhline(0, color="grey", linewidth=0.8)
         axes.set_xscale("log")
         axes.set_xlabel(label)
@@ -42,7 +42,7 @@ def gaps(found: Sequence[Gap], path: Path) -> None:
 
 
 def losses(group: Group, lines: Sequence[Line], path: Path) -> None:
-    """A row for each variant: a point for each seed, percent above the first variant."""
+    """Plots percent above the first variant: one row per variant, one point per seed. path: of the SVG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(8, 0.45 * len(lines) + 1.1), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Policies that were tried and are not Atoll's: put on a fleet by name, so that the report can say what each gives."""
+"""Policies that were tried and rejected: they are applied to a fleet by name, so that the report can compare them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from atoll_server.rounds.liveness import Present
 
 
 def put_on(fleet: Fleet, policy: str) -> None:
-    """By its name, or several by theirs with a + between them."""
+    """Applies a policy by its name, or several names with + between them."""
     for name in policy.split("+"):
         POLICIES[name](fleet)
 
 
 def weights_of_those_here(fleet: Fleet) -> None:
-    """Weights of a merge always sum to one, however few it has and however late they are: the paper's."""
+    """The paper's weights: they sum to one in each merge, however few or late its contributions are."""
     syncer = fleet.syncer
     close = syncer._close
 
@@ -41,7 +41,7 @@ def _normalised(shares: Sequence[ev.Share]) -> tuple[ev.Share, ...]:
 
 
 def late_waits(fleet: Fleet) -> None:
-    """What comes late waits for the next round, also without a grace window: the paper's."""
+    """The paper's rule: late contributions wait for the next round, also without a grace window."""
     fleet.syncer._merges_late = lambda *_: False  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""What one run of the quality report is: everything that decides its result."""
+"""A recipe: everything that decides the result of one run of the quality report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from atoll.reference.model import SIZES, ModelSize
 from atoll_server.settings import Quorum, RunSettings
 
-# Smaller than the reference sizes: what two cores can train often enough to compare settings.
+# Smaller than the reference sizes: two CPUs can train these often enough to compare settings.
 SMALL = {
     "40k": ModelSize(width=32, layers=2, heads=2, context=64),
     "180k": ModelSize(width=64, layers=3, heads=4, context=64),
@@ -17,18 +17,18 @@ SMALL = {
 }
 
 
-KEPT_ON_DISK = {"keep_snapshots", "record"}  # settings of a run that decide nothing of what is trained
+KEPT_ON_DISK = {"keep_snapshots", "record"}  # settings of a run that do not change the result
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One run. All methods see the same tokens: learner m draws batch n of a stream that seed, m and n decide.
+    """One run. All methods see the same tokens: seed, m and n decide batch n of learner m.
 
-    batch: sequences of a step of all learners together (of equal speed). steps: of each learner, at equal speed.
+    batch: sequences per step, summed over learners (of equal speed). steps: of each learner, at equal speed.
     method: "data-parallel" (every step averages all gradients), "synchronous" (learners wait for the new version) or
-    "decoupled". run: settings of the run that are not Atoll's defaults, by name. speeds: of each learner, relative.
-    delay: one way, in steps. failures: mean steps of a learner between failures, 0: none; repair: in steps. policy: see
-    `policies`.
+    "decoupled". run: (name, value) of settings that are not at Atoll's defaults. speeds: relative, of each learner.
+    delay: one way, in steps. failures: mean steps of a learner between failures, 0: none; repair: in steps.
+    policy: see `policies`.
     """
 
     method: Literal["data-parallel", "synchronous", "decoupled"]
@@ -49,7 +49,7 @@ class Recipe:
     seed: int = 0
 
     def label(self) -> str:
-        """One line for people: the method, all that differs from the defaults, and the seed."""
+        """One line: the method, all fields that differ from the defaults, and the seed."""
         said = [
             f"{each.name} {_plain(getattr(self, each.name))}"
             for each in fields(self)
@@ -58,20 +58,20 @@ class Recipe:
         return ", ".join([self.method, *said, f"seed {self.seed}"])
 
     def deciding_settings(self) -> dict[str, Any] | None:
-        """The run's settings that decide its result, Atoll's defaults included. None: data-parallel has none.
+        """The run's settings that decide its result, including Atoll's defaults; None for data-parallel.
 
-        Where a default changes, what was trained with it has to be trained again.
+        When a default changes, runs with it must be trained again.
         """
         return None if self.method == "data-parallel" else self.settings.model_dump(mode="json", exclude=KEPT_ON_DISK)
 
     @property
     def model(self) -> ModelSize:
-        """Its size."""
+        """The size of the model."""
         return SMALL[self.size] if self.size in SMALL else SIZES[self.size]
 
     @property
     def settings(self) -> RunSettings:
-        """Atoll's defaults, and what `run` says; learners that wait for each other need one fragment and everybody."""
+        """The run's settings: Atoll's defaults changed by `run`. "synchronous" has one fragment and a quorum of all."""
         given = {"total_tokens": self.tokens} | dict(self.run)
         if "quorum" in given:
             given["quorum"] = Quorum.parse(given["quorum"]).model_dump()
@@ -81,7 +81,7 @@ class Recipe:
 
     @property
     def tokens(self) -> int:
-        """Of the whole run."""
+        """Tokens of the whole run, summed over learners."""
         return self.steps * self.batch * self.model.context
 
 

@@ -1,4 +1,4 @@
-"""Records of runs, a file for each series under records/quality/runs: made once, read by the report."""
+"""Records of runs, one file per series under records/quality/runs: made once, read by the report."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from benchmarks.quality.train import train
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "records" / "quality"
 RUNS = RECORDS / "runs"
-CODE = ("benchmarks/quality", "forecast", "learner", "proto", "server")  # what decides a result
+CODE = ("benchmarks/quality", "forecast", "learner", "proto", "server")  # code that decides a result
 CORPUS = "d0f9a46ea1d4e01baac005c25f40b819bb2380e31d7d50587308a1934f499789"  # CPython 3.11.7's own library
 
 
 class RecordError(UserError):
-    """A record that could not be compared with the others, or not be made again."""
+    """A run whose record could not be compared with the others, or not be reproduced."""
 
 
 class Records:
-    """The runs of a folder, one for each recipe. A file holds a series: a list of objects, a field per line."""
+    """The records of a folder, one per recipe. A file has a series: a JSON list of objects, one field per line."""
 
     def __init__(self, folder: Path, runs: dict[Recipe, dict[str, Any]]) -> None:
         self._folder = folder
@@ -40,17 +40,17 @@ class Records:
 
     @classmethod
     def load(cls, folder: Path = RUNS) -> Records:
-        """Of all series; a folder that is not there has none."""
+        """Reads all series; a missing folder has none."""
         found = [run for path in sorted(folder.glob("*.json")) for run in json.loads(path.read_text())]
         return cls(folder, {recipe_of(run): run for run in found})
 
     def read(self, recipe: Recipe) -> dict[str, Any] | None:
-        """The record of a run; None: it was not run yet, or with settings that are no longer Atoll's defaults."""
+        """The record of a run; None: it was not run, or with settings that are no longer Atoll's defaults."""
         run = self._runs.get(recipe)
         return run if run is not None and run.get("settings") == recipe.deciding_settings() else None
 
     def add(self, recipe: Recipe, result: dict[str, Any]) -> None:
-        """Writes its series again with this run in it, in place of an older one of the same recipe."""
+        """Adds a record, replaces an older one of the same recipe, and rewrites the file of its series."""
         self._runs[recipe] = {"run": recipe.label(), "recipe": asdict(recipe), **result}
         path = self._folder / f"{series(recipe)}.json"
         mine = [run for each, run in self._runs.items() if series(each) == series(recipe)]
@@ -61,7 +61,7 @@ class Records:
 
 
 def recipe_of(run: dict[str, Any]) -> Recipe:
-    """The recipe that a record says it is of."""
+    """The recipe of a record."""
     return Recipe(**{name: _tuples(value) for name, value in run["recipe"].items()})
 
 
@@ -70,18 +70,18 @@ def _tuples(value: Any) -> Any:  # noqa: ANN401 - JSON has lists where a recipe 
 
 
 def _text(runs: Sequence[dict[str, Any]]) -> str:
-    """JSON, a field per line."""
+    """Records as JSON, one field per line."""
     fields = (",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items()) for run in runs)
     return "[\n" + ",\n".join(f"{{\n{each}\n}}" for each in fields) + "\n]\n"
 
 
 def make(recipes: Sequence[Recipe], workers: int, console: Console, records: Records) -> None:
-    """Trains what has no record yet, so many at a time, and writes each record as soon as it is there.
+    """Trains recipes without a record, `workers` at a time, and writes each record when it is done.
 
-    Raises RecordError where the text is another one, or the code is not as it was committed.
+    Raises RecordError if the text differs from that of the other records, or if the code has uncommitted changes.
     """
     missing = [recipe for recipe in dict.fromkeys(recipes) if records.read(recipe) is None]
-    console.print(f"{len(set(recipes)) - len(missing)} of {len(set(recipes))} records are there")
+    console.print(f"{len(set(recipes)) - len(missing)} of {len(set(recipes))} records exist")
     of, began = commit(), time.monotonic()
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         running = {pool.submit(_run, recipe): recipe for recipe in missing}
@@ -103,12 +103,10 @@ def _run(recipe: Recipe) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the code, which has to be as it was committed: the record names it."""
+    """The commit of the code, for records. Raises RecordError if the code has uncommitted changes."""
     changed = _git("status", "--porcelain", "--", *CODE)
     if changed:
-        raise RecordError(
-            f"{changed.split()[-1]} is not as it was committed, and records name a commit: commit it first"
-        )
+        raise RecordError(f"{changed.split()[-1]} has uncommitted changes, and records name a commit: commit it first")
     return _git("rev-parse", "--short", "HEAD")
 
 

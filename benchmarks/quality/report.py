@@ -1,4 +1,4 @@
-"""What the records say, as tables: mean and spread over seeds, and each variant beside the first, seed by seed."""
+"""Tables of the records: mean and spread over seeds, and each variant vs. the first, seed by seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant. behind: percent above the group's first variant, a figure for each seed that both have."""
+    """One variant. behind: percent above the group's first variant, for each seed that both have."""
 
     variant: Variant
     records: list[dict[str, Any]]
@@ -24,13 +24,16 @@ class Line:
 
     @property
     def losses(self) -> list[float]:
-        """Of the seeds that were run."""
+        """The losses of the seeds that were run."""
         return [record["loss"] for record in self.records]
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One budget, each side at its best of the first seed. losses: of both, for each seed that both have."""
+    """One budget, each side at its best rates of the first seed.
+
+    losses: (data-parallel, decoupled) for each seed that both have. tried: how many recipes of each side.
+    """
 
     budget: Budget
     data_parallel: Recipe
@@ -40,18 +43,18 @@ class Gap:
 
     @property
     def behind(self) -> list[float]:
-        """Percent that Decoupled is above data-parallel, seed by seed."""
+        """Percent by which decoupled training is above data-parallel, seed by seed."""
         return [100 * (other / one - 1) for one, other in self.losses]
 
 
 def best(recipes: Sequence[Recipe], records: Records) -> Recipe | None:
-    """Of those that have a record, the one with the least loss."""
+    """The recipe with the least loss, of those that have a record; None: none has."""
     found = [(recipe, record["loss"]) for recipe in recipes if (record := records.read(recipe)) is not None]
     return min(found, key=lambda each: each[1], default=(None, 0.0))[0]
 
 
 def gaps(budgets: Sequence[Budget], records: Records) -> list[Gap]:
-    """Of each budget that has both sides."""
+    """The gaps of all budgets that have records of both sides."""
     found = []
     for budget in budgets:
         plain, fleets = budget.sides()
@@ -65,7 +68,7 @@ def gaps(budgets: Sequence[Budget], records: Records) -> list[Gap]:
 
 
 def budget_table(found: Sequence[Gap]) -> str:
-    """As Markdown."""
+    """The gaps of all budgets as a Markdown table."""
     rows = [
         "| size | tokens | outer steps | data-parallel (rate) | Decoupled (rate; outer) | beside | seeds | tried |",
         "|---|---|---|---|---|---|---|---|",
@@ -90,7 +93,7 @@ def budget_table(found: Sequence[Gap]) -> str:
 
 
 def lines(group: Group, records: Records) -> list[Line]:
-    """A line for each variant that has a record."""
+    """One line per variant that has a record."""
     first = {recipe.seed: records.read(recipe) for recipe in group.variants[0].seeds()}
     found = []
     for variant in group.variants:
@@ -107,7 +110,7 @@ def lines(group: Group, records: Records) -> list[Line]:
 
 
 def table(group: Group, found: Sequence[Line]) -> str:
-    """As Markdown."""
+    """A group's lines as a Markdown table with a heading."""
     rows = [
         f"### {group.title}",
         "",
@@ -133,7 +136,7 @@ def _row(line: Line) -> str:
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """Mean, and the standard error of it where there are several."""
+    """The mean, and its standard error if there are several values. form: format of the figures."""
     if not values:
         return NOTHING
     mean = format(statistics.mean(values), form)

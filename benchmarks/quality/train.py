@@ -1,4 +1,4 @@
-"""One run of the report: trains by a recipe and says what came of it."""
+"""Trains one run of the report by a recipe, and returns its record."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.quality.policies import put_on
 from benchmarks.quality.recipe import Recipe
 from benchmarks.quality.training import CPU, Training, batches, new_model, tokens_of_step
 
-WINDOWS = 2048  # of held-out text, at the end
+WINDOWS = 2048  # of held-out text, for the final loss
 CURVE_WINDOWS, CURVE_POINTS = 256, 10
-MERGE_STEPS = 0.05  # that a merge takes, in steps
+MERGE_STEPS = 0.05  # duration of a merge, in steps
 
 
 def train(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
-    """The record of a run. loss: validation, nats a byte, of the published model after everybody left."""
+    """Trains, and returns the record. loss: validation loss in nats per byte of the final published model."""
     began = time.monotonic()
     torch.set_num_threads(1)
     result = data_parallel(recipe, corpus) if recipe.method == "data-parallel" else fleet(recipe, corpus)
@@ -30,7 +30,7 @@ def train(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
 
 
 def data_parallel(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
-    """Every step over the batches of all learners: what the mean of their gradients gives."""
+    """Trains one model, each step on the batches of all learners, which equals the mean of their gradients."""
     model = new_model(recipe)
     optimizer = optimizer_for(model, recipe.learning_rate)
     streams = [batches(recipe, corpus, name) for name in names(recipe)]
@@ -44,7 +44,7 @@ def data_parallel(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
 
 
 def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
-    """Learners around the syncer, in virtual time: a second is a step of a learner of speed 1."""
+    """Trains a fleet in virtual time; a virtual second is one step of a learner with speed 1."""
     settings = recipe.settings
     work = Training(recipe, settings, corpus)
     each = tokens_of_step(recipe)
@@ -88,11 +88,11 @@ def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
 
 
 def names(recipe: Recipe) -> list[str]:
-    """Of the learners, whatever the method: their text depends on it."""
+    """Names of the learners, equal for all methods, since a learner's text depends on its name."""
     return [f"learner-{number}" for number in range(recipe.learners)]
 
 
 def _last(losses: list[float]) -> float:
-    """Mean of the last twentieth."""
+    """The mean of the last twentieth of the losses."""
     part = losses[-max(1, len(losses) // 20) :]
     return sum(part) / len(part)

@@ -1,4 +1,4 @@
-"""What the fleet's learners train: a model each, in this process, by the learner's adoption and the core's merge."""
+"""Trains the learners of a fleet in this process, with the real adoption of learners and the real merge of a core."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class Process:
-    """One learner's process: what dies with it. steps, tokens: of this process."""
+    """The state of one learner's process, which is lost when it dies. steps, tokens: of this process."""
 
     model: Transformer
     optimizer: torch.optim.Optimizer
@@ -46,7 +46,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A contribution as the merge reads it."""
+    """A contribution for `merge.merge`, see merge.Contribution."""
 
     learner: str
     codec: Codec
@@ -55,12 +55,12 @@ class Received:
     contents: tuple[Content, ...]
 
     def content(self, span: FrameSpan) -> Content:
-        """One frame's."""
+        """The content of one frame."""
         return self.contents[span.index]
 
 
 class Training:
-    """The `Work` of a fleet (see atoll_forecast.fleet.fleet). done: the part of the run's tokens that is trained."""
+    """The `Work` of a fleet, see atoll_forecast.fleet.islands. done: part of the run's tokens that is trained."""
 
     def __init__(self, recipe: Recipe, settings: RunSettings, corpus: data.Corpus) -> None:
         self.recipe = recipe
@@ -82,14 +82,14 @@ class Training:
         self.batches: dict[str, Iterator[torch.Tensor]] = {}
         self.tokens = 0
         self.losses: list[float] = []
-        self.bits = [0.0, 0.0, 0.0, 0.0]  # up, of parameters; down, of parameters
+        self.bits = [0.0, 0.0, 0.0, 0.0]  # bits up, parameters up, bits down, parameters down
 
     @property
     def done(self) -> float:
         return self.tokens / self.recipe.tokens
 
     def begin(self, learner: str) -> None:
-        """A new process: the newest anchors, an optimizer without history."""
+        """Starts a process with the newest anchors and a fresh optimizer."""
         for fragment in range(len(self.states)):
             self.flying.pop((learner, fragment), None)
         model = new_model(self.recipe)
@@ -102,7 +102,7 @@ class Training:
             self.batches[learner] = batches(self.recipe, self.corpus, learner)
 
     def train(self, learner: str) -> None:
-        """One inner step."""
+        """Makes one inner step on the learner's next batch."""
         process = self.processes[learner]
         rate = learning_rate(self.recipe.learning_rate, self.done, process.steps)
         self.losses.append(inner_step(process.model, process.optimizer, next(self.batches[learner]), rate, CPU))
@@ -112,7 +112,7 @@ class Training:
         self.tokens += tokens
 
     def take(self, learner: str, fragment: int, seq: int) -> Taken | None:
-        """The pseudo-gradient, coded, compressed, decoded and checked, as on its way to the core."""
+        """Takes a pseudo-gradient, and codes, compresses, decodes and checks it as on its way to a core."""
         process = self.processes[learner]
         if process.local.tracks[fragment].steps_from == process.steps:
             return None
@@ -134,7 +134,7 @@ class Training:
         return Taken(outstanding.tokens, outstanding.steps, outstanding.base_version, size)
 
     def merge(self, effect: ev.Merge) -> Published:
-        """The outer step."""
+        """Makes the outer step with the contributions that the effect names."""
         fragment, state = self.layout.fragments[effect.fragment], self.states[effect.fragment]
         keys = [ev.Key(share.key.learner, 0, effect.fragment, share.key.seq) for share in effect.shares]
         given = [self.received.pop(key) for key in keys]
@@ -154,7 +154,7 @@ class Training:
         return published
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
-        """A newer anchor at a step boundary."""
+        """Adopts a newer anchor at a step boundary."""
         process = self.processes[learner]
         flying = self.flying.pop((learner, published.fragment), None) if merged or drop else None
         q = flying[1].coded if merged and flying is not None else None
@@ -162,7 +162,7 @@ class Training:
         process.local.adopt(prepared, process.tokens, process.steps)
 
     def model(self) -> Transformer:
-        """With the newest published parameters."""
+        """A new model with the newest published parameters."""
         model = new_model(self.recipe)
         windows = Windows(Parameters(model, optimizer_for(model, 1.0)).values, self.layout.runs, self.settings.codec)
         Local(windows, [(p.version, anchor_of(p)) for p in self.published], keep=True)
@@ -170,29 +170,29 @@ class Training:
 
 
 def new_model(recipe: Recipe) -> Transformer:
-    """As it begins, the same for all learners of a seed."""
+    """The first model of a run: the same for all learners of a seed."""
     return build(recipe.model, recipe.seed)
 
 
 def batches(recipe: Recipe, corpus: data.Corpus, learner: str) -> Iterator[torch.Tensor]:
-    """A learner's own, in the order that the seed decides."""
+    """A learner's batches, endless: int64 (batch / learners, context + 1); seed and name decide their order."""
     each = recipe.batch // recipe.learners
     return data.batches(corpus.training, each, recipe.model.context, recipe.seed, learner)
 
 
 def tokens_of_step(recipe: Recipe) -> int:
-    """Of one learner."""
+    """Tokens of one learner's inner step."""
     return recipe.batch // recipe.learners * recipe.model.context
 
 
 def anchor_of(published: Published) -> F32:
-    """Its parameters."""
+    """The parameters of a published version, float32 (fragment.length,)."""
     assert isinstance(published.anchor, np.ndarray), "published by this work"
     return published.anchor
 
 
 def vectors_of(model: Transformer, laid_out: layout.Layout) -> list[F32]:
-    """The model's parameters, fragment by fragment."""
+    """The model's parameters, one float32 vector per fragment."""
     flat = [p.detach().numpy().reshape(-1) for p in model.parameters() if p.requires_grad]
     return [
         np.concatenate([flat[piece.tensor][piece.start : piece.start + piece.length] for piece in fragment.pieces])

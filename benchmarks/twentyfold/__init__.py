@@ -1,4 +1,4 @@
-"""Four regions over real TCP on narrow links: Atoll beside data-parallel, at the paper's ratio of link to step.
+"""Atoll vs. data-parallel in four regions over real TCP on narrow links, with the paper's ratio of link to step.
 
 May import: data_parallel, links.
 """

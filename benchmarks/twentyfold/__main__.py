@@ -1,10 +1,10 @@
-"""The twenty-fold claim, measured: python -m benchmarks.twentyfold [--json PATH] [--plot PATH] [--gbit 2 5] (root)
+"""Measures the twenty-fold claim: python -m benchmarks.twentyfold [--json PATH] [--plot PATH] [--gbit 2 5] (root)
 
-Four regions of one learner each, the core at home. A step of 12B parameters takes 3 s on links of R Gbit/s and 40 ms
-each way; here a step of n parameters takes `--step-s`, so links have R x (n / 12e9) x (3 s / step), and delays are as
-much shorter as steps are. The model, the batches, the length of a step and the links are the same for
-DistributedDataParallel on gloo (the best of its buckets and hooks at each rate; below 20 Gbit/s, that of 20) and for
-Atoll as `atoll plan` has it.
+Four regions have one learner each; the core is at home. The claim assumes 12B parameters, steps of 3 s, and links of
+R Gbit/s and 40 ms each way. Here a step of n parameters takes `--step-s`, so links have R x (n / 12e9) x (3 s / step),
+and delays are scaled like steps. Model, batches, step length and links are the same for DistributedDataParallel on gloo
+and for Atoll with the settings of `atoll plan`. DistributedDataParallel uses its best bucket size and hook at each
+rate; below 20 Gbit/s, those of 20.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from benchmarks.links.sites import Sites, sites
 from benchmarks.twentyfold.pace import PAPER_STEP_S, SEED, SIZE, tokens_of_step
 
 NAMES = ("eu", "us", "ap", "sa")
-DELAY_MS = 40.0  # each way, beside steps of 3 s
+DELAY_MS = 40.0  # each way, with steps of 3 s
 PAPER_PARAMETERS = 12e9
 PORT, MEET = 7070, 29_500
 OPTIONS = [(hook, bucket) for hook in ("bf16", "fp16", "none") for bucket in (0.25, 1.0, 25.0)]
-TRIED, LEFT_OUT = 6, 1  # steps of each option; first steps that do not count
-QUICK_GBIT = 20.0  # options are tried at this rate, where it is above the one that is measured
-STALL_S = 600.0  # without a step of anybody: something hangs
-EXPORT_S = 5.0
+TRIED, LEFT_OUT = 6, 1  # steps to try each option; first steps that do not count
+QUICK_GBIT = 20.0  # options are tried at this rate, or at the measured one if that is higher
+STALL_S = 600.0  # without a step of any learner, the run hangs
+EXPORT_S = 5.0  # between two exports
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One side at one rate. utilisation: of the time in steps; link_bits_s: over the busiest link, up and down.
+    """One method at one rate. utilisation: part of the time in steps; up_bits_s, down_bits_s: over the busiest link.
 
-    predicted: by `atoll plan`; only Atoll's. loss_at: (seconds since the first step, validation loss).
+    gbit: the rate of the claim; mbit: the scaled rate. predicted: by `atoll plan`, only for Atoll. loss_at: (seconds
+    since the first step, validation loss).
     """
 
     method: str
@@ -67,28 +68,29 @@ class Run:
 
 
 def link_mbit(gbit: float, parameters: int, step_s: float) -> float:
-    """The same bits for each parameter and step as 12B parameters have on links of `gbit`, with steps of 3 s."""
+    """The scaled rate: as many bits per parameter and step as 12B parameters have at `gbit` with steps of 3 s."""
     return gbit * 1e3 * parameters / PAPER_PARAMETERS * PAPER_STEP_S / step_s
 
 
 def delay_ms(step_s: float) -> float:
-    """One way, as long beside a step as it is there."""
+    """The scaled delay, one way: the same part of a step as in the claim."""
     return DELAY_MS * step_s / PAPER_STEP_S
 
 
 def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str, bucket: float, save: bool) -> Run:
-    """So many steps. save: evaluate the model that comes out."""
+    """Trains `steps` steps with DistributedDataParallel. save: evaluate the resulting model."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         path = Path(directory)
         with sites(group, path, NAMES, mbit, delay_ms(step_s)) as place:
             ranks = []
             for number, (name, namespace) in enumerate(place.names.items()):
                 words = [
-                    "env", f"GLOO_SOCKET_IFNAME={place.device(number)}", sys.executable, "-m",
-                    "benchmarks.twentyfold.ddp_rank", "--number", str(number), "--ranks", str(len(NAMES)),
-                    "--steps", str(steps), "--step-s", str(step_s), "--hook", hook, "--bucket-mb", str(bucket),
-                    "--meet", f"{place.address(0)}:{MEET}", "--record", str(path / f"{name}.steps"),
-                ]  # fmt: skip
+                    *("env", f"GLOO_SOCKET_IFNAME={place.device(number)}"),
+                    *(sys.executable, "-m", "benchmarks.twentyfold.ddp_rank"),
+                    *("--number", str(number), "--ranks", str(len(NAMES)), "--steps", str(steps)),
+                    *("--step-s", str(step_s), "--hook", hook, "--bucket-mb", str(bucket)),
+                    *("--meet", f"{place.address(0)}:{MEET}", "--record", str(path / f"{name}.steps")),
+                ]
                 more = ["--save", str(path / "model")] if save and not number else []
                 ranks.append(group.start(name, place.inside(namespace, [*words, *more])))
             rates = _watched(place, path, ranks, steps)
@@ -98,7 +100,7 @@ def data_parallel(gbit: float, mbit: float, step_s: float, steps: int, hook: str
 
 
 def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, exports: bool) -> Run:
-    """So many steps of each learner. exports: evaluate the published model as it goes."""
+    """Trains `steps` steps of each learner with Atoll. exports: evaluate the published model every EXPORT_S."""
     regions = tuple(Region(name, 1, mbit * 1e6, 2 * delay_ms(step_s) / 1e3) for name in NAMES)
     planned = plan(Job(parameters, step_s, regions))
     predicted = {
@@ -112,28 +114,20 @@ def atoll(gbit: float, mbit: float, step_s: float, steps: int, parameters: int, 
         path = Path(directory)
         with sites(group, path, NAMES, mbit, delay_ms(step_s)) as place:
             operator = f"unix:{path}/core"
-            core = group.start("core", place.inside(place.home, [
-                *ATOLL, "core", "--listen", f"0.0.0.0:{PORT}", "--listen", operator, "--dir", str(path / "run"),
-                "--inner-steps", str(planned.settings.inner_steps), "--overlap", f"{planned.settings.overlap_steps:g}",
+            settings = planned.settings
+            core_command = [
+                *(*ATOLL, "core", "--listen", f"0.0.0.0:{PORT}", "--listen", operator, "--dir", str(path / "run")),
+                *("--inner-steps", str(settings.inner_steps), "--overlap", f"{settings.overlap_steps:g}"),
                 "--insecure-plaintext",
-            ]), piped=True)  # fmt: skip
+            ]
+            core = group.start("core", place.inside(place.home, core_command), piped=True)
             group.serving(core)
             learners = []
             for number, (name, namespace) in enumerate(place.names.items()):
                 words = [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.twentyfold.island",
-                    "--number",
-                    str(number),
-                    "--steps",
-                    str(steps),
-                    "--step-s",
-                    str(step_s),
-                    "--server",
-                    f"{place.home_address(number)}:{PORT}",
-                    "--record",
-                    str(path / f"{name}.steps"),
+                    *(sys.executable, "-m", "benchmarks.twentyfold.island", "--number", str(number)),
+                    *("--steps", str(steps), "--step-s", str(step_s)),
+                    *("--server", f"{place.home_address(number)}:{PORT}", "--record", str(path / f"{name}.steps")),
                 ]
                 learners.append(group.start(name, place.inside(namespace, words)))
             export = _Exports(operator, path) if exports else None
@@ -177,7 +171,7 @@ def _run(
 
 
 def _seconds(times: list[list[tuple[float, float]]]) -> float:
-    """From the first step's beginning to the last one's end."""
+    """Seconds from the beginning of the first step to the end of the last one."""
     return max(rank[-1][1] for rank in times) - min(rank[0][0] for rank in times)
 
 
@@ -188,7 +182,7 @@ def _steps(record: Path) -> list[tuple[float, float]]:
 def _watched(
     place: Sites, path: Path, ranks: Sequence[Child], steps: int, export: _Exports | None = None
 ) -> list[tuple[float, float]]:
-    """Bits a second over each site's link, up and down, while all train; returns when everybody has ended."""
+    """Waits until all processes have ended; returns (up, down) bits per second per site's link, while all train."""
     records = [path / f"{name}.steps" for name in NAMES]
     newest, moved_at = 0, time.monotonic()
     seen: list[tuple[float, list[tuple[int, int]]]] = []
@@ -198,7 +192,7 @@ def _watched(
         if sum(done) > newest:
             newest, moved_at = sum(done), time.monotonic()
         if time.monotonic() - moved_at > STALL_S:
-            raise SystemExit(f"nobody made a step in {STALL_S:.0f} s, after {done}: {ranks[0].tail()}")
+            raise SystemExit(f"no learner made a step in {STALL_S:.0f} s, after {done}: {ranks[0].tail()}")
         if (not seen and min(done) > LEFT_OUT) or (len(seen) == 1 and max(done) >= steps):
             both = [json.loads(counts.read_text()) for counts in place.counts.values()]
             seen.append((time.monotonic(), [(up, down) for down, up in both]))  # the first end is home's
@@ -212,7 +206,7 @@ def _watched(
 
 
 class _Exports:
-    """The published model every few seconds: when, and where it is."""
+    """Exports the published model every EXPORT_S seconds. found: (monotonic seconds, file)."""
 
     def __init__(self, operator: str, path: Path) -> None:
         self._operator = operator
@@ -220,7 +214,7 @@ class _Exports:
         self.found: list[tuple[float, Path]] = []
 
     def look(self) -> None:
-        """Takes one when it is time."""
+        """Exports the model if the last export is EXPORT_S old."""
         if self.found and time.monotonic() - self.found[-1][0] < EXPORT_S:
             return
         file = self._path / f"{len(self.found)}.safetensors"
@@ -243,28 +237,30 @@ def _look(ranks: Sequence[Child]) -> None:
 
 
 def _trials(gbit: float, mbit: float, step_s: float) -> list[Run]:
-    """Every hook with every size of buckets on this link, some steps of each."""
+    """Tries every hook with every bucket size on this link, TRIED steps each."""
     found = []
     for hook, bucket in OPTIONS:
         found.append(data_parallel(gbit, mbit, step_s, TRIED, hook, bucket, save=False))
-        print(f"  {hook}, {bucket:g} MB: {found[-1].step_s:.2f} s a step", flush=True)
+        print(f"  {hook}, {bucket:g} MB: {found[-1].step_s:.2f} s per step", flush=True)
     return found
 
 
 def main() -> None:
-    """Measures, prints, and writes what it has after each run."""
+    """Measures, prints, and writes the results after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gbit", type=float, nargs="+", default=[2.0, 5.0, 20.0, 50.0, 125.0])
     parser.add_argument("--step-s", type=float, default=0.25)
-    parser.add_argument("--steps", type=int, default=30, help="of DistributedDataParallel, at each rate")
-    parser.add_argument("--minutes", type=float, default=20.0, help="that it trains at the first rate, for the loss")
+    parser.add_argument("--steps", type=int, default=30, help="steps of DistributedDataParallel at each rate")
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="how long it trains at the first rate, for the loss"
+    )
     parser.add_argument("--atoll-steps", type=int, default=480)
     parser.add_argument("--alone", type=float, nargs="*", default=[], help="rates at which only Atoll trains")
     parser.add_argument("--json", type=Path, dest="json_path", required=True)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     if options.plot is not None:
-        from benchmarks.twentyfold import plots  # noqa: PLC0415 - --help needs no matplotlib, an hour of work does
+        from benchmarks.twentyfold import plots  # noqa: PLC0415 - --help needs no matplotlib; import errors show before an hour of work
     parameters = sum(p.numel() for p in build(SIZE, SEED).parameters())
     runs, trials = list[Run](), list[Run]()
 

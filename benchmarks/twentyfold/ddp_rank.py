@@ -1,7 +1,7 @@
-"""One rank of the data-parallel side, at its best: buckets that overlap with backward, gradients in 16 bits.
+"""One rank of the data-parallel side, at its best: buckets overlap with the backward pass, gradients have 16 bits.
 
-A third of the step's length passes in forward, two thirds in backward, over which buckets leave as they are ready: what
-communication can hide behind is all there, and what the processor computes is a part of it.
+Forward takes a third of the step's length, backward two thirds, during which buckets are sent when they are ready. So
+communication can overlap with the whole backward pass. The CPU's computation is a part of the step's length.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.twentyfold.pace import Job, Pace
 
 
 def bf16(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """Gradients travel as bfloat16, as torch's own hook has it, which is for accelerators only."""
+    """Sends gradients as bfloat16, like torch's own hook, which works only on accelerators."""
     narrow = (bucket.buffer() / dist.get_world_size()).to(torch.bfloat16)
     future = dist.all_reduce(narrow, group=group, async_op=True).get_future()
     widened: torch.futures.Future[torch.Tensor] = future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
@@ -33,7 +33,7 @@ HOOKS = {"none": default_hooks.allreduce_hook, "bf16": bf16, "fp16": default_hoo
 
 
 class Backward:
-    """Two thirds of a step pass in it, evenly over the gradients: a bucket leaves when an accelerator would have it."""
+    """Paces the backward pass: it takes two thirds of a step, and delays buckets until an accelerator had them."""
 
     def __init__(self, hook: Callable[..., torch.futures.Future[torch.Tensor]], step_s: float, parameters: int) -> None:
         self._hook = hook
@@ -41,18 +41,18 @@ class Backward:
         self._at = 0.0
 
     def begin(self) -> None:
-        """Backward begins now."""
+        """Records the beginning of a backward pass."""
         self._at = time.monotonic()
 
     def ready(self, group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        """A bucket's gradients are there."""
+        """DDP's hook for a bucket: waits until its time, then all-reduces it."""
         self._at += self._each_s * bucket.buffer().numel()
         time.sleep(max(0.0, self._at - time.monotonic()))
         return self._hook(group, bucket)
 
 
 def main() -> None:
-    """Trains so many steps."""
+    """Trains one rank with the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--number", "--ranks", "--steps"):
         parser.add_argument(name, type=int, required=True)
@@ -89,7 +89,7 @@ def main() -> None:
     if options.save is not None:
         torch.save(pace.model.state_dict(), options.save)
     dist.barrier()
-    # Destroying the group can hang: it holds the GIL and joins a thread that wants it, to free a hook's future.
+    # Destroying the group can hang: it joins a thread while holding the GIL, which that thread needs for a future.
     os._exit(0)
 
 

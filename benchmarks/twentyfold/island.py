@@ -1,4 +1,4 @@
-"""One learner of Atoll's side: the same steps, with the three lines."""
+"""One learner of Atoll's side: the same steps, with Atoll's three lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.twentyfold.pace import Job, Pace, tokens_of_step
 
 
 def main() -> None:
-    """Trains so many steps."""
+    """Trains one learner with the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--number", "--steps"):
         parser.add_argument(name, type=int, required=True)

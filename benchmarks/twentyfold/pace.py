@@ -1,7 +1,7 @@
-"""What both sides train, at the same pace: the reference model, in steps of a fixed length.
+"""The training of both sides: the reference model, in steps of a fixed length.
 
-A step is padded to its length, as if an accelerator were at work while the processor is free: that keeps four regions
-from disturbing each other on two cores, and makes the link's rate, which follows from the length of a step, exact.
+A step is padded to its length, as if an accelerator computed while the CPU is free. So four regions do not disturb each
+other on two CPUs, and the links' rate, which follows from the step length, is exact.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from atoll.reference.train import optimizer_for
 from torch import Tensor
 
 SIZE, BATCH = "tiny", 2
-PEAK, WARM_UP = 3e-3, 20  # rate and steps: the same for both
+PEAK, WARM_UP = 3e-3, 20  # learning rate; steps: the same for both sides
 SEED = 0
 PAPER_STEP_S = 3.0  # of 12B parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One rank's or learner's. record: it writes a line for each step there."""
+    """The job of one rank or learner. record: the file with one line per step."""
 
     number: int
     step_s: float
@@ -35,7 +35,7 @@ class Job:
 
 
 class Pace:
-    """Steps of a fixed length; says when each ended, in a file."""
+    """Makes steps of a fixed length, and records their times in a file."""
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(1)
@@ -48,21 +48,21 @@ class Pace:
         self._file = job.record.open("w", buffering=1)
 
     def begin(self, step: int) -> tuple[float, Tensor]:
-        """When the step began, and its batch."""
+        """Begins a step; returns its time in monotonic seconds, and its batch."""
         rate = PEAK * min(1.0, (step + 1) / WARM_UP)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return time.monotonic(), next(self.batches)
 
     def pad(self, began: float, part: float = 1.0) -> None:
-        """What is left of this part of the step's length passes, as if the accelerator worked."""
+        """Sleeps until this part of the step's length has passed, as if the accelerator computed."""
         time.sleep(max(0.0, began + part * self.job.step_s - time.monotonic()))
 
     def end(self, step: int, began: float, loss: float) -> None:
-        """A line: the step, when it began and ended on this machine's monotonic clock, and its loss."""
+        """Writes a line: the step, its begin and end in monotonic seconds, and its loss."""
         self._file.write(json.dumps([step, began, time.monotonic(), loss]) + "\n")
 
 
 def tokens_of_step() -> int:
-    """Of one learner."""
+    """Tokens of one learner's step."""
     return BATCH * SIZES[SIZE].context

@@ -1,4 +1,4 @@
-"""The curve of it."""
+"""Plots the twenty-fold comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.twentyfold.pace import PAPER_STEP_S
 
 
 def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Utilisation over the link's rate for each method; the factor between them is written beside each pair."""
+    """Plots utilisation over the link's rate for each method, and the ratio of tokens/s at each rate. path: SVG."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same records give the same file
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -32,7 +32,7 @@ def curve(runs: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_ylim(0, 105)
     axes.set_xlabel("link of each region, Gbit/s, for 12B parameters and steps of 3 s")
     axes.set_ylabel("utilisation, %")
-    # Bits and compute are all that counts (delays are a hundredth of a step): longer steps are as good as wider links.
+    # Only bits and compute count (delays are a hundredth of a step): longer steps are equivalent to faster links.
     scale = (lambda gbit: PAPER_STEP_S * gbit / 2, lambda seconds: 2 * seconds / PAPER_STEP_S)
     steps = axes.secondary_xaxis("top", functions=scale)
     steps.set_xticks([scale[0](gbit) for gbit in rates], [f"{scale[0](gbit):.3g}" for gbit in rates])

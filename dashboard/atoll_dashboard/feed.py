@@ -16,6 +16,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.access import AccessError
 from atoll_wire.calling import LinkLost
+from atoll_wire.contract import LearnerState
 from atoll_wire.links import away
 
 from atoll_dashboard import telling
@@ -177,7 +178,7 @@ class Feed:
         status, now = self.seen.status, time.monotonic()
         moving = self.moving
         up, down = (sum(moving.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
-        trained = [each for each in status.learners if each.state == "live" and math.isfinite(each.loss)]
+        trained = [each for each in status.learners if each.state == LearnerState.LIVE and math.isfinite(each.loss)]
         return Run(
             reachable=not self.problem,
             problem=self.problem,
@@ -240,7 +241,7 @@ class Feed:
         return [self._region(name, members[name]) for name in sorted(members)]
 
     def _region(self, name: str, members: list[pb.LearnerStatus]) -> Region:
-        first = sorted(members, key=lambda each: (telling.TROUBLE_FIRST.get(each.state, 0), each.learner))
+        first = sorted(members, key=lambda each: (telling.TROUBLE_FIRST[telling.state(each)], each.learner))
         up, down = (sum(each.wire.up for each in members), sum(each.wire.down + each.wire.whole for each in members))
         provisioned = sum(each.goodput.provisioned_s for each in members)
         return Region(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.contract import FATES
+from atoll_wire.contract import FATES, Fate, LearnerState
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
 
@@ -24,7 +24,6 @@ from atoll_dashboard.shapes import (
     Region,
     Round,
     Run,
-    State,
 )
 
 MOST_STREAMS = 200
@@ -62,7 +61,7 @@ async def regions(feed: Looking) -> list[Region]:
 async def learners(
     feed: Looking,
     region: str | None = None,
-    state: State | None = None,
+    state: LearnerState | None = None,
     search: Annotated[str, Query(max_length=64)] = "",
     sort: SortBy = "trouble",
     descending: bool = False,
@@ -130,7 +129,7 @@ async def receipts(
     limit: Limit = 100,
 ) -> Receipts:
     """Contributions and what became of them, newest first."""
-    wanted = FATES[fate] if fate is not None else pb.FATE_UNSPECIFIED
+    wanted = FATES[Fate(fate)] if fate is not None else pb.FATE_UNSPECIFIED
     found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)
     items = [telling.receipt(each) for each in found]
     return Receipts(items=items, before=items[-1].number if len(items) == limit else None)

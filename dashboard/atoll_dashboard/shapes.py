@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Generic, Literal, TypeVar
 
+from atoll_wire.contract import LearnerState
 from pydantic import BaseModel
 
 T = TypeVar("T")
 
-State = Literal["live", "paused", "joining", "silent", "left", "evicted"]
 Outcome = Literal["open", "merging", "merged", "lapsed"]
 Kind = Literal["core", "joined", "back", "silent", "left", "evicted", "refused", "checkpoint", "paused", "trouble"]
 
@@ -105,7 +105,7 @@ class Run(BaseModel):
     contributions: Counts
     wire: Wire
     cost: Cost
-    learners: dict[State, int]
+    learners: dict[LearnerState, int]
     acts: bool
     acts_problem: str
     dashboard_s: float
@@ -115,7 +115,7 @@ class Dot(BaseModel):
     """A learner in the picture. lost_s: of its time, so far."""
 
     learner: str
-    state: State
+    state: LearnerState
     since: float | None
     uploading: bool
     lost_s: float
@@ -125,7 +125,7 @@ class Region(BaseModel):
     """A region in the picture. dots: at most 48 of its learners, those in trouble first; the counts are of all."""
 
     region: str
-    learners: dict[State, int]
+    learners: dict[LearnerState, int]
     dots: list[Dot]
     tokens_per_s: float
     up_bytes: int
@@ -141,7 +141,7 @@ class Learner(BaseModel):
 
     learner: str
     region: str
-    state: State
+    state: LearnerState
     since: float | None
     incarnation: int
     steps: int

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.contract import FATE_NAMES
+from atoll_wire.contract import FATE_NAMES, LearnerState
 
 from atoll_dashboard.shapes import (
     Answer,
@@ -20,12 +20,18 @@ from atoll_dashboard.shapes import (
     Outcome,
     Receipt,
     Round,
-    State,
     Wire,
 )
 
-STATES: tuple[State, ...] = ("live", "paused", "joining", "silent", "left", "evicted")
-TROUBLE_FIRST = {state: place for place, state in enumerate(("silent", "joining", "paused", "live", "evicted", "left"))}
+_ORDER = (
+    LearnerState.SILENT,
+    LearnerState.JOINING,
+    LearnerState.PAUSED,
+    LearnerState.LIVE,
+    LearnerState.EVICTED,
+    LearnerState.LEFT,
+)
+TROUBLE_FIRST = {state: place for place, state in enumerate(_ORDER)}
 OUTCOMES: dict[int, Outcome] = {
     pb.ROUND_OUTCOME_OPEN: "open",
     pb.ROUND_OUTCOME_MERGING: "merging",
@@ -50,10 +56,10 @@ def codec(number: int) -> str:
     return pb.Codec.Name(number).removeprefix("CODEC_").lower() if number in pb.Codec.values() else "unknown"
 
 
-def states(learners: Iterable[pb.LearnerStatus]) -> dict[State, int]:
+def states(learners: Iterable[pb.LearnerStatus]) -> dict[LearnerState, int]:
     """How many are in each state; all states are named."""
     found = Counter(each.state for each in learners)
-    return {state: found[state] for state in STATES}
+    return {state: found[state] for state in LearnerState}
 
 
 def goodput(told: pb.Goodput, recent: float | None) -> Goodput:
@@ -91,9 +97,9 @@ def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> 
     )
 
 
-def state(told: pb.LearnerStatus) -> State:
+def state(told: pb.LearnerStatus) -> LearnerState:
     """Its state; a core that knows other words is newer than this dashboard."""
-    return next((known for known in STATES if known == told.state), "joining")
+    return next((known for known in LearnerState if known == told.state), LearnerState.JOINING)
 
 
 def dot(told: pb.LearnerStatus) -> Dot:

@@ -1,1 +1,1 @@
-"""What a run will do, before it is run: `atoll plan`, and `atoll simulate` with the paper's tables."""
+"""Forecasts of a run: `atoll plan`, and `atoll simulate` with the paper's tables."""

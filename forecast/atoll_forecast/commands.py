@@ -1,4 +1,4 @@
-"""Subcommands of `atoll` for those who decide what to run: simulate, plan. Nothing here needs a run or a network."""
+"""Subcommands of `atoll` that forecast a run: simulate, plan. They need neither a run nor a network."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from typing import Annotated, Any
 import typer
 from atoll_wire.errors import UserError, need
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures there.", metavar="PATH")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", metavar="PATH")]
 Plot = Annotated[
-    Path | None, typer.Option(help="Write a picture there, SVG or PNG (needs matplotlib).", metavar="PATH")
+    Path | None, typer.Option(help="Write a plot to this file, SVG or PNG (needs matplotlib).", metavar="PATH")
 ]
-MOST_EVENTS = 1e7  # of a simulation: minutes
-MOST_LEARNERS = 4096  # that a run can have
+MOST_EVENTS = 1e7  # in one simulation: these take minutes
+MOST_LEARNERS = 4096  # in one run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this package's subcommands."""
-    simulate = typer.Typer(no_args_is_help=True, help="Simulate fleets, and print the paper's tables beside ours.")
+    """Adds this package's subcommands to `atoll`."""
+    simulate = typer.Typer(
+        no_args_is_help=True, help="Simulate fleets, and compare the results with the paper's tables."
+    )
     simulate.command("goodput")(goodput_command)
     simulate.command("bandwidth")(bandwidth_command)
     simulate.command("scavenging")(scavenging_command)
@@ -35,27 +37,25 @@ def register(app: typer.Typer) -> None:
 def goodput_command(
     chips: Annotated[
         int | None,
-        typer.Option(min=1, max=100_000_000, help="One fleet of so many chips [Table 1: 150,000 to 2,400,000]."),
+        typer.Option(min=1, max=100_000_000, help="Chips of one fleet [Table 1: 150,000 to 2,400,000]."),
     ] = None,
     learners: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="With --chips: M, equal parts of them [8].")
+        int | None, typer.Option(min=1, max=4096, help="With --chips: M, the number of learners with equal parts [8].")
     ] = None,
-    failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Of a chip.")] = 1.0,
+    failures_per_year: Annotated[float, typer.Option(min=1e-6, max=10_000, help="Failures per chip and year.")] = 1.0,
     slice_chips: Annotated[int, typer.Option(min=1, help="Chips that fail together.")] = 256,
-    downscale_s: Annotated[
-        float, typer.Option(min=0, max=1e6, help="Pause of a learner that goes on with fewer slices.")
-    ] = 18.0,
-    upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause when a slice is back.")] = 2.0,
-    repair_s: Annotated[float, typer.Option(min=1, max=1e8, help="Mean time until a slice is back.")] = 3600.0,
+    downscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause of a learner that loses a slice.")] = 18.0,
+    upscale_s: Annotated[float, typer.Option(min=0, max=1e6, help="Pause when a slice returns.")] = 2.0,
+    repair_s: Annotated[float, typer.Option(min=1, max=1e8, help="Mean time until a slice returns.")] = 3600.0,
     repair_shape: Annotated[
-        float, typer.Option(min=0.2, max=10, help="Of a Weibull distribution; 1: exponential.")
+        float, typer.Option(min=0.2, max=10, help="Weibull shape of repairs; 1: exponential.")
     ] = 1.0,
-    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Of a job that is not elastic.")] = 76.0,
-    hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated.")] = 30.0,
+    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Restart of a job that is not elastic.")] = 76.0,
+    hours: Annotated[float, typer.Option(min=0.1, max=10_000, help="Simulated hours.")] = 30.0,
     json_path: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Goodput under failures: Table 1 of the paper, or one fleet of yours."""
+    """Goodput under failures: Table 1 of the paper, or your own fleet."""
     from atoll_server.cli.tables import console
 
     from atoll_forecast.paper import figures, goodput
@@ -67,15 +67,17 @@ def goodput_command(
     )
     events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
     if events > MOST_EVENTS:
-        raise UserError(f"some {events:.2g} failures are too many to go through: give fewer --hours")
+        raise UserError(f"some {events:.2g} failures are too many to simulate: give fewer --hours")
     if chips is None and learners is not None:
-        raise UserError("--learners is of one fleet: give its --chips, too")
+        raise UserError("--learners applies to one fleet: give its --chips too")
     if chips is not None:
         parts = learners or 8
         if parts * slice_chips > chips:
-            raise UserError(f"{chips} chips are no {parts} learners of {slice_chips} at least: give more --chips")
+            raise UserError(
+                f"{chips} chips are too few for {parts} learners of at least {slice_chips}: give more --chips"
+            )
         if plot is not None:
-            raise UserError("--plot is of Table 1: leave it out, or --chips")
+            raise UserError("--plot applies to Table 1: leave out --plot or --chips")
         found = goodput.simulate(chips, parts, failures, hours=hours)
         console().print(f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time")
         _write(json_path, {"goodput": found.goodput, "uptime": found.uptime})
@@ -90,14 +92,14 @@ def goodput_command(
 
 
 def bandwidth_command(json_path: Json = None, plot: Plot = None) -> None:
-    """What links must carry: the paper's figures by its own accounting, and Atoll's coded bits."""
+    """Rates that links must carry: the paper's figures by its own accounting, and Atoll's coded bits."""
     from atoll_forecast.paper.claims import bandwidth_claims
 
     _claims("Links, 5B parameters, steps of a second", bandwidth_claims(), json_path, plot)
 
 
 def scavenging_command(json_path: Json = None, plot: Plot = None) -> None:
-    """Extra compute for half of the training: time relative to none."""
+    """Extra compute for half of the training: time relative to a run without it."""
     from atoll_forecast.paper.claims import scavenging_claims
 
     _claims("Extra compute for half of the tokens: time relative to none", scavenging_claims(), json_path, plot)
@@ -111,36 +113,36 @@ def hardware_command(json_path: Json = None, plot: Plot = None) -> None:
 
 
 def plan_command(
-    parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Of the model that are trained: 12e9.")],
+    parameters: Annotated[float, typer.Option(min=1, max=1e13, help="Trained parameters of the model, such as 12e9.")],
     step_s: Annotated[float, typer.Option(min=1e-4, max=1e5, help="Seconds of one learner's inner step.")],
     region: Annotated[
-        list[str], typer.Option(help="See above. May be given several times.", metavar="REGION")
+        list[str], typer.Option(help="A region, see above. May be given several times.", metavar="REGION")
     ] = DEFAULT_REGIONS,
     between_failures_h: Annotated[
-        float, typer.Option(min=0, max=1e6, help="Hours between failures of one learner, mean; 0: none.")
+        float, typer.Option(min=0, max=1e6, help="Mean hours between failures of one learner; 0: none.")
     ] = 0.0,
     repair_min: Annotated[
         float, typer.Option(min=0, max=1e6, help="Minutes from a failure to the learner's next step.")
     ] = 10.0,
     core_mbit: Annotated[
-        float, typer.Option(min=0, max=1e9, help="The core's own link, each way; 0: it carries whatever comes.")
+        float, typer.Option(min=0, max=1e9, help="The core's own link, each way; 0: unlimited.")
     ] = 0.0,
-    fragments: Annotated[int, typer.Option(min=0, max=256, help="P; 0: 24.")] = 0,
-    values: Annotated[Path | None, typer.Option(help="Write values for the chart there.", metavar="PATH")] = None,
+    fragments: Annotated[int, typer.Option(min=0, max=256, help="Number of fragments P; 0: 24.")] = 0,
+    values: Annotated[Path | None, typer.Option(help="Write Helm values to this file.", metavar="PATH")] = None,
     compose: Annotated[
-        Path | None, typer.Option(help="Write an override for docker/compose.yaml there.", metavar="PATH")
+        Path | None, typer.Option(help="Write an override for docker/compose.yaml to this file.", metavar="PATH")
     ] = None,
     json_path: Json = None,
 ) -> None:
-    """Settings for a run of yours, and what to expect: links, money, goodput, memory, a region lost.
+    """Plan a run: its settings, and the expected link load, cost, goodput and memory, also when a region fails.
 
-    A region is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]: its learners, its link to the core, each way, and what a gigabyte
-    costs there.
+    A region is NAME:LEARNERS:MBIT:ROUND_TRIP_MS[:PRICE]: its learners, the rate of its link to the core each way, the
+    round trip, and the price of a gigabyte.
     """
     import math
 
     if math.isnan(parameters + step_s + between_failures_h + repair_min + core_mbit):
-        raise UserError("nan is no figure to plan with: give a number")
+        raise UserError("nan is not a number: give numbers")
 
     from atoll_server.cli.tables import console
 
@@ -164,13 +166,13 @@ def plan_command(
         console().print(f"[yellow]{warning}[/]")
     _write(json_path, plan_json(job, made))
     if not made.works:
-        raise UserError("this plan does not work: what is to be changed is said above")
+        raise UserError("this plan does not work: the warnings above say what to change")
     for path, text in ((values, helm_values(job, made)), (compose, compose_override(job, made))):
         if path is not None:
             _save(path, text)
 
 
-def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is loaded late
+def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is imported late
     from atoll_forecast.planning.job import Region
 
     name, *rest = text.split(":")
@@ -209,7 +211,7 @@ def _draw(path: Path, draw: Callable[[Any], None]) -> None:
         draw(plots)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): give another path") from error
-    except ValueError as error:  # matplotlib's, of the ending
+    except ValueError as error:  # matplotlib's, for an unknown suffix
         raise UserError(f"{path}: {error}: give a path that ends in .svg or .png") from error
 
 

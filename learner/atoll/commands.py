@@ -1,4 +1,4 @@
-"""Subcommands of `atoll` for those who train: learner, doctor, demo, chaos. torch is loaded only when one of them runs."""
+"""Subcommands of `atoll` for training: learner, doctor, demo, chaos. They import torch only when they run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TRAINING = ("torch", "psutil", "numba", "zstandard")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this package's subcommands."""
+    """Adds this package's subcommands to `atoll`."""
     lazy_commands.add(app, "learner", "Train the reference model as one learner of a run.", _learner)
-    text = "Find out before training what would go wrong on the way to a core, and what would help. Status 1: something bad."
+    text = "Check the connection to a core, its disk and the model before training; print fixes. Exit status 1: something is bad."
     lazy_commands.add(app, "doctor", text, _doctor)
-    text = "One core and some learners on this machine, with a SIGKILL of each kind on the way."
+    text = "Train with a core and learners on this machine, and kill one of each during training."
     lazy_commands.add(app, "demo", text, _demo)
-    text = "Kill, pause and restart processes of a local deployment, and see what it costs."
+    text = "Kill, pause and restart processes of a local deployment, and report the cost."
     lazy_commands.add(app, "chaos", text, _chaos)
 
 

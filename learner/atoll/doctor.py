@@ -1,7 +1,7 @@
-"""`atoll doctor`: what would go wrong, found out before training; each finding with its remedy.
+"""`atoll doctor`: finds problems before training; each finding comes with its fix.
 
-Names and ports, certificates and clocks, the way to the core and back (round trip, rates, the largest message), the
-disk of a core, and whether a model is the run's.
+It checks names and ports, certificates and clocks, the connection to the core (round trip, rates, largest message), a
+core's disk, and whether a model is the run's.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Verdict(Enum):
     BAD = "bad"
 
 
-SIGNS = {Verdict.GOOD: "ok  ", Verdict.DOUBTFUL: "hm  ", Verdict.BAD: "BAD "}
+SIGNS = {Verdict.GOOD: "ok  ", Verdict.DOUBTFUL: "WARN", Verdict.BAD: "BAD "}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """remedy: empty where nothing is wrong."""
+    """One line of the report. what: the fact; remedy: the fix, empty where nothing is wrong."""
 
     verdict: Verdict
     what: str
@@ -71,26 +71,30 @@ class Finding:
 
 
 class DoctorSettings(Certificates):
-    """What is examined."""
+    """The options of `atoll doctor`: what it examines."""
 
     command: ClassVar[str] = "doctor"
 
     servers: Annotated[
         tuple[str, ...],
-        Field(description="A core or front that would be called."),
+        Field(description="Address of a core or front to check."),
         Option(name="server", metavar="HOST:PORT"),
     ] = ()
-    directory: Annotated[Path | None, Field(description="Where a core would keep a run."), Option(name="dir")] = None
-    name: Annotated[str, Field(description="As which a learner would join.")] = ""
+    directory: Annotated[
+        Path | None, Field(description="Directory in which a core would keep a run."), Option(name="dir")
+    ] = None
+    name: Annotated[str, Field(description="Name with which a learner would join.")] = ""
     size: Annotated[
         Size | None,
-        Field(description="Compare the reference model of this size with the run's; your own: atoll.doctor.of_model."),
+        Field(
+            description="Compare the reference model of this size with the run's. For others: atoll.doctor.of_model."
+        ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """Who would train. tensors, frozen_digest: of its model, if that is to be compared."""
+    """A learner that would join. address: a core or front. tensors, frozen_digest: of its model, to compare it."""
 
     address: str
     access: Access
@@ -100,15 +104,18 @@ class Patient:
 
 
 def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] = ()) -> dict[str, Any]:
-    """What a Patient has to say of a model, as a Learner takes it: Patient(address, access, name, **of_model(...))."""
-    from atoll.boundary.parameters import Parameters  # noqa: PLC0415 - torch, which a host of a front does not have
+    """Arguments that add a model to a Patient: Patient(address, access, name, **of_model(model, optimizer)).
+
+    The arguments are those of a Learner. Raises LearnerError for a model that a Learner would refuse.
+    """
+    from atoll.boundary.parameters import Parameters  # noqa: PLC0415 - torch, which a front's host does not have
 
     parameters = Parameters(model, optimizer, unshared)
     return {"tensors": parameters.tensors, "frozen_digest": parameters.frozen_digest()}
 
 
 def tell(findings: Iterable[Finding]) -> bool:
-    """Prints them as they come; whether one was bad."""
+    """Prints findings as they come; returns whether one was bad."""
     bad = False
     for finding in findings:
         print(f"{SIGNS[finding.verdict]}  {finding.what}", flush=True)
@@ -119,7 +126,7 @@ def tell(findings: Iterable[Finding]) -> bool:
 
 
 def examine(patient: Patient) -> Iterator[Finding]:
-    """Each thing that can be looked at, as it is found; ends where looking on is of no use."""
+    """Yields findings about a core or front, and ends at a problem that makes further checks useless."""
     place = _place(patient.address)
     if isinstance(place, Finding):
         yield place
@@ -138,7 +145,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
         with patient.access.dial_and_wait(patient.address, OPTIONS) as channel:
             yield from _way(rpc.DoctorStub(channel), patient)
     except AccessError as error:
-        yield _bad(str(error), "issue them again, see atoll certs")
+        yield _bad(str(error), "issue the certificates again, see atoll certs")
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             yield Finding(Verdict.DOUBTFUL, f"{patient.address} is busy: {error.details()}", "ask again in a minute")
@@ -147,7 +154,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
 
 
 def examine_disk(directory: Path) -> Iterator[Finding]:
-    """Where a core would keep a run."""
+    """Yields findings about a core's directory: free space and write rate."""
     file = directory / ".atoll-doctor"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -164,18 +171,18 @@ def examine_disk(directory: Path) -> Iterator[Finding]:
         )
         return
     finally:
-        with contextlib.suppress(OSError):  # it never came to be
+        with contextlib.suppress(OSError):  # it was never created
             file.unlink()
-    room = "some 48 bytes a parameter: snapshots, the first parameters, what waits to be merged: make room"
+    room = "a core needs 48 bytes per parameter (snapshots, first parameters, pending work): make room"
     yield _judged(free >= FEW_BYTES, f"{free / 2**30:.0f} GiB are free at {directory}", room)
-    quick = "contributions are acknowledged when they are on the disk: use a quicker one"
+    quick = "contributions are acknowledged when they are on the disk: use a faster one"
     yield _judged(rate >= SLOW_DISK_MB, f"{rate:.0f} MB/s are written and synced", quick)
 
 
 def _place(address: str) -> tuple[str, int] | Finding:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or not 0 < int(port) < 65536:
-        return _bad(f"{address} is no HOST:PORT", "give the address that a core or front says it serves")
+        return _bad(f"{address} is no HOST:PORT", "give the address that a core or front prints when it serves")
     return host.strip("[]"), int(port)
 
 
@@ -183,14 +190,14 @@ def _reach(host: str, port: int) -> Iterator[Finding]:
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as error:
-        yield _bad(f"{host} is no name that is known here ({error})", "correct it, or mend the name service")
+        yield _bad(f"{host} is no name that is known here ({error})", "correct it, or repair the name service")
         return
     yield Finding(Verdict.GOOD, f"{host} is {', '.join(sorted(found))}")
     try:
         with socket.create_connection((host, port), timeout=10.0):
             yield Finding(Verdict.GOOD, f"port {port} is open")
     except OSError as error:
-        cure = "start a core or front there, or open the port in the firewalls between"
+        cure = "start a core or front there, or open the port in the firewalls on the way"
         yield _bad(f"port {port} of {host} cannot be reached ({error.strerror or error})", cure)
 
 
@@ -225,28 +232,34 @@ def _way(stub: rpc.DoctorStub, patient: Patient) -> Iterator[Finding]:
         offsets.append(told.wall_s - asked_at - trips[-1] / 2)
     trip_s, offset_s = statistics.median(trips), statistics.median(offsets)
     way = " by ".join(("a core is there", *told.via))
-    yield Finding(Verdict.GOOD, f"{way}, {1e3 * trip_s:.1f} ms there and back, {_run(told)}")
+    yield Finding(Verdict.GOOD, f"{way}, {1e3 * trip_s:.1f} ms round trip, {_run(told)}")
     off = f"the clocks are {abs(offset_s):.1f} s apart"
-    yield _judged(abs(offset_s) < CLOCK_S, off, "let both follow an NTP server: certificates are judged by the clock")
+    yield _judged(
+        abs(offset_s) < CLOCK_S,
+        off,
+        "synchronise both with an NTP server: the validity of certificates depends on the clock",
+    )
     yield from _rates(stub, trip_s)
     _probe(stub, [pb.ProbeRequest(padding=bytes(FRAME_BYTES))])
     large = f"messages of {FRAME_BYTES >> 10} KiB come through"
-    yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the limit")
+    yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the core's limit on messages")
     if patient.tensors and told.fingerprint:
         yield from _model(patient, told)
     elif patient.tensors:
-        yield Finding(Verdict.GOOD, "the run has no model yet: this one would be it")
+        yield Finding(Verdict.GOOD, "the run has no model yet: this one would be its first")
 
 
 def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
     up = [pb.ProbeRequest(padding=bytes(PIECE_BYTES))] * (RATE_BYTES // PIECE_BYTES)
     down = [pb.ProbeRequest(wanted_bytes=RATE_BYTES)]
-    cure = "a sync moves 3 bits a parameter at this rate, over more connections: raise H, or the link's rate"
+    cure = "a sync moves 3 bits per parameter at this rate, over more connections: raise H, or the link's rate"
     for way, requests in (("up", up), ("down", down)):
         began = time.monotonic()
         _probe(stub, requests)
         took_s = time.monotonic() - began
-        rate = RATE_BYTES * 8 / 1e6 / max(took_s / 2, took_s - trip_s)  # of the trip the half at most: it varies, too
+        rate = (
+            RATE_BYTES * 8 / 1e6 / max(took_s / 2, took_s - trip_s)
+        )  # the round trip varies, so it may account for half of the time at most
         yield _judged(rate >= SLOW_MBIT, f"{rate:.0f} Mbit/s {way}, over one connection", cure)
 
 
@@ -258,7 +271,7 @@ def _model(patient: Patient, told: pb.ProbeReply) -> Iterator[Finding]:
     cure = "build the model of the run: the same names, shapes, dtypes and order of trainable parameters"
     yield Finding(Verdict.GOOD, "the model's layout is the run's") if same else _bad("the run has another model", cure)
     if same and patient.frozen_digest != told.frozen_digest:
-        yield _bad("the frozen parameters have other values than the run's", "load what the run began with")
+        yield _bad("the frozen parameters have other values than the run's", "load the values that the run began with")
 
 
 def _probe(stub: rpc.DoctorStub, requests: list[pb.ProbeRequest]) -> list[pb.ProbeReply]:
@@ -272,9 +285,9 @@ def _run(told: pb.ProbeReply) -> str:
 
 def _cure(error: grpc.RpcError, patient: Patient) -> str:
     if patient.access.tls is not None:
-        return "see whether both certificates are of one authority, valid, and for this host name (atoll certs show)"
+        return "check that both certificates are valid, of one authority, and for this host name (atoll certs show)"
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "see whether it is a core or front, and whether it wants certificates (--tls)"
+        return "check that it is a core or front, and whether it needs certificates (--tls)"
     return "use the same version of Atoll on both sides"
 
 

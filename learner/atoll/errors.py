@@ -1,4 +1,4 @@
-"""What a learner tells its user in one line."""
+"""Errors that a learner shows to its user as one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from atoll_wire.errors import UserError
 
 
 class LearnerError(UserError):
-    """The learner cannot go on: what is wrong and what would help."""
+    """The learner cannot continue. The message has the fact, the cause and the fix."""
 
 
-NONSENSE = "use the same atoll on both sides, or look at what stands between them"
+NONSENSE = "use the same version of Atoll on both sides, and check proxies between them"

@@ -1,4 +1,4 @@
-"""`atoll.Learner`: three lines around a PyTorch loop make it one island of a run."""
+"""`atoll.Learner`: three lines in a PyTorch loop make it a learner of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
 
 log = structlog.get_logger()
 
-# Leaving waits so long for fates: open rounds close by then, and when everybody leaves at once no other would.
+# How long leaving waits for fates. Open rounds close by then; when all learners leave at once, no round opens later.
 LEAST_WAIT_S, WAIT_STEPS = 1.0, 4.0
 NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
 NO_FORKS = (
@@ -43,28 +43,30 @@ NO_FORKS = (
     f"it; import atoll before grpc, or start with {forking.SETTING}=0"
 )
 LEFT = "the learner has left the run: call step() within its block, or make a new Learner to join again"
-STAND_S = 1.0  # at most, until ranks agree again that the run is paused, and the time is told
+STAND_S = 1.0  # while the run is paused, ranks agree on it again, and count the time, at least this often
 
 
 class Learner:
-    """Trains on, and now and then exchanges a fragment with the others.
+    """A PyTorch loop's connection to a run: it exchanges fragments with other learners while the loop trains.
 
         with atoll.Learner(model, optimizer, server="localhost:7070", name="eu-west") as learner:
             for batch in loader:
                 ...                                   # the loop as it was
                 learner.step(tokens=batch.numel())    # after optimizer.step()
 
-    Entering joins the run: the model's trainable parameters become the run's. This is the one place that may wait.
-    Leaving sends what is outstanding, waits at most `drain_s` for its acknowledgement, and says good-bye.
-    Trainable are parameters that require gradients and that the optimizer updates. Under torchrun every rank makes a
-    Learner and calls `step`. Data loaders may fork at any time, if atoll was imported before grpc.
+    Entering the block joins the run: the model's trainable parameters become the run's. Only entering may wait for a
+    core, connect_timeout_s seconds at most. Leaving sends outstanding work, waits up to `drain_s` seconds for its
+    acknowledgement, and leaves the run. Trainable parameters require gradients and are updated by the optimizer. Under
+    torchrun every rank makes a Learner and calls `step`. Data loaders may fork at any time if atoll was imported before
+    grpc.
 
-    optimizer: one, or a list of all. server: an address or several, tried in turn. region: its place, for people. name:
-    unique in the run, by itself REGION.HOSTNAME. unshared: names or patterns ("teacher.*") of parameters that stay this
-    learner's own. copies: gives pairs of a parameter and its copy that an optimizer keeps elsewhere than in its state,
-    such as float32 masters. adoption: "rebase" keeps outstanding work when a new version comes, "overwrite" does not.
-    metrics_listen: HOST:PORT for Prometheus; beyond loopback only with metrics_plaintext. tls: directory of
-    certificates, see `atoll certs`; without it only loopback is dialled, unless insecure_plaintext allows more.
+    optimizer: one, or a list of all. server: HOST:PORT of a core or front, or several, which are tried in turn. name:
+    unique in the run; default REGION.HOSTNAME. region: shown to people. unshared: names or patterns ("teacher.*") of
+    parameters that stay this learner's own. copies: returns pairs of a parameter and its copy, such as a float32
+    master, that an optimizer keeps outside its state. adoption: when a new version arrives, "rebase" keeps outstanding
+    work and "overwrite" drops it. metrics_listen: HOST:PORT for Prometheus; beyond loopback only with
+    metrics_plaintext. tls: directory of certificates, see `atoll certs`; without it the learner connects only to
+    loopback addresses, unless insecure_plaintext allows others. Wrong arguments raise LearnerError.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Learner:
         self._keep = adoption == "rebase"
         self._drain_s = drain_s
         self._metrics = (metrics_listen, metrics_plaintext)
-        self._leaving = contextlib.ExitStack()  # what is to be ended when this learner leaves
+        self._leaving = contextlib.ExitStack()  # what ends when this learner leaves
         self._clock = SYSTEM
         self._counters = Counters()
         self._handover = Handover(self._clock)
@@ -117,9 +119,9 @@ class Learner:
         self._paused_since_step = 0.0
 
     def __enter__(self) -> Learner:
-        """Joins; raises LearnerError when that cannot be."""
+        """Joins the run. Raises LearnerError when it cannot."""
         if self._island is not None:
-            raise LearnerError("a Learner is entered once: make a new one to join again")
+            raise LearnerError("a Learner can be entered once: make a new one to join again")
         self._process = os.getpid()
         began, self._counters.prepared_s = self._clock.monotonic(), process_age_s(self._clock)
         self._parameters = Parameters(self._model, self._optimizer, self._unshared, self._copies)
@@ -129,7 +131,7 @@ class Learner:
             with self._parameters.copies.following(self._parameters.values, restart=True):
                 self._begin(self._parameters, self._island)
         except BaseException:
-            self._leaving.close()  # at Ctrl-C too: the agent would dial on for ever
+            self._leaving.close()  # at Ctrl-C too: else the agent would dial for ever
             raise
         self._counters.joining_s = self._clock.monotonic() - began
         self._left_step_at = self._clock.monotonic()
@@ -137,7 +139,7 @@ class Learner:
 
     def _begin(self, parameters: Parameters, ranks: Island) -> None:
         problem = self._join(parameters) if ranks.talks else None
-        # Ranks that wait for rank 0 learn here whether it could join, and how many fragments there are.
+        # The other ranks learn here whether rank 0 could join, and how many fragments there are.
         fragments = [len(self._layout.fragments)] if self._layout and problem is None else []
         known = self._counters
         self._agreed = ranks.agree(0, GO_ON, known.run_tokens, known.total_tokens, fragments)
@@ -147,7 +149,7 @@ class Learner:
         ranks.spread(parameters.values)
 
     def _join(self, parameters: Parameters) -> LearnerError | None:
-        """Waits for the first anchors and takes them over. Returns why that failed."""
+        """Waits for the first anchors and writes them into the model. Returns the error, or None."""
         address, plaintext = self._metrics
         if address is not None:
             try:
@@ -172,7 +174,7 @@ class Learner:
         return None
 
     def _take_over(self, parameters: Parameters, layout: Layout, agent: Agent) -> None:
-        """The model is the run's."""
+        """Writes the run's first anchors into the model, and starts watching it."""
         anchors = agent.anchors()
         self._watch = Watch(Samples(parameters.values, layout.fragments))
         self._leaving.callback(self._watch.end)
@@ -185,11 +187,11 @@ class Learner:
         self._watch.adopted(tuple(range(len(anchors))))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Sends what is left (not after an error in the loop), and says good-bye."""
+        """Sends outstanding work, unless the loop raised, and leaves the run."""
         if os.getpid() != self._process:
             return  # a forked child unwinds its copy of the block: the learner is its parent's
         self._left = True
-        with self._leaving:  # Ctrl-C ends the draining, not the good-bye
+        with self._leaving:  # Ctrl-C ends the draining, but the learner still leaves the run
             if kind is None and self._local and self._rounds and self._failure() is None:
                 self._give_up_what_is_no_work(self._local)
                 self._drain(self._local, self._rounds)
@@ -199,14 +201,14 @@ class Learner:
             self._ranks().leave()
 
     def _give_up_what_is_no_work(self, local: Local) -> None:
-        """Parameters that were written since the last step are not sent."""
+        """Drops outstanding work if the parameters were written since the last step."""
         if self._watch is not None and (verdict := self._watch.leave()) is not Verdict.FINE:
             log.warning(FOUND[verdict], learner=self._identity.name, consequence="nothing outstanding is sent")
             for fragment, track in enumerate(local.tracks):
                 self._abandon(fragment, track.give_up(self._counters.tokens, self._counters.steps))
 
     def _drain(self, local: Local, rounds: Rounds) -> None:
-        """Sends the last pseudo-gradients, also of fragments whose contribution in flight meets its fate meanwhile."""
+        """Sends the last pseudo-gradients, also of fragments whose earlier contribution is settled meanwhile."""
         deadline, steps = self._clock.monotonic() + self._drain_s, self._counters.steps
         rounds.hand_over()
         patience_s = max(LEAST_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
@@ -222,18 +224,19 @@ class Learner:
                 return
             todo = self._handover.next()
             self._release(todo)
-            while todo.prepared:  # not in the model: other ranks could not follow
+            while todo.prepared:  # the model is not changed: other ranks could not follow
                 newer = todo.prepared.popleft()
                 self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, steps, apart=True))
             while todo.due:
                 rounds.decline(todo.due.popleft(), "it leaves")
 
     def step(self, tokens: int, loss: float | None = None) -> None:
-        """Says that the optimizer made a step over so many tokens (of this rank); takes over what has come.
+        """Call it after each optimizer step: it takes pseudo-gradients that are due, and adopts fragments that arrived.
 
-        Fragments are taken and adopted. Nothing here waits for the network, but while an operator has paused the run.
-        Raises LearnerError when this learner cannot go on: fenced off, evicted, or another run. A loop may catch what a
-        signal's handler raises in here, and go on: what was not done is done at the next step.
+        tokens: trained in this step by this rank. loss: for monitoring; reading it from a GPU waits for the GPU.
+        It never waits for the network, except while an operator has paused the run.
+        Raises LearnerError when this learner cannot continue: it was fenced or evicted, or the run is another one. A
+        loop may catch what a signal handler raises in here and continue: the rest is done at the next step.
         """
         began, counters = self._clock.monotonic(), self._counters
         tokens, loss = whole(tokens), None if loss is None else number(loss)
@@ -263,7 +266,7 @@ class Learner:
         counters.blocked_s += self._left_step_at - began
 
     def _decide(self, tokens: int) -> None:
-        """All ranks agree on what there is to do at this step boundary."""
+        """Lets all ranks agree on what to do at this step boundary."""
         adopt, wish = list[int](), GO_ON
         if self._failure() is not None:
             wish = STOP
@@ -279,7 +282,7 @@ class Learner:
         self._agreed = self._ranks().agree(tokens, wish, known, self._counters.total_tokens, adopt)
 
     def _judge(self) -> int:
-        """RESTORE when something other than the optimizer moved the parameters, STOP when that cannot be helped."""
+        """RESTORE when something other than the optimizer moved the parameters; STOP when it would happen again."""
         if self._watch is None or self._to_restore:
             return RESTORE if self._to_restore else GO_ON
         verdict = self._watch.judge() if self._handover.something or self._handover.todo else self._watch.glance()
@@ -289,11 +292,11 @@ class Learner:
             self._undone = LearnerError(FOUND[verdict])
             return STOP
         log.warning(FOUND[verdict], learner=self._identity.name, consequence="the parameters are the run's again")
-        self._to_restore = True  # until it is done: a signal's handler may raise in between
+        self._to_restore = True  # until it is done: a signal handler may raise in between
         return RESTORE
 
     def _restore(self) -> None:
-        """All parameters are the run's again, and what is outstanding is given up."""
+        """Sets all parameters back to the run's, and drops outstanding work."""
         parameters = self._mine()
         with parameters.copies.following(parameters.values, restart=True):
             self._restore_anchors()
@@ -314,22 +317,22 @@ class Learner:
             self._watch.adopted(tuple(fragments))
 
     def _stand(self) -> float:
-        """Waits while the run is paused, in pieces: other ranks wait in an all-reduce. Returns the seconds."""
+        """Waits at most STAND_S while the run is paused; other ranks wait in an all-reduce. Returns the seconds."""
         began, self._counters.paused = self._clock.monotonic(), True
         if self._ranks().talks:
             self._handover.wait_resumed(STAND_S)
         return self._counters.rested(began, self._clock.monotonic())
 
     def _failure(self) -> LearnerError | None:
-        """Why this process cannot go on."""
+        """Why this process cannot continue; None: it can."""
         if os.getpid() != self._process:
-            return LearnerError("this process was forked from the learner's: only that one can step")
+            return LearnerError("this process was forked from the learner's process, and only that one can call step()")
         if self._local and self._local.torn:
-            return LearnerError("an adoption was interrupted by the error before this one: start the learner again")
+            return LearnerError("an adoption was interrupted by an earlier error: restart the learner")
         return self._undone or (self._agent.failure if self._agent is not None else None)
 
     def _adopt(self, fragments: Sequence[int]) -> None:
-        """Moves fragments to their new anchors, on all ranks; the rank that talks has these."""
+        """Moves fragments to their new anchors on all ranks; only the rank that talks has the anchors."""
         if not fragments:
             return
         assert self._layout is not None, "joined"
@@ -351,7 +354,7 @@ class Learner:
             self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
 
     def _release(self, todo: Todo) -> None:
-        """Contributions that were refused: their work is outstanding again."""
+        """Takes back the work of refused contributions, unless it is to be dropped."""
         while todo.released:
             assert self._local is not None, "only the rank that talks is told of fragments"
             self._abandon(todo.released[0], self._local.tracks[todo.released[0]].refused())
@@ -363,18 +366,18 @@ class Learner:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """For evaluating or deliberate throttling between steps: this time is neither useful nor lost.
+        """Context for evaluation or deliberate throttling between steps: its time counts neither as useful nor as lost.
 
-        The parameters may be moved meanwhile, to another device and back.
+        Parameters may be moved to another device in it, and back before it ends.
         """
-        if self._rests:  # within another one, which counts
+        if self._rests:  # inside another pause, which counts the time
             yield
             return
         began = self._counters.resting_since = self._clock.monotonic()
         self._rests = self._counters.paused = True
         try:
             if self._local is not None and self._mine().on_accelerator():
-                self._local.forget()  # its memory is short: what is moved off it must be free
+                self._local.forget()  # so that memory of parameters that are moved is freed
                 if self._watch is not None:
                     self._watch.forget()
             yield
@@ -384,21 +387,21 @@ class Learner:
             self._paused_since_step += self._counters.rested(began, self._clock.monotonic())
 
     def leave_soon(self) -> None:
-        """For a signal's handler: a paused run holds this learner no longer. The loop should end at its next turn."""
+        """For signal handlers: `step` no longer waits while the run is paused. The loop should end after its step."""
         self._handover.excused = True
 
     @property
     def run_tokens(self) -> int:
-        """Tokens trained by everybody so far, as known at the last step; the same on all ranks: for schedules."""
+        """Tokens trained by the run so far, as known at the last step. Use it for schedules: all ranks see the same."""
         return self._agreed.run_tokens + self._agreed.tokens
 
     @property
     def total_tokens(self) -> int:
-        """That the run is to train, as its core was told with --total-tokens: for schedules. 0: it was not."""
+        """Tokens that the run is to train (the core's --total-tokens), for schedules. 0: the core has no such limit."""
         return self._agreed.total_tokens
 
     def stats(self) -> Stats:
-        """Counters of this moment."""
+        """This learner's counters at this moment; it waits for nothing."""
         versions = () if self._local is None else tuple(track.version for track in self._local.tracks)
         return self._counters.stats(self.run_tokens, versions)
 

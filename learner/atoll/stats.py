@@ -1,4 +1,4 @@
-"""What a learner counts, for its user, for the core, and for Prometheus."""
+"""A learner's counters: for its user, for the core, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from prometheus_client.registry import Collector
 from atoll.errors import LearnerError
 
 STEP_SMOOTHING = 0.1
-SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # one that is no longer belongs to a step: it throttles
-LATELY = 4  # steps
-MOST_TOKENS = 1 << 40  # of one step of one rank
+SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # a pause up to this long is throttling and belongs to a step
+LATELY = 4  # how many of the last steps give the shortest period
+MOST_TOKENS = 1 << 40  # in one step of one rank
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`Learner.stats()`: one moment. Seconds, bytes of payloads, counts; versions: of each fragment's anchor.
+    """What `Learner.stats()` returns: counters at one moment. Times are seconds; bytes are of payloads.
 
-    stands: who paused the run and why, "" while it goes on. pending: contributions whose fate is not known; after
-    leaving those that the core did not acknowledge: they are lost, and what it acknowledged is its own to merge.
+    versions: of each fragment's anchor. stands: who paused the run and why; "" while it is not paused. pending:
+    contributions whose fate is unknown; after leaving, those that the core did not acknowledge: they are lost.
     """
 
     steps: int
@@ -54,7 +54,7 @@ class Stats:
 
 @dataclass(slots=True)
 class Counters:
-    """Sums since the learner was entered. Training thread and agent write different ones, and both may read all."""
+    """Counters since the learner was entered. The training thread and the agent write different ones; both read all."""
 
     steps: int = 0
     tokens: int = 0
@@ -63,13 +63,13 @@ class Counters:
     stepping_s: float = 0.0
     blocked_s: float = 0.0
     joining_s: float = 0.0
-    prepared_s: float = 0.0  # age of the process when it began to join
+    prepared_s: float = 0.0  # age of the process when joining began
     first_step_s: float = 0.0
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
     paused: bool = False
-    resting_since: float | None = None  # in a pause of the loop's own
-    period_s: float = 0.0  # the shortest of the last steps, pauses included
+    resting_since: float | None = None  # when the current pause of the loop began; None: it is not paused
+    period_s: float = 0.0  # shortest of the last steps, with their pauses
     periods: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     bytes_up: int = 0
     bytes_down: int = 0
@@ -77,41 +77,42 @@ class Counters:
     merged: int = 0
     refused: int = 0
     pending: int = 0
-    mismatches: int = 0  # anchors that did not have the published checksum, and were fetched whole
+    mismatches: int = 0  # anchors without the published checksum, which were fetched whole
     reconnects: int = 0
     connected: bool = False
     last_error: str = ""
     stands: str = ""
     run_tokens: int = 0
-    run_tokens_at: int = 0  # own tokens that are in run_tokens
-    struck_tokens: int = -1  # of everybody's: by operators, or undone; -1: the core was not heard
-    corrected: bool = False  # run_tokens fell since training last looked
-    total_tokens: int = 0  # that the run is to train; 0: the core was not told
+    run_tokens_at: int = 0  # own tokens that run_tokens includes
+    struck_tokens: int = -1  # of the run, by operators or undone by a restore; -1: not known yet
+    corrected: bool = False  # run_tokens fell since training last read it
+    total_tokens: int = 0  # the run's goal; 0: the core has none
 
     def told(self, run_tokens: int, struck_tokens: int = 0, *, anew: bool = False) -> None:
-        """The core says how many tokens everybody has trained; fewer than before when an operator struck some.
+        """Takes in the run's tokens as the core reports them; they fall when an operator strikes some.
 
-        anew: the run was restored to a checkpoint, so nothing that was heard before counts.
+        Reports may arrive out of order: an update carries what was known when its merge began. anew: the run was
+        restored to a checkpoint, so nothing that was reported before counts.
         """
-        if anew or run_tokens > self.run_tokens or struck_tokens > self.struck_tokens:
+        if anew or (struck_tokens, run_tokens) > (self.struck_tokens, self.run_tokens):
             self.corrected |= anew or struck_tokens > self.struck_tokens > -1
-            self.struck_tokens = struck_tokens if anew else max(self.struck_tokens, struck_tokens)
-            # In this order: training may read in between, and must rather see too few tokens than too many.
+            self.struck_tokens = struck_tokens
+            # In this order: training may read in between, and must see too few tokens rather than too many.
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens
 
     def known_tokens(self) -> int:
-        """Of everybody: one's own now, and the others' as the core last told them."""
+        """Tokens of the run: this learner's now, plus the others' as the core last reported them."""
         # The core hears of own tokens a little later. Where some were struck, own ones may be among them.
         return self.tokens + max(-max(0, self.struck_tokens), self.run_tokens - self.run_tokens_at)
 
     def run_tokens_after(self, agreed: int) -> int:
-        """Of everybody, never fewer than were agreed on last, unless an operator struck some since."""
+        """Tokens of the run, never fewer than `agreed`, unless an operator struck some since the last call."""
         corrected, self.corrected = self.corrected, False
         return max(0 if corrected else agreed, self.known_tokens())
 
     def stepped(self, whole_s: float, paused_s: float, tokens: int, loss: float | None) -> None:
-        """An inner step was made: it took so long, deliberate pauses in it included."""
+        """Counts an inner step. whole_s: its seconds, of which paused_s were deliberate pauses."""
         step_s = max(0.0, whole_s - paused_s)
         self.stepping_s += step_s
         if not self.steps:
@@ -124,28 +125,28 @@ class Counters:
         self.loss = self.loss if loss is None else loss
 
     def left(self, unsettled: int) -> None:
-        """The learner has left; so many contributions were never acknowledged."""
+        """The learner has left. unsettled: contributions that were never acknowledged."""
         self.connected = False
         self.pending = unsettled
 
     def rested(self, began: float, now: float) -> float:
-        """A deliberate pause that began then is over, or a piece of it. Returns its seconds."""
+        """Counts a deliberate pause, or a piece of one. began, now: monotonic seconds. Returns its seconds."""
         seconds = now - began
         self.paused_s += seconds
         return seconds
 
     def stats(self, run_tokens: int, versions: tuple[int, ...]) -> Stats:
-        """As the user is told."""
+        """All counters, for the user."""
         mine: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(Stats)}
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
     def pausing(self, now: float) -> bool:
-        """Whether the core is told of a pause: a throttled learner is live, and its pauses are a part of its steps."""
-        since = self.resting_since  # once: the training thread writes it
+        """Whether to report a pause to the core. Short pauses throttle: they are a part of the steps."""
+        since = self.resting_since  # read once: the training thread writes it
         return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
 
     def progress(self, now: float) -> pb.Progress:
-        """As the core is told. now: monotonic seconds."""
+        """The counters as a message to the core. now: monotonic seconds."""
         return pb.Progress(
             steps=self.steps,
             tokens=self.tokens,
@@ -166,7 +167,7 @@ class Counters:
 
 
 def whole(tokens: SupportsIndex) -> int:
-    """What `step` was told, as an integer; raises LearnerError at once for what no count of tokens is."""
+    """The `tokens` argument of `step` as an integer. Raises LearnerError for anything that is no count of tokens."""
     try:
         count = -1 if isinstance(tokens, bool) else operator.index(tokens)
     except TypeError:
@@ -177,7 +178,7 @@ def whole(tokens: SupportsIndex) -> int:
 
 
 def number(loss: SupportsFloat) -> float:
-    """What `step` was told, without a tensor's graph. Raises LearnerError."""
+    """The `loss` argument of `step` as a float, without a tensor's graph. Raises LearnerError."""
     try:
         return float(loss.detach() if hasattr(loss, "detach") else loss)
     except (TypeError, ValueError) as error:
@@ -185,14 +186,14 @@ def number(loss: SupportsFloat) -> float:
 
 
 class LearnerMetrics(Collector):
-    """Reads the counters whenever Prometheus asks: what this process saw itself; the core has series of its own."""
+    """Exports the counters to Prometheus. They are what this process measured; the core exports its own series."""
 
     def __init__(self, counters: Counters, name: str) -> None:
         self._counters = counters
         self._name = name
 
     def collect(self) -> Iterator[Metric]:
-        """One sample of each."""
+        """Yields one metric per counter; called at each scrape."""
         c = self._counters
         for name, text, value in (
             ("atoll_local_inner_steps", "Inner steps", c.steps),
@@ -229,7 +230,7 @@ class LearnerMetrics(Collector):
         return counter
 
     def serve(self, address: str, *, plaintext: bool) -> Callable[[], None]:
-        """Tells them, and whether the learner has joined; returns what ends it. Raises ScrapeError."""
+        """Serves metrics and readiness at HOST:PORT; returns a function that stops it. Raises ScrapeError."""
         scrape.check(address, plaintext=plaintext)
         registry = CollectorRegistry()
         registry.register(self)
@@ -237,5 +238,5 @@ class LearnerMetrics(Collector):
         return scrape.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:
-        """It has joined: later it trains on without a core, and nothing would be won by starting it anew."""
+        """Why the learner is not ready. After joining it always is: it trains without a core, and no restart helps."""
         return "" if self._counters.joining_s else "it has not joined yet"

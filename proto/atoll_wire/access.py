@@ -1,7 +1,7 @@
-"""How an address may be called or offered: with the certificates of a directory, or in plain text where that is safe.
+"""Connections and servers with TLS, or in plain text where that is safe.
 
-A directory of `atoll certs issue` has `ca.pem` (whom to trust), `cert.pem` and `key.pem` (who one is). Files that
-change while a process runs count for its next connections.
+A directory of `atoll certs issue` has `ca.pem` (the trusted authority), `cert.pem` and `key.pem` (the process's
+identity). Files that change while a process runs apply to its next connections.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from atoll_wire.errors import UserError
 
 log = structlog.get_logger()
 
-Stamp: TypeAlias = tuple[int, ...]  # of files
+Stamp: TypeAlias = tuple[int, ...]  # modification times and inodes of the three files; empty: one is missing
 AUTHORITY = "ca.pem"
 CERTIFICATE = "cert.pem"
 KEY = "key.pem"
 
 
 class AccessError(UserError):
-    """Certificates that cannot be used, or plain text where somebody may listen; one line, with the remedy."""
+    """Certificates cannot be used, or plain text would leave the machine; the message is one line with the fix."""
 
 
 def on_loopback(addresses: Iterable[str]) -> bool:
-    """Whether nobody but this machine is behind any of these."""
+    """Whether all these addresses (HOST:PORT or unix:PATH) are on this machine."""
     return all(address.startswith("unix:") or _is_loopback(address.rpartition(":")[0]) for address in addresses)
 
 
@@ -45,7 +45,7 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """What the files of a directory say."""
+    """The contents of a directory's three files, PEM."""
 
     authority: bytes
     certificate: bytes
@@ -54,13 +54,13 @@ class Pem:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """tls: a directory of certificates; plaintext: also beyond loopback."""
+    """How a process connects and serves. tls: directory of certificates; plaintext: allowed also beyond loopback."""
 
     tls: Path | None = None
     plaintext: bool = False
 
     def check(self, addresses: Iterable[str]) -> None:
-        """Raises AccessError for certificates that cannot be used, and for plain text where somebody may listen."""
+        """Raises AccessError for certificates that cannot be used, and for plain text beyond loopback."""
         if self.tls is not None:
             read(self.tls)
             return
@@ -72,23 +72,23 @@ class Access:
                 )
 
     def stamp(self) -> Stamp:
-        """Changes when there are other files that can be used."""
+        """A value that changes when new valid certificate files are there."""
         return () if self.tls is None else _newest(self.tls).stamp
 
     def dial(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        """A channel to an address. Raises AccessError when the files cannot be used."""
+        """An asyncio channel to an address. Raises AccessError when the files cannot be used."""
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, _channel_credentials(self.tls), options=options)
 
     def dial_and_wait(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
-        """The same for a program that does one thing after the other."""
+        """A blocking channel to an address. Raises AccessError when the files cannot be used."""
         if self.tls is None:
             return grpc.insecure_channel(address, options=options)
         return grpc.secure_channel(address, _channel_credentials(self.tls), options=options)
 
     def serving(self) -> grpc.ServerCredentials | None:
-        """What a server shows and demands of whoever calls; None: plain text. Raises AccessError."""
+        """Credentials for a server that requires client certificates; None: plain text. Raises AccessError."""
         return None if self.tls is None else _server_credentials(self.tls)
 
 
@@ -96,7 +96,7 @@ LOCAL = Access()  # plain text, on this machine
 
 
 def read(directory: Path) -> Pem:
-    """Raises AccessError for files that are missing, are none, or do not fit each other."""
+    """Reads a directory. Raises AccessError for files that are missing, malformed, or do not match."""
     try:
         authority, certificate, key = (directory / name for name in (AUTHORITY, CERTIFICATE, KEY))
         found = Pem(authority.read_bytes(), certificate.read_bytes(), key.read_bytes())
@@ -117,7 +117,7 @@ def read(directory: Path) -> Pem:
 
 @dataclass(slots=True)
 class _Known:
-    """What a directory had when it could be used last. seen: the files that were looked at last."""
+    """The last valid contents of a directory. stamp: of these files; seen: of the files that were read last."""
 
     pem: Pem
     stamp: Stamp
@@ -128,7 +128,7 @@ _KNOWN: dict[Path, _Known] = {}
 
 
 def _newest(directory: Path) -> _Known:
-    """The newest that can be used; while files are being replaced, those before. Raises AccessError when none can."""
+    """The newest valid contents; the old ones while files are being replaced. Raises AccessError if there are none."""
     now, known = _look(directory), _KNOWN.get(directory)
     if known is not None and now == known.seen:
         return known
@@ -140,10 +140,10 @@ def _newest(directory: Path) -> _Known:
         if known is None:
             raise
         known.seen = now
-        log.warning("new certificates are not taken", error=str(error))
+        log.warning("new certificates cannot be used: the old ones stay", error=str(error))
         return known
     if known is not None:
-        log.info("new certificates are taken", directory=str(directory))
+        log.info("new certificates are in use", directory=str(directory))
     _KNOWN[directory] = known = _Known(pem, now, now)
     return known
 
@@ -165,10 +165,10 @@ def _channel_credentials(directory: Path) -> grpc.ChannelCredentials:
 
 
 def _server_credentials(directory: Path) -> grpc.ServerCredentials:
-    """Every connection is shown the newest certificate that can be used, and has to show one itself."""
+    """Each new connection gets the newest valid certificate, and must present one itself."""
     shown = _newest(directory)
 
-    def fetch() -> grpc.ServerCertificateConfiguration | None:  # None: as it was, whatever the types say
+    def fetch() -> grpc.ServerCertificateConfiguration | None:  # None, which the stubs do not allow, means unchanged
         nonlocal shown
         before, shown = shown, _newest(directory)
         return None if shown.stamp == before.stamp else _configuration(shown.pem)

@@ -1,4 +1,4 @@
-"""What a process's allocator keeps, and what of its code stays in memory."""
+"""Reduces a process's memory: what its allocator keeps after a free, and library code that is no longer used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
 def lean() -> None:
-    """Has this process's allocator, if it is glibc's, keep little of what was freed: for a process that is all Atoll's.
+    """Makes glibc's allocator return freed memory to the system; does nothing with other allocators.
 
-    Threads get no arenas of their own, each of which would keep what it once needed.
+    Only for processes that run nothing but Atoll. It limits arenas to two, since each keeps the most that it ever used.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -22,11 +22,11 @@ def lean() -> None:
 
 
 def let_go_of_code(library: str) -> None:
-    """Takes a library's code out of this process's memory; what is used again is read again. For a compiler's, after.
+    """Drops a library's code pages from memory, such as a compiler's after its use; the system reads them again on use.
 
-    library: how the name of its file begins. Only what can be executed: no loader writes there.
+    library: prefix of its file name. Only executable mappings are dropped, since no loader writes to them.
     """
-    with contextlib.suppress(AttributeError, OSError):  # another system than Linux
+    with contextlib.suppress(AttributeError, OSError):  # not on Linux
         madvise = ctypes.CDLL(None).madvise
         for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, rights, *_, path = line.split(maxsplit=5)

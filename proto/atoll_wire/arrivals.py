@@ -1,7 +1,7 @@
-"""PURE: how long may the next arrival take, by what was seen so far?
+"""PURE: estimates how long the next arrival may take, from the gaps seen so far.
 
-The estimate is that of TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x its smoothed deviation. A slow or
-uneven link earns itself more patience, a quick and even one less; nobody has to guess.
+The estimate is TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x its smoothed deviation. So a slow or uneven
+link gets a longer timeout than a fast and even one, without configuration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ DEVIATIONS = 4.0
 
 
 class Arrivals:
-    """Of one kind, from one sender. least_s, most_s: bounds of the patience; before a gap was seen it is most_s."""
+    """Arrivals of one kind from one sender. least_s, most_s: bounds of `patience_s`, which begins at most_s."""
 
     def __init__(self, least_s: float, most_s: float) -> None:
         self._least_s = least_s
@@ -22,13 +22,13 @@ class Arrivals:
         self._deviation_s = 0.0
 
     def saw(self, now: float) -> None:
-        """One arrived."""
+        """Records an arrival. now: monotonic seconds."""
         if self._at is not None:
             self._learn(now - self._at)
         self._at = now
 
     def again(self, now: float) -> None:
-        """Arrivals begin anew, after a break that says nothing of their pace."""
+        """Records that arrivals resume after a break, which does not count as a gap."""
         self._at = now
 
     def _learn(self, gap_s: float) -> None:
@@ -40,11 +40,11 @@ class Arrivals:
         self._gap_s += GAP_SHARE * (gap_s - self._gap_s)
 
     def patience_s(self) -> float:
-        """The longest gap that is still likely."""
+        """The longest gap in seconds that is still likely."""
         if self._gap_s is None:
             return self._most_s
         return min(self._most_s, max(self._least_s, self._gap_s + DEVIATIONS * self._deviation_s))
 
     def overdue(self, now: float) -> bool:
-        """Whether the next one should have come by now."""
+        """Whether the next arrival is later than `patience_s`."""
         return self._at is not None and now - self._at > self.patience_s()

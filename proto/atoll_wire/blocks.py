@@ -1,10 +1,11 @@
-"""The inner loops over one block of values that share a scale, and memory at an address; for kernels to call.
+"""Inner loops over one block of values that share a scale, and arrays at memory addresses; kernels call them.
 
-A code is at most 7 or 127 and a scale has 8 significant bits, so scale x code is exact in float32: adding it to an
-anchor rounds once, with or without a fused multiply-add, on any machine. That is why anchors are bit-identical.
+A code is at most 7 or 127 and a scale has 8 significant bits, so scale x code is exact in float32. Adding it to an
+anchor rounds once, with or without a fused multiply-add, on any machine: this makes anchors bit-identical.
 
-Everywhere `levels` is the largest code: 7 (two codes a byte), 127 (a byte each), or 0: no codes, float32 values.
-In a block of n values packed by two, byte i holds value i in its low and value i + (n + 1) // 2 in its high half.
+`levels` is always the largest code: 7 (two codes per byte), 127 (one per byte), or 0 (no codes, float32 values). In a
+block of n values with two codes per byte, byte i has value i in its low half, and value i + (n + 1) // 2 in its high
+half.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 U8: TypeAlias = NDArray[np.uint8]
 
-AHEAD, LINE = 2 * BLOCK, 16  # values: of what is asked for ahead, and of a line of the cache
-LANES = 64  # sums side by side: a single one would wait for each of its additions
+AHEAD, LINE = 2 * BLOCK, 16  # values: how far ahead memory is prefetched, and per cache line
+LANES = 64  # parallel sums: a single sum would wait for each of its additions
 INFINITY_BITS = np.uint32(0x7F800000)
 SMALLEST_NORMAL_BITS = np.uint32(0x00800000)
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles on first use, kept on disk, the GIL released, no fastmath; see `codec.warm_up`."""
+    """Compiles a function on first use, caches it on disk, and releases the GIL; no fastmath. See `codec.warm_up`."""
     return cast("Callable[P, R]", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
@@ -87,9 +88,9 @@ _carray: Any = numba.carray  # type: ignore[attr-defined]
 
 @kernel
 def fetch_ahead(values: F32, at: int) -> None:
-    """Asks for the block after the next: a kernel that goes over a block twice computes while memory comes.
+    """Prefetches the block after the next, so that memory loads while a kernel passes over a block twice.
 
-    values[at]: the current block's first. Beyond the end it does nothing.
+    at: index of the current block's first value. Beyond the end of `values` it does nothing.
     """
     for line in range(at + AHEAD, at + AHEAD + BLOCK, LINE):
         _prefetch_one(values, line)
@@ -97,31 +98,31 @@ def fetch_ahead(values: F32, at: int) -> None:
 
 @kernel
 def floats_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Float32 values there. Whoever has the address keeps alive what is there."""
+    """Float32 values at an address. The caller keeps the memory alive. length: of values."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.float32)
 
 
 @kernel
 def bytes_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Bytes there."""
+    """Bytes at an address, as `floats_at`."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.uint8)
 
 
 @kernel
 def scales_at(address: int, length: int) -> Any:  # noqa: ANN401 - an array of numba's
-    """Scales there, as the bits of bfloat16."""
+    """Scales at an address, as the bits of bfloat16; see `floats_at`."""
     return _carray(_pointer(np.int64(address)), (length,), dtype=np.uint16)
 
 
 @kernel
 def scale_of(bits: np.uint16) -> Any:  # noqa: ANN401 - a float32 of numba's
-    """A scale as float32."""
+    """The float32 value of a scale. bits: of a bfloat16."""
     return float_of(np.uint32(bits) << np.uint32(16))
 
 
 @kernel
 def coded_bytes(length: int, levels: int) -> int:
-    """Of the codes of a block; of a segment too, since its blocks but the last are even."""
+    """Bytes of the codes of `length` values: of a block, or of a segment, whose blocks except the last are even."""
     if levels == 7:
         return (length + 1) // 2
     return length if levels == 127 else 4 * length
@@ -130,7 +131,7 @@ def coded_bytes(length: int, levels: int) -> int:
 # ------------------------------------------------------------------------------------------------- codes to values
 
 
-# Codes narrowed to 32 bits, and slices of known length: without them these loops do not vectorise.
+# These loops vectorise only with codes narrowed to 32 bits, and with slices of known length.
 
 
 @kernel
@@ -145,7 +146,7 @@ def _high(pair: np.uint8) -> Any:  # noqa: ANN401 - a float32 of numba's
 
 @kernel
 def add_block(codes: U8, scale: np.float32, levels: int, out: F32) -> None:
-    """out += scale x code."""
+    """out += scale x code, in place. out: float32, one value per code."""
     if levels == 127:
         for i in range(len(codes)):
             out[i] += scale * np.float32(np.int32(np.int8(codes[i])))
@@ -175,7 +176,7 @@ def advance_block(base: F32, codes: U8, scale: np.float32, levels: int, out: F32
 
 @kernel
 def rebase_block(old: F32, new: F32, codes: U8, scale: np.float32, levels: int, local: F32) -> None:
-    """local = new - (old - local - scale x code)."""
+    """local = new - (old - local - scale x code), in place. old, new: anchors."""
     if levels == 127:
         for i in range(len(codes)):
             local[i] = new[i] - (old[i] - local[i] - scale * np.float32(np.int32(np.int8(codes[i]))))
@@ -226,7 +227,7 @@ def _square_of_pairs(block: U8, length: int) -> int:
 
 @kernel
 def add_squares(values: F32, sums: F64) -> None:
-    """Adds the values' squares in float64 to LANES sums, by place; a block begins at the first one."""
+    """Adds the values' squares in float64 to LANES sums, in turn; every call begins at the first sum."""
     whole = len(values) // LANES * LANES
     for start in range(0, whole, LANES):
         part = values[start : start + LANES]
@@ -238,7 +239,7 @@ def add_squares(values: F32, sums: F64) -> None:
 
 @kernel
 def total(sums: F64) -> float:
-    """Of LANES sums, in order."""
+    """The sum of LANES sums, in order."""
     found = 0.0
     for i in range(LANES):
         found += sums[i]

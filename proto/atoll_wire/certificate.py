@@ -1,4 +1,4 @@
-"""What a certificate says of who has it: `atoll://ROLE/NAME`, beside the host names that it serves under."""
+"""A certificate's identity, `atoll://ROLE/NAME`, and its hosts and validity."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from atoll_wire.errors import UserError
 
 SCHEME = "atoll://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ANY = "*"  # at the end of a learner's: any name that begins so, for fleets whose members nobody knows beforehand
+ANY = "*"  # ends a learner's name that stands for all names with this prefix, for fleets whose members are not known
 
 
 class Role(Enum):
-    """What a certificate is for."""
+    """What the owner of a certificate may be in a run."""
 
     LEARNER = "learner"
     FRONT = "front"
@@ -29,12 +29,12 @@ class Role(Enum):
 
 
 class CertificateError(UserError):
-    """What cannot be issued or shown; one line, with the remedy."""
+    """A certificate cannot be issued, read or used; the message is one line with the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a certificate says. identity: role and name, or why it is none."""
+    """The contents of a certificate. identity: "role/name", or a description if it has none. begins, ends: UTC."""
 
     identity: str
     hosts: tuple[str, ...]
@@ -45,12 +45,12 @@ class Shown:
 
     @property
     def days_left(self) -> float:
-        """Until it is not valid any more; negative after that."""
+        """Days until it expires; negative after that."""
         return (self.ends - datetime.datetime.now(datetime.UTC)).total_seconds() / 86_400
 
 
 def show(path: Path) -> Shown:
-    """What a certificate says; path: the file, or the directory that has it."""
+    """Reads a certificate. path: the file, or a directory of `atoll certs`. Raises CertificateError."""
     file = path / CERTIFICATE if path.is_dir() and (path / CERTIFICATE).exists() else path
     file = file / AUTHORITY if file.is_dir() else file
     try:
@@ -75,12 +75,15 @@ def show(path: Path) -> Shown:
 
 
 def may_be(said: str, name: str) -> bool:
-    """Whether a learner whose certificate says this may join under a name."""
+    """Whether a certificate's name, which may end with ANY, covers a name."""
     return name.startswith(said[:-1]) if said.endswith(ANY) else said == name
 
 
 def check_role(directory: Path | None, role: Role, name: str = "") -> None:
-    """Raises CertificateError for a directory that is somebody else's. One without a word of Atoll is left to TLS."""
+    """Raises CertificateError if a directory's certificate has another role or name.
+
+    Certificates without an Atoll identity pass: only TLS checks them.
+    """
     if directory is None:
         return
     found, wanted = show(directory).identity, f"{role.value}/{name}"

@@ -1,8 +1,8 @@
-"""Float32 vectors to frames and back: quantised by blocks of 512, compressed by zstd, checked by CRC-32C.
+"""Encodes float32 vectors as frames and decodes them: quantised in blocks of 512, compressed by zstd, CRC-32C checked.
 
-A frame's payload is one zstd frame that declares its content size; its content is the packed codes of all blocks,
-then their scales as bfloat16, little-endian; with FLOAT32 it is the values themselves. All sizes follow from the
-layout, so nothing on the wire decides how much memory is taken.
+A frame's payload is one zstd frame that declares its content size. The content is the packed codes of all blocks, then
+their scales as bfloat16, little-endian; with FLOAT32 it is the values. All sizes follow from the layout, so nothing on
+the wire decides how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from atoll_wire.spans import BLOCK, Codec, FrameSpan, Segment
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
-Content: TypeAlias = NDArray[np.uint8]  # of a frame, before compression
+Content: TypeAlias = NDArray[np.uint8]  # uncompressed bytes of a frame: codes, then scales
 
 ZSTD_LEVEL = 1
 
 
-LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0: there are none
+LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0: values are not coded
 
 
 class CodecError(ValueError):
-    """Values that cannot be coded."""
+    """The values cannot be encoded: one is not finite."""
 
 
 class FrameError(ValueError):
-    """A payload that is not a frame of this span and codec."""
+    """The payload is not a valid frame of this span and codec."""
 
 
 class NotFiniteError(FrameError):
-    """A frame in due form whose values cannot be: the training behind it has diverged."""
+    """The frame is well-formed, but its values are not possible: its learner's training has diverged."""
 
 
 # ------------------------------------------------------------------------------------------------- whole frames
 
 
 def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
-    """Codes a frame of a fragment.
+    """Encodes one frame of a fragment.
 
     vector: float32 (fragment.length,), contiguous. Returns the payload. Raises CodecError when a value is not finite.
     """
@@ -55,7 +55,10 @@ def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
 
 
 def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
-    """The content of a frame before compression, never a view of the values: float32 (span.length,), contiguous."""
+    """The content of a frame before compression; never a view on the values.
+
+    values: float32 (span.length,), contiguous. Raises CodecError when one is not finite.
+    """
     if codec is Codec.FLOAT32:
         squares = np.empty(len(span.segments), np.float64)
         if kernels.squares_by_segment(values, lengths(span), squares) != kernels.SOUND:
@@ -69,9 +72,9 @@ def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
 
 
 def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> tuple[Content, F64]:
-    """A payload's content, and the sums of squares of its values, per segment of the span.
+    """A payload's content, and the sum of squares of its values per segment: float64 (len(span.segments),).
 
-    Raises FrameError when the payload is not what a sound encoder could have made.
+    Raises FrameError when no correct encoder could have made the payload.
     """
     content = decompress(payload, span, codec)
     squares = np.empty(len(span.segments), np.float64)
@@ -94,7 +97,7 @@ def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> N
     content = decompress(payload, span, codec)
     target = out[span.place]
     if codec is Codec.FLOAT32:
-        target[:] = content.view("<f4")  # bit by bit, the sign of a zero included
+        target[:] = content.view("<f4")  # bit for bit, including the sign of zero
     else:
         target[:] = 0.0
         content_add(content, span, codec, np.ones(len(span.segments), np.float32), out)
@@ -110,7 +113,7 @@ def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, ou
 
 
 def content_add(content: Content, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
-    """`decode_add` for what `quantise_frame` gave."""
+    """`decode_add` for a content, which must be valid."""
     target = out[span.place]
     if codec is Codec.FLOAT32:
         target += np.repeat(factors, lengths(span)) * content.view("<f4")
@@ -119,7 +122,7 @@ def content_add(content: Content, span: FrameSpan, codec: Codec, factors: F32, o
 
 
 def content_advance(content: Content, span: FrameSpan, codec: Codec, base: F32, out: F32) -> None:
-    """Writes base + values to the frame's place in `out`. base, out: float32 (fragment.length,), apart."""
+    """Writes base + values to the frame's place in `out`. base, out: float32 (fragment.length,), not overlapping."""
     place = span.place
     if codec is Codec.FLOAT32:
         np.add(base[place], content.view("<f4"), out=out[place])
@@ -128,12 +131,12 @@ def content_advance(content: Content, span: FrameSpan, codec: Codec, base: F32, 
 
 
 def compress(content: Content) -> bytes:
-    """The payload of a content."""
+    """Compresses a content to a frame's payload."""
     return _zstd().compressor.compress(content.data)
 
 
 def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
-    """The content of a payload, after the size that it declares was found right: a bomb takes no memory.
+    """The content of a payload. It checks the declared size first, so that a zip bomb takes no memory.
 
     Raises FrameError.
     """
@@ -154,33 +157,33 @@ def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
 
 
 def lengths(span: FrameSpan) -> NDArray[np.int64]:
-    """Of each of its segments, as kernels take them."""
+    """Lengths of a frame's segments as kernels take them: int64 (len(span.segments),)."""
     return np.frombuffer(span.lengths, np.int64)
 
 
 def content_bytes(span: FrameSpan, codec: Codec) -> int:
-    """Size of a frame before compression."""
+    """Size of a frame's content in bytes, before compression."""
     return code_bytes(span, codec) + (0 if codec is Codec.FLOAT32 else 2 * span.blocks)
 
 
 def code_bytes(span: FrameSpan, codec: Codec) -> int:
-    """Of a content, before its scales."""
+    """Size of a content's codes in bytes: the offset of its scales."""
     return {Codec.INT4: span.packed_bytes, Codec.INT8: span.length, Codec.FLOAT32: 4 * span.length}[codec]
 
 
 def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
-    """What an honest payload never exceeds: zstd stores what it cannot compress."""
+    """Upper bound of a valid payload's size in bytes: zstd stores what it cannot compress."""
     size = content_bytes(span, codec)
     return size + (size >> 8) + 512
 
 
 def vector_crc32c(vector: F32, before: int = 0) -> int:
-    """CRC-32C of a vector's little-endian bytes after others: the checksum that anchors are compared by."""
+    """CRC-32C of a vector's little-endian bytes: the checksum of anchors. before: of the bytes that precede it."""
     return crc32c(np.ascontiguousarray(vector, "<f4").view(np.uint8).data, before)
 
 
 def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
-    """SHA-256 over (payload length, CRC-32C) of each frame in order: tells one contribution from another."""
+    """SHA-256 of (payload length, CRC-32C) of each frame, in order: identifies a contribution's bytes."""
     return hashlib.sha256(b"".join(struct.pack("<QI", length, crc) for length, crc in frames)).digest()
 
 
@@ -196,11 +199,11 @@ def warm_up() -> None:
         content_advance(content, span, codec, vector, vector.copy())
 
 
-# ------------------------------------------------------------------------------------------------- below the face
+# ------------------------------------------------------------------------------------------------- private
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor for each thread: neither may be shared."""
+    """A compressor and a decompressor per thread: neither is thread-safe."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import MergeKind, TensorSpec
 
@@ -12,7 +14,28 @@ REPORTED = 128  # declined rounds, and adoptions, that a learner tells in one re
 UPDATES_KEPT = 16  # published updates of each fragment that a core or front keeps at most, unless told otherwise
 AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that shows an operator's token
 
-FATES = {"pending": pb.FATE_PENDING, "merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
+
+class LearnerState(StrEnum):
+    """How a learner is doing, as status, metrics and the dashboard say it."""
+
+    LIVE = "live"
+    PAUSED = "paused"  # by itself, or with the whole run
+    JOINING = "joining"  # until its first step is seen
+    SILENT = "silent"  # no step was seen for longer than usual
+    LEFT = "left"
+    EVICTED = "evicted"
+
+
+class Fate(StrEnum):
+    """What became of a contribution."""
+
+    PENDING = "pending"  # acknowledged: it waits for its merge
+    MERGED = "merged"
+    REFUSED = "refused"
+    TURNED_AWAY = "turned_away"  # refused before it was whole: it has no receipt
+
+
+FATES = {Fate.PENDING: pb.FATE_PENDING, Fate.MERGED: pb.FATE_MERGED, Fate.REFUSED: pb.FATE_REFUSED}
 FATE_NAMES = {number: name for name, number in FATES.items()}
 MERGE_KINDS = {pb.MERGE_KIND_AVERAGE: MergeKind.AVERAGE, pb.MERGE_KIND_DIRECTION: MergeKind.DIRECTION}
 MERGE_KIND_NUMBERS = {kind: number for number, kind in MERGE_KINDS.items()}

@@ -1,8 +1,7 @@
-"""Frames in messages without copies: `PushRequest` and `FetchReply` as they are on the wire, written and read by hand.
+"""Reads and writes the frames of `PushRequest` and `FetchReply` by hand, without copies.
 
-Both hold `Frame`s as field 2. A frame is written as protobuf would write it, once for all who are sent it; one after
-another they make a message. In that form it is read as views on its bytes; any other form that protobuf allows is left
-to protobuf.
+Both messages have `Frame`s as field 2. A frame is encoded once, as protobuf would, for all its receivers; concatenated
+frames are a message. Messages in this form are read as views on their bytes. protobuf reads all other forms.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.checksums import Payload
 from atoll_wire.parts import PART_BYTES, REPLY_BYTES, Pieces, split
 
-TENSORS = 100_000  # in one JoinRequest at most
-TOGETHER = 4  # frames in one message at most: it costs more than the bytes in it
-FRAME = 0x12  # field 2, a message: of `frames` of PushRequest and of FetchReply
+TENSORS = 100_000  # in one JoinRequest, at most
+TOGETHER = 4  # frames in one message, at most; a message has a cost beside its bytes
+FRAME = 0x12  # field 2, a message: `frames` of PushRequest and FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
 SERVICE = "atoll.v1.Outer"
 CHECKSUM = struct.Struct("<I")
@@ -33,7 +32,7 @@ CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class WireFrame:
-    """As `pb.Frame`; the payload is a view on the message that it came in."""
+    """As `pb.Frame`, but the payload is a view on the received message."""
 
     index: int
     crc32c: int
@@ -41,7 +40,7 @@ class WireFrame:
 
 
 class Batch(list[WireFrame]):
-    """Those of one message, and the message itself, for who passes it on."""
+    """The frames of one message, and its bytes, for fronts that relay it."""
 
     __slots__ = ("message",)
 
@@ -50,42 +49,42 @@ class Batch(list[WireFrame]):
         self.message = message
 
 
-Sent: TypeAlias = bytes | Message | Batch  # bytes: what `encode` gave
+Sent: TypeAlias = bytes | Message | Batch  # bytes: of `encode`
 Pushed: TypeAlias = pb.PushRequest | Batch
 Fetched: TypeAlias = pb.FetchReply | Batch
 
 
 def encode(index: int, crc32c: int, payload: Payload) -> bytes:
-    """A message with a frame in it, or a part of one with more: a PushRequest as well as a FetchReply."""
+    """The bytes of a message with one frame, valid as PushRequest and as FetchReply; messages can be concatenated."""
     number = bytes((INDEX,)) + _varint(index) if index else b""
     inside = b"".join((number, bytes((CRC32C,)), CHECKSUM.pack(crc32c), bytes((PAYLOAD,)), _varint(len(payload))))
     return b"".join((bytes((FRAME,)), _varint(len(inside) + len(payload)), inside, payload))
 
 
 def serialise(message: Sent) -> bytes:
-    """For gRPC."""
+    """The bytes of a message; gRPC's serialiser of replies."""
     if isinstance(message, Batch):
         return message.message
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def push_request(message: bytes) -> Pushed:
-    """For gRPC. Raises DecodeError for what is no message."""
+    """Parses a PushRequest; gRPC's deserialiser. Raises DecodeError."""
     return _read(message) or pb.PushRequest.FromString(_few_fields(message))
 
 
 def fetch_reply(message: bytes) -> Fetched:
-    """For gRPC. Raises DecodeError for what is no message."""
+    """Parses a FetchReply; gRPC's deserialiser. Raises DecodeError."""
     return _read(message) or pb.FetchReply.FromString(_few_fields(message))
 
 
 def frames_in(message: Pushed | Fetched) -> Sequence[WireFrame | pb.Frame]:
-    """Those of a message, however it was read."""
+    """The frames of a message in either form."""
     return message if isinstance(message, list) else message.frames
 
 
 def fitting(sizes: Iterable[int], most: int = TOGETHER) -> int:
-    """How many of the frames that come next go into one message: not more than it can carry in one piece, or one."""
+    """How many of the next frames fit into one message of one piece; at least one. sizes: in bytes."""
     count = total = 0
     for size in islice(sizes, most):
         total += size
@@ -96,7 +95,7 @@ def fitting(sizes: Iterable[int], most: int = TOGETHER) -> int:
 
 
 def _read(message: bytes) -> Batch | None:
-    """Frames in the form that `encode` gives; None for anything else, and for more than there may be."""
+    """Frames in the form of `encode`; None for other forms, and for more than TOGETHER frames."""
     found, at = list[WireFrame](), 0
     try:
         while at < len(message) and len(found) < TOGETHER:
@@ -108,13 +107,13 @@ def _read(message: bytes) -> Batch | None:
 
 
 def join_request(message: bytes) -> pb.JoinRequest:
-    """For gRPC. Raises DecodeError for what is no message, or has more tensors than any may."""
+    """Parses a JoinRequest; gRPC's deserialiser. Raises DecodeError, also for more than TENSORS tensors."""
     most = TENSORS + len(pb.JoinRequest.DESCRIPTOR.fields)
     return pb.JoinRequest.FromString(message if len(message) < 2 * most else _few_fields(message, most))
 
 
 def _few_fields(message: bytes, most: int = TOGETHER + 1) -> bytes:
-    """The same; DecodeError when it has more fields than `most`: protobuf makes an object of each."""
+    """Returns the message. Raises DecodeError if it has more than `most` fields: protobuf makes an object of each."""
     at, count = 0, 0
     while at < len(message):
         count += 1
@@ -129,7 +128,7 @@ def _few_fields(message: bytes, most: int = TOGETHER + 1) -> bytes:
 
 
 def _after(message: bytes, at: int, kind: int) -> int:
-    """What comes after a field's value. kind: protobuf's wire type."""
+    """The offset after a field's value. kind: protobuf's wire type."""
     match kind:
         case 0:
             return _length(message, at)[1]
@@ -140,11 +139,11 @@ def _after(message: bytes, at: int, kind: int) -> int:
             return at + length
         case 5:
             return at + 4
-    raise _OtherForm  # groups are of an older protobuf
+    raise _OtherForm  # groups are deprecated in protobuf
 
 
 def _frame(message: bytes, at: int) -> tuple[WireFrame, int]:
-    """One of them, and what comes after it."""
+    """The frame at an offset, and the offset after it."""
     inside, at = _length(message, _tag(message, at, FRAME))
     end, index = at + inside, 0
     if message[at] == INDEX:
@@ -157,19 +156,19 @@ def _frame(message: bytes, at: int) -> tuple[WireFrame, int]:
     return WireFrame(index, crc, memoryview(message)[at:end]), end
 
 
-class _OtherForm(Exception):  # noqa: N818 - nothing is wrong
-    """It is protobuf's to read."""
+class _OtherForm(Exception):  # noqa: N818 - it is no error
+    """The message has another form, which protobuf reads."""
 
 
 def _tag(message: bytes, at: int, tag: int) -> int:
-    """What comes after a field's tag."""
+    """The offset after a field's tag."""
     if message[at] != tag:
         raise _OtherForm
     return at + 1
 
 
 def _length(message: bytes, at: int) -> tuple[int, int]:
-    """A varint of at most 28 bits, and what comes after it."""
+    """A varint of at most 28 bits, and the offset after it."""
     value = 0
     for shift in range(0, 28, 7):
         byte = message[at]
@@ -189,17 +188,17 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-READERS = {"Push": push_request, "Join": join_request}  # of requests
+READERS = {"Push": push_request, "Join": join_request}  # deserialisers of requests
 
 
 class _Pushing:
-    """A call to Push: what is written is cut into pieces."""
+    """A call to Push, whose requests are cut into pieces."""
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's
         self._call = call
 
     async def write(self, message: Sent) -> None:
-        """As gRPC's."""
+        """Sends a message, in one or more pieces."""
         for piece in split(serialise(message)):
             await self._call.write(piece)
 
@@ -212,14 +211,14 @@ class _Pushing:
 
 
 class _Fetching:
-    """A call to Fetch: what comes in pieces is put together."""
+    """A call to Fetch, whose replies are joined from pieces."""
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401 - gRPC's
         self._call = call
         self._pieces = Pieces(REPLY_BYTES)
 
     async def read(self) -> Any:  # noqa: ANN401 - a reply, or gRPC's EOF
-        """As gRPC's."""
+        """The next reply, joined from its pieces; gRPC's EOF at the end."""
         while (raw := await self._call.read()) is not grpc.aio.EOF:
             if (whole := self._pieces.take(raw)) is not None:
                 return fetch_reply(whole)
@@ -239,7 +238,7 @@ class _Fetching:
 
 
 class FrameStub(rpc.OuterStub):
-    """As it was generated, but for the calls whose messages may be large."""
+    """The generated stub, with Push, Fetch and Join for large messages."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         super().__init__(channel)  # type: ignore[no-untyped-call]
@@ -252,9 +251,9 @@ class FrameStub(rpc.OuterStub):
 
 
 def serve(servicer: rpc.OuterServicer, server: grpc.aio.Server) -> None:
-    """Adds the service, with messages of frames read and written by this module.
+    """Adds the service to a server, with this module's readers and writers.
 
-    Not by the generated function: of two handlers of a method it depends on gRPC's version which one counts.
+    It replaces the generated function: with two handlers of a method, gRPC's version decides which one is used.
     """
     handlers = {}
     for method in pb.DESCRIPTOR.services_by_name["Outer"].methods:

@@ -1,7 +1,7 @@
-"""Whole frames in one pass over memory, no temporaries larger than a block.
+"""Kernels over whole frames: one pass over memory, without temporaries larger than a block.
 
-Every kernel works on the flat data of one frame: `lengths` are its segments, in order; blocks of 512 start anew in
-each segment; codes of all blocks come first on the wire, scales (bfloat16 bits) after them. `levels`: 7 or 127.
+Every kernel works on the flat data of one frame. lengths: of its segments, in order; each segment begins a new block of
+512 values. codes, scales: of all blocks; a scale is the bits of a bfloat16. levels: 7 or 127.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BAD_CODE = 3
 
 @kernel
 def quantise(values: F32, lengths: I64, levels: int, codes: U8, scales: U16) -> int:
-    """Codes and scales of a frame's values. Returns SOUND or NOT_FINITE."""
+    """Writes codes and scales of a frame's values. Returns SOUND or NOT_FINITE."""
     at = 0
     code_at = 0
     scale_at = 0
@@ -64,7 +64,7 @@ def quantise(values: F32, lengths: I64, levels: int, codes: U8, scales: U16) -> 
 
 @kernel
 def inspect(codes: U8, scales: U16, lengths: I64, levels: int, squares: F64) -> int:
-    """Sums of squares per segment of a coded frame, in float64; or what is wrong with it."""
+    """Writes the sum of squares per segment of a coded frame, float64. Returns SOUND, BAD_SCALE or BAD_CODE."""
     code_at, scale_at = 0, 0
     for segment in range(len(lengths)):
         found = 0.0
@@ -88,7 +88,7 @@ def inspect(codes: U8, scales: U16, lengths: I64, levels: int, squares: F64) -> 
 
 @kernel
 def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, out: F32) -> None:
-    """out += factor of the segment x scale x code. With a factor of one each sum has a single rounding."""
+    """out += segment's factor x scale x code, in place. With a factor of one each sum has a single rounding."""
     at = 0
     code_at = 0
     scale_at = 0
@@ -107,7 +107,7 @@ def accumulate(codes: U8, scales: U16, lengths: I64, levels: int, factors: F32, 
 
 @kernel
 def advance(base: F32, codes: U8, scales: U16, lengths: I64, levels: int, out: F32) -> None:
-    """out = base + scale x code, each with a single rounding. base and out are apart: in place, `accumulate`."""
+    """out = base + scale x code, each with a single rounding. base and out must not overlap; else use `accumulate`."""
     at = 0
     code_at = 0
     scale_at = 0
@@ -126,7 +126,7 @@ def advance(base: F32, codes: U8, scales: U16, lengths: I64, levels: int, out: F
 
 @kernel
 def squares_by_segment(values: F32, lengths: I64, squares: F64) -> int:
-    """Sums of squares in float64, in a fixed order; NOT_FINITE when one is not finite."""
+    """Writes the sum of squares per segment, float64, summed in a fixed order. Returns SOUND or NOT_FINITE."""
     sums, at = np.empty(LANES, np.float64), 0
     for segment in range(len(lengths)):
         sums[:] = 0.0

@@ -1,12 +1,12 @@
-"""Which tensor belongs to which fragment, and which part of a fragment travels in which frame.
+"""The assignment of tensors to fragments, and of fragments' values to frames.
 
-A layout follows from the list of trainable tensors and the number of fragments alone, so that a core and its learners
-compute the same one and need only compare fingerprints.
+A layout depends only on the list of trainable tensors and the number of fragments. So a core and its learners compute
+the same one, and compare only fingerprints.
 
-Packing: tensors merged by direction stay whole (cut only above twice the mean fragment, each piece then being a
-tensor of its own to the merge) and go, largest first, into the emptiest fragment: at most 4/3 of the optimum (Graham
-1969). Embedding-like tensors are merged element by element, so they may be cut by rows; they are poured over the
-others like water, which makes fragments nearly equal and the peak rate of the wire its mean rate.
+Packing: tensors merged by direction go, largest first, into the emptiest fragment: at most 4/3 of the optimum (Graham
+1969). They are cut only above twice the mean fragment size; the merge then treats each piece as a tensor of its own.
+Embedding-like tensors are merged element by element, so they may be cut by rows: they fill all fragments up to one
+level. This makes fragments nearly equal, and the peak rate of the wire equal to its mean rate.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from enum import StrEnum
 from atoll_wire.errors import UserError
 from atoll_wire.spans import BLOCK, FrameSpan, Segment
 
-FORMAT = 2  # of layouts; part of the fingerprint
-FRAME_PARAMETERS = 1 << 19  # of a frame at most
+FORMAT = 2  # version of the layout's rules; part of the fingerprint
+FRAME_PARAMETERS = 1 << 19  # in one frame, at most
 DEFAULT_FRAGMENTS, MOST_FRAGMENTS = 24, 4096
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 class LayoutError(UserError):
-    """The tensors cannot be laid out as asked; one line with the remedy."""
+    """The tensors cannot be laid out as requested; the message is one line with the fix."""
 
 
 class MergeKind(StrEnum):
-    """How contributions of a tensor are combined."""
+    """How a merge combines the contributions of a tensor: element by element, or by direction and length."""
 
     AVERAGE = "average"
     DIRECTION = "direction"
@@ -52,18 +52,18 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of parameters."""
+        """Number of parameters in the tensor."""
         return math.prod(self.shape)
 
     @property
     def row(self) -> int:
-        """Parameters in one row: what an embedding-like tensor is cut by."""
+        """Parameters in one row: embedding-like tensors are cut between rows."""
         return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A whole tensor or a run of its flat elements. offset: where it lies in the fragment's vector."""
+    """A whole tensor, or a run of its flat elements. tensor: its number; offset: its place in the fragment's vector."""
 
     tensor: int
     start: int
@@ -75,7 +75,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """What is synchronised together: pieces one after the other, as one vector."""
+    """Parameters that are synchronised together: pieces, concatenated to one vector of `length` values."""
 
     index: int
     length: int
@@ -114,7 +114,7 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All fragments of a model. fingerprint: SHA-256 over everything that both sides must agree on."""
+    """All fragments of a model. fingerprint: SHA-256 of all that both sides must agree on."""
 
     tensors: tuple[TensorSpec, ...]
     fragments: tuple[Fragment, ...]
@@ -127,13 +127,13 @@ class Layout:
 
     @property
     def parameters(self) -> int:
-        """Trainable parameters in all."""
+        """Number of trainable parameters of the model."""
         return sum(fragment.length for fragment in self.fragments)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A run of a tensor's elements before it has a place."""
+    """A run of a tensor's flat elements, before it has an offset."""
 
     tensor: int
     start: int
@@ -141,7 +141,7 @@ class _Cut:
 
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
-    """Lays tensors out in `fragments` fragments; 0 means min(24, what the tensors allow).
+    """Lays tensors out in `fragments` fragments; 0: 24, or as many as the tensors allow.
 
     Raises LayoutError when a fragment would be empty, or when tensors are malformed.
     """
@@ -164,7 +164,7 @@ def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
 
 
 def first_difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
-    """One line that names the first tensor in which two models differ; None when they do not."""
+    """One line that names the first difference of two models' tensors; None when they are equal."""
     known, given = {t.name: t for t in ours}, {t.name: t for t in theirs}
     for name, tensor in known.items():
         if name not in given:
@@ -224,7 +224,7 @@ def _pack(tensors: Sequence[TensorSpec], count: int) -> list[list[_Cut]]:
 
 
 def _pieces(index: int, tensor: TensorSpec, mean: float) -> Iterable[_Cut]:
-    """The tensor whole, or above twice the mean fragment in nearly equal runs of whole rows where it has rows."""
+    """The whole tensor; above twice the mean fragment size, nearly equal runs of it, of whole rows if possible."""
     if tensor.size <= 2 * mean:
         return [_Cut(index, 0, tensor.size)]
     unit = tensor.row if len(tensor.shape) > 1 and tensor.row <= mean else 1
@@ -235,7 +235,7 @@ def _pieces(index: int, tensor: TensorSpec, mean: float) -> Iterable[_Cut]:
 
 
 def _pour(tensors: Sequence[tuple[int, TensorSpec]], bins: list[list[_Cut]], loads: list[int]) -> None:
-    """Fills the fragments up to one level with rows of embedding-like tensors, emptiest first."""
+    """Fills all fragments up to one level with rows of embedding-like tensors, emptiest first."""
     level = _level(loads, sum(tensor.size for _, tensor in tensors))
     order = sorted(range(len(loads)), key=lambda place: (loads[place], place))
     at = 0
@@ -256,7 +256,7 @@ def _pour(tensors: Sequence[tuple[int, TensorSpec]], bins: list[list[_Cut]], loa
 
 
 def _level(loads: Sequence[int], volume: int) -> float:
-    """The height that `volume` reaches when poured over `loads`."""
+    """The load that the fragments reach when `volume` parameters fill the emptiest ones up to one level."""
     ordered = sorted(loads)
     below = 0
     for count, load in enumerate(ordered, start=1):
@@ -283,7 +283,7 @@ def _lay(index: int, tensors: Sequence[TensorSpec], cuts: Sequence[_Cut]) -> Fra
 
 
 def _frames(pieces: Sequence[Piece]) -> tuple[FrameSpan, ...]:
-    """Packs small pieces together and cuts large ones; a frame never holds parts of two pieces."""
+    """Packs small whole pieces together, and cuts large ones; a frame never has parts of two pieces."""
     groups: list[list[Segment]] = []
     room = 0
     for number, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""structlog, set up once for a process, learner and core alike: one event a line on stderr, for people or as JSON."""
+"""Configures structlog for a process: one event per line on stderr, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Lossy(io.TextIOBase):
-    """Where lines go. One that cannot be written (a full disk, a reader that is gone) is lost, and the work goes on."""
+    """A log file whose write errors (full disk, closed pipe) lose lines and do not stop the process."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -35,18 +35,18 @@ class _Lossy(io.TextIOBase):
 
 
 def contribution(session: pb.Session, fragment: int, seq: int) -> str:
-    """A contribution's name in every log on its way: learner, fronts, core; `str(Key)` is the same."""
+    """A contribution's name in the logs of learners, fronts and cores; equal to `str(Key)`."""
     return f"{session.learner}/{session.incarnation}/{fragment}/{seq}"
 
 
 def configure_unless() -> None:
-    """For a library in somebody's process: structlog by itself would print every word of it, to stdout."""
+    """Configures logging unless the user's process has done so: structlog's default prints every level to stdout."""
     if not structlog.is_configured():
         configure("info", json=False)
 
 
 def configure(level: str, *, json: bool) -> None:
-    """Sets the level and the form. UserError for a level that does not exist."""
+    """Sets the level and the format. Raises UserError for an unknown level."""
     if level not in LEVELS:
         raise UserError(f"--log-level {level}: use one of {', '.join(LEVELS)}")
     renderer: structlog.typing.Processor = (

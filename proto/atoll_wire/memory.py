@@ -1,4 +1,4 @@
-"""Large float32 vectors whose memory is used again: a fresh page costs as much as two passes over it."""
+"""Reuses the memory of large float32 vectors: a fresh page costs as much as two passes over it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_BYTES = 1 << 20  # below it the allocator does the same
-MOST_KEPT, MOST_KEPT_BYTES = 4, 256 << 20  # of one size that wait to be used again; one block at least
+LEAST_BYTES = 1 << 20  # smaller vectors are left to the allocator, which reuses memory itself
+MOST_KEPT, MOST_KEPT_BYTES = 4, 256 << 20  # free blocks per size, at most; one block is always kept
 
 _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
 
 def empty(length: int) -> NDArray[np.float32]:
-    """As `np.empty(length, np.float32)`. Its memory goes to the next vector of that size when nothing views it."""
+    """As `np.empty(length, np.float32)`. Its memory is reused once neither the vector nor a view on it exists."""
     size = 4 * length
     if size < LEAST_BYTES:
         return np.empty(length, np.float32)
@@ -26,10 +26,10 @@ def empty(length: int) -> NDArray[np.float32]:
         block = _free[size].pop()
     except IndexError:
         block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)  # a fork must not share it
-        with contextlib.suppress(AttributeError, OSError):  # a hint that not every system takes
+        with contextlib.suppress(AttributeError, OSError):  # a hint that not every system accepts
             block.madvise(mmap.MADV_HUGEPAGE)
     vector = np.frombuffer(block, np.float32, length)
-    weakref.finalize(vector, _give_back, size, block).atexit = False  # each view on it keeps the vector itself
+    weakref.finalize(vector, _give_back, size, block).atexit = False  # each view keeps the vector alive
     return vector
 
 
@@ -39,6 +39,6 @@ def _give_back(size: int, block: mmap.mmap) -> None:
 
 
 def _rounded(size: int) -> int:
-    """Up to one of eight sizes between two powers of two: fragments are nearly equal."""
+    """Rounds up to one of eight sizes between two powers of two: fragments are nearly equal and share blocks."""
     step = 1 << max(0, size.bit_length() - 4)
     return -(-size // step) * step

@@ -1,8 +1,8 @@
-"""Large messages as several small ones, so that what is half sent is little, whoever sends it.
+"""Cuts large messages into small ones, so that incomplete messages take little memory.
 
-gRPC keeps what it has of a message until all of it is there. So no message is larger than `MESSAGE_BYTES` on its way
-to a server, or from one: a larger JoinRequest, PushRequest or FetchReply is cut, and its pieces travel in the fields
-`part` and `more` of messages of its own kind.
+gRPC keeps a message's bytes until all of it has arrived. So no message to or from a server is larger than
+`MESSAGE_BYTES`: a larger JoinRequest, PushRequest or FetchReply is cut, and its pieces travel in the fields `part` and
+`more` of messages of its own kind.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
-PART_BYTES = 264 << 10  # a frame in int4, the usual codec, is not cut
-MESSAGE_BYTES = PART_BYTES + (8 << 10)  # the largest that a server takes
-REPLY_BYTES = 16 << 20  # the largest that a server sends, whole or in pieces: frames of float32 have 2 MiB each
+PART_BYTES = 264 << 10  # frames in int4, the default codec, fit into one piece
+MESSAGE_BYTES = PART_BYTES + (8 << 10)  # the largest message that a server accepts
+REPLY_BYTES = 16 << 20  # the largest reply, in one or more pieces: a float32 frame has 2 MiB
 PART, MORE = 0x72, b"\x78\x01"  # field 14, bytes; field 15, true
 
 
 def split(message: bytes) -> Iterator[bytes]:
-    """As it is sent."""
+    """The messages to send: the message itself, or its pieces of at most PART_BYTES."""
     if len(message) <= PART_BYTES:
         yield message
         return
@@ -30,7 +30,7 @@ def split(message: bytes) -> Iterator[bytes]:
 
 
 class Pieces:
-    """What has come of one message. most_bytes: that all of it may have."""
+    """Joins the pieces of a message. most_bytes: limit on the whole message."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -38,7 +38,10 @@ class Pieces:
         self.size_bytes = 0
 
     def take(self, message: bytes) -> bytes | None:
-        """The whole message, once it is here. Raises DecodeError for what is too much, or no piece after one."""
+        """Takes a message or a piece; returns the whole message once it is complete, else None.
+
+        Raises DecodeError when the pieces exceed the limit, or when another message follows a piece.
+        """
         more = message.startswith(MORE)
         at = len(MORE) if more else 0
         if message[at : at + 1] != bytes((PART,)):
@@ -59,14 +62,14 @@ class Pieces:
 
     @property
     def waits(self) -> bool:
-        """Whether some of a message is here."""
+        """Whether a message is incomplete."""
         return bool(self._came)
 
 
 def _content(message: bytes, at: int) -> memoryview:
-    """Of a field that goes on to the message's end; `at`: where its length begins."""
+    """Content of the field that ends the message. at: offset of its length. Raises DecodeError."""
     length = shift = 0
-    for at in range(at, min(at + 4, len(message))):  # noqa: B020, PLR1704 - where it ends is used below
+    for at in range(at, min(at + 4, len(message))):  # noqa: B020, PLR1704 - its last value is used below
         length |= (message[at] & 0x7F) << shift
         shift += 7
         if message[at] < 0x80:

@@ -1,12 +1,12 @@
-"""Values to codes: which scale a block is given, and its codes.
+"""Quantises blocks of values: chooses a block's scale, and computes its codes.
 
-int8: the largest magnitude over 127, rounded up, so that nothing is cut off. int4 has too few codes for that: the
-largest of some hundred values says little about the others. What an entropy coder wants is a step in proportion to
-their root mean square s (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193: a uniform step loses 0.25 bit against
-the rate-distortion bound, at any distribution). So a scale is 0.48 s, and more where that would cut much off the
-largest value: at least an eighth of it. A value is made a little smaller before it is rounded: the middle of those
-that are given one code lies below it, and smaller codes are shorter. What is cut off or left out is not lost: it stays
-in the sender's own values, see `atoll.fragments.segments`. `benchmarks.data_plane.kernels` measures what is left to the
+int8: the scale is the largest magnitude over 127, rounded up, so that nothing is clipped. int4 has too few codes for
+that: the largest of some hundred values says little about the others. An entropy coder needs a step in proportion to
+their root mean square s (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193: a uniform step loses 0.25 bit against the
+rate-distortion bound, for any distribution). So the scale is 0.48 s, but at least an eighth of the largest value, which
+would otherwise be clipped by much. Values are scaled down a little before rounding: the mean of the values that share a
+code lies below the code, and smaller codes compress better. Clipped and rounded-off parts are not lost: they stay in
+the sender's own values, see `atoll.fragments.segments`. `benchmarks.data_plane.kernels` measures the distance to the
 bound.
 """
 
@@ -19,18 +19,21 @@ from numpy.typing import NDArray
 
 from atoll_wire.blocks import F32, INFINITY_BITS, LARGEST, SMALLEST_NORMAL_BITS, U8, bits_of, float_of, kernel
 
-STEP = np.float32(0.48)  # of the root mean square
-EDGE = np.float32(0.125)  # of the largest: 7 x scale is at least 0.85 of it
-SMALLER = np.float32(0.98)
-FINENESS = np.float32(1023.0)  # of the integers that are squared: 512 squares fit an int32
-SMALLEST = np.float32(2.0**-115)  # of a block's largest values that is not taken for zero: FINENESS / it is finite
-KEPT, HALF = np.uint32(0xFFF80000), np.uint32(0x00040000)  # of a scale: 5 significant bits, so that it costs few
-MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and taken off again, it leaves the nearest integer, half to even
+STEP = np.float32(0.48)  # times the root mean square
+EDGE = np.float32(0.125)  # times the largest value: 7 x scale is at least 0.85 of it
+SMALLER = np.float32(0.98)  # factor on values before they are rounded
+FINENESS = np.float32(1023.0)  # the largest integer that is squared: 512 squares fit an int32
+SMALLEST = np.float32(2.0**-115)  # a block with a smaller largest value is coded as zero: FINENESS / it may overflow
+KEPT, HALF = np.uint32(0xFFF80000), np.uint32(0x00040000)  # rounds a scale to 5 significant bits, which compress well
+MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and subtracted, it rounds to the nearest integer, half to even
 
 
 @kernel
 def encode_block(values: F32, levels: int, codes: U8) -> int:
-    """Codes of a block's values; returns the bits of their scale, -1 when a value is not finite. levels: 7 or 127."""
+    """Writes a block's codes; returns the bits of its scale as bfloat16, or -1 when a value is not finite.
+
+    levels: 7 or 127. codes: see `blocks`.
+    """
     bits = np.uint32(_largest_bits(values.view(np.int32)))
     if bits >= INFINITY_BITS:
         return -1
@@ -52,7 +55,7 @@ def encode_block(values: F32, levels: int, codes: U8) -> int:
 
 @kernel
 def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Of the magnitudes; as integers: a maximum that vectorises, and that sees NaN and infinity."""
+    """Bits of the largest magnitude. Their maximum as integers vectorises, and detects NaN and infinity."""
     largest = np.int32(0)
     for i in range(len(bits)):
         largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -61,7 +64,7 @@ def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer 
 
 @kernel
 def _step(values: F32, largest: np.float32) -> Any:  # noqa: ANN401 - a float32 of numba's
-    """The scale that int4 would have. Squared as integers: their sum needs no order, so it vectorises everywhere."""
+    """The scale of an int4 block, not rounded. A sum of integer squares needs no order, so it vectorises."""
     if largest < SMALLEST:
         return np.float32(0.0)
     square, inverse = np.int32(0), FINENESS / largest
@@ -74,7 +77,7 @@ def _step(values: F32, largest: np.float32) -> Any:  # noqa: ANN401 - a float32 
 
 @kernel
 def _up(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Its bits, rounded up to bfloat16, where 127 times that can be."""
+    """Bits of a scale rounded up to bfloat16; rounded down where 127 times it would overflow."""
     bits = bits_of(scale)
     above = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
     return bits & np.uint32(0xFFFF0000) if float_of(above) > LARGEST / np.float32(127.0) else above
@@ -82,7 +85,7 @@ def _up(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
 
 @kernel
 def _near(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Its bits, rounded to 5 significant ones; at most what 7 times can be of. 0.48 of the largest would be above."""
+    """Bits of a scale rounded to 5 significant bits, such that 7 times it does not overflow."""
     bits = bits_of(min(scale, LARGEST / np.float32(7.0)))
     near = (bits + HALF) & KEPT
     return bits & KEPT if float_of(near) > LARGEST / np.float32(7.0) else near
@@ -90,7 +93,7 @@ def _near(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
 
 @kernel
 def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
-    """A scale that was cut, not rounded up, would make 128 of the largest values."""
+    """Writes int8 codes. They are clipped: where the scale was rounded down, the largest values would become 128."""
     for i in range(len(codes)):
         nearest = np.int32((values[i] * inverse + MAGIC) - MAGIC)
         codes[i] = np.uint8(min(max(nearest, np.int32(-127)), np.int32(127)) & np.int32(0xFF))
@@ -98,7 +101,7 @@ def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
 
 @kernel
 def _nibble(value: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
-    """With MAGIC added, the last bits of a float32 are those of the nearest integer."""
+    """The 4-bit code of a scaled value: with MAGIC added, the last bits of a float32 are the nearest integer's."""
     return bits_of(value + MAGIC) & np.uint32(0xF)
 
 
@@ -109,7 +112,7 @@ def _cut(value: np.float32) -> Any:  # noqa: ANN401 - a float32 of numba's
 
 @kernel
 def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
-    """high: as long as low, or one shorter: its last code is then zero."""
+    """Writes int4 codes, two per byte. high: as long as low, or one shorter; its last code is then zero."""
     for i in range(len(high)):
         codes[i] = np.uint8(_nibble(low[i] * inverse) | (_nibble(high[i] * inverse) << np.uint32(4)))
     for i in range(len(high), len(low)):
@@ -118,7 +121,7 @@ def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
 
 @kernel
 def _cut_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
-    """The same, where some values are beyond the largest code."""
+    """`_code_pairs` for blocks in which some values exceed the largest code: they are clipped."""
     for i in range(len(high)):
         codes[i] = np.uint8(_nibble(_cut(low[i] * inverse)) | (_nibble(_cut(high[i] * inverse)) << np.uint32(4)))
     for i in range(len(high), len(low)):

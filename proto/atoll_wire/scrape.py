@@ -1,7 +1,7 @@
-"""What a process tells over plain HTTP: its metrics, whether it lives, and whether it can be used.
+"""A process's HTTP server for metrics, liveness and readiness.
 
-`/metrics` is for Prometheus; `/livez` and `/readyz` are for whoever restarts processes or sends them work (Kubernetes,
-Docker): 200, or 503 with the reason in a line.
+`/metrics` is for Prometheus. `/livez` and `/readyz` are for Kubernetes or Docker: 200, or 503 with the reason in one
+line.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from atoll_wire.clock import Clock
 from atoll_wire.errors import UserError
 
 BEAT_S = 1.0
-STUCK_S = 30.0  # without a turn of its loop a process does not live
-CALLER_S = 10.0  # for whoever asks, to ask and to take the answer
+STUCK_S = 30.0  # a process whose event loop did not run for this long is not alive
+CALLER_S = 10.0  # timeout of reading a request and of sending the answer
 
-Reason = Callable[[], str]  # why not; "" is yes
+Reason = Callable[[], str]  # returns why not; "": yes
 
 
 class ScrapeError(UserError):
-    """An address that metrics cannot be served at; one line, with the remedy."""
+    """Metrics cannot be served at an address; the message is one line with the fix."""
 
 
 @dataclass(slots=True)
 class Pulse:
-    """Of a process with an event loop. waits_for: what it does before it can be used, or instead; "": it can be."""
+    """Liveness and readiness of a process with an event loop. waits_for: why it is not ready; "": it is ready."""
 
     clock: Clock
     waits_for: str = "starting"
@@ -44,37 +44,40 @@ class Pulse:
         self.turned_at = self.clock.monotonic()
 
     async def keep(self) -> None:
-        """For as long as the loop turns."""
+        """Records for ever that the event loop runs; run it as a task."""
         while True:
             self.turned_at = self.clock.monotonic()
             await asyncio.sleep(BEAT_S)
 
     def not_alive(self) -> str:
-        """Why this process should be started anew."""
+        """Why this process should be restarted; "": it is alive."""
         silent_s = self.clock.monotonic() - self.turned_at
         return "" if silent_s < STUCK_S else f"the event loop has not turned for {silent_s:.0f} s"
 
     def not_ready(self) -> str:
-        """Why it cannot be used now."""
+        """Why the process is not ready; "": it is."""
         return self.not_alive() or self.waits_for
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """Where it is told, until it is ended."""
+    """A running HTTP server. end: stops it."""
 
     port: int
     end: Callable[[], None]
 
 
 def check(address: str | None, *, plaintext: bool) -> None:
-    """Raises ScrapeError for an address beyond loopback: this is plain HTTP."""
+    """Raises ScrapeError for an address beyond loopback, unless plaintext: this is plain HTTP."""
     if address is not None and not on_loopback([address]) and not plaintext:
         raise ScrapeError(f"--metrics-listen {address} is not loopback: say --metrics-plaintext if that may be")
 
 
 def serve(registry: CollectorRegistry, address: str, not_alive: Reason, not_ready: Reason) -> Scraped:
-    """Tells it from a thread of its own: a loop that is stuck is seen. Raises ScrapeError."""
+    """Starts a server at HOST:PORT in a thread of its own, which answers even if the event loop is stuck.
+
+    Raises ScrapeError when the address cannot be bound.
+    """
     metrics, reasons = make_wsgi_app(registry), {"/livez": not_alive, "/readyz": not_ready}
 
     def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:  # noqa: ANN401 - WSGI's
@@ -107,7 +110,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Without asking name servers for this host's name, as HTTPServer does."""
+        """Binds without a DNS query for this host's name, which HTTPServer makes."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
@@ -121,4 +124,4 @@ class _Handler(WSGIRequestHandler):
     timeout = CALLER_S
 
     def log_message(self, *_: object) -> None:
-        """Nothing: it is asked every few seconds."""
+        """Logs nothing: requests come every few seconds."""

@@ -1,8 +1,8 @@
-"""Settings classes, and the command-line options that are made of them.
+"""Settings classes, and the command-line options that are generated from them.
 
-A setting is declared once, as a field with a type, a range, a default and a description. `command` makes an option of
-each field that has a description: `--name`, the environment variable ATOLL_COMMAND_NAME, and a line of `--help`. The
-same field checks the value, however it was given. A field without a description is internal.
+A setting is declared once, as a field with a type, a range, a default and a description. `command` generates an option
+for each field with a description: `--name`, the environment variable ATOLL_COMMAND_NAME, and a line of `--help`. The
+field checks the value, however it was given. A field without a description is internal.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ REACH = "Certificates"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a setting is given, as far as that does not follow from its field and class.
+    """Overrides of a setting's option; empty: the default, which follows from its field and class.
 
-    name: without the dashes. metavar: stands for the value in help. variable: of the environment. panel: the heading
-    in help.
+    name: without the leading dashes. metavar: the placeholder of the value in help. variable: the environment variable.
+    panel: the heading in help.
     """
 
     name: str = ""
@@ -46,7 +46,10 @@ class Option:
 
 
 class Settings(BaseModel):
-    """What a process is told. command: the subcommand of `atoll` that takes it. prefix: of its options' names."""
+    """Base of all settings classes. command: the subcommand of `atoll`. panel: the heading of its options in help.
+
+    prefix: of its options' names.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -56,7 +59,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> Self:  # noqa: ANN401
-        """Settings with these values, which may be text. SettingsError names the option that is invalid."""
+        """Settings with these values, which may be strings. Raises SettingsError that names the invalid option."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -78,7 +81,7 @@ Address: TypeAlias = Annotated[str, Option(metavar="HOST:PORT")]
 
 
 class Certificates(Settings):
-    """How a process proves its name, and whether it may do without."""
+    """The certificates of a process, or permission to do without."""
 
     tls: Annotated[
         Path | None,
@@ -91,25 +94,25 @@ class Certificates(Settings):
 
     @property
     def access(self) -> Access:
-        """The same for connections."""
+        """The object that opens connections with these settings."""
         return Access(self.tls, self.insecure_plaintext)
 
 
 class Metrics(Settings):
     """Where a process serves its metrics."""
 
-    metrics_listen: Annotated[Address | None, Field(description="Serve Prometheus metrics there.")] = None
+    metrics_listen: Annotated[Address | None, Field(description="Serve Prometheus metrics at this address.")] = None
     metrics_plaintext: Annotated[bool, Field(description="Allow metrics beyond loopback: they are plain HTTP.")] = False
 
 
 class Logs(Settings):
-    """What a process logs, and in which form."""
+    """The level and the format of a process's log."""
 
     log_json: Annotated[bool, Field(description="Log one JSON object per line.")] = False
     log_level: Annotated[str, Field(description="debug, info, warning or error.")] = "info"
 
     def begin(self) -> None:
-        """Sets the process's log up. UserError for a level that does not exist."""
+        """Configures the process's log. Raises UserError for an unknown level."""
         configure(self.log_level, json=self.log_json)
 
 
@@ -118,7 +121,7 @@ class Logs(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A setting of a class. path: the fields that lead to it, of the class and of those inside it. name: its option."""
+    """A setting that is an option. path: names of the fields that lead to it, in nested classes. name: the option's."""
 
     path: tuple[str, ...]
     info: FieldInfo
@@ -127,17 +130,17 @@ class Declared:
 
     @property
     def flag(self) -> str:
-        """Such as --inner-steps."""
+        """The option with its dashes, such as --inner-steps."""
         return f"--{self.name}"
 
     @property
     def key(self) -> str:
-        """The option's name as an identifier; the environment variable ends with it."""
+        """The option's name as an identifier, with which the environment variable ends."""
         return self.name.replace("-", "_")
 
     @property
     def kind(self) -> Any:  # noqa: ANN401 - a type, or what typing makes of several
-        """Its type, without None."""
+        """The setting's type, without None and Annotated."""
         kind = self.info.annotation
         if get_origin(kind) in {Union, types.UnionType}:
             kind = next(each for each in get_args(kind) if each is not type(None))
@@ -155,7 +158,7 @@ class Declared:
 
     @property
     def default(self) -> str:
-        """As it would be given; empty when there is none, or when it says nothing."""
+        """The default as a string for the command line; empty for None, False and empty tuples."""
         value = self.info.default
         if self.info.is_required() or value is None or value is False or value == ():
             return ""
@@ -163,13 +166,13 @@ class Declared:
 
     @property
     def form(self) -> str:
-        """Stands for the value in help."""
+        """The placeholder of the value in help."""
         name = "bytes" if BYTES in self.info.metadata else TYPE_NAMES.get(self.kind, "text")
         return self.option.metavar or f"<{name}>"
 
     @property
     def range(self) -> str:
-        """What the value may be, such as "1 to 100000"; empty when that is any of its type."""
+        """The allowed values, such as "1 to 100000"; empty when all values of the type are allowed."""
         kind = self.kind
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         if isinstance(kind, type) and issubclass(kind, Enum):
@@ -188,7 +191,7 @@ class Declared:
 
     @property
     def help(self) -> str:
-        """All that is said of it."""
+        """The whole help text: description, and range."""
         several = "May be given several times." if self.several else ""
         return " ".join(filter(None, (self.info.description, several, self.range and f"({self.range})")))
 
@@ -207,12 +210,12 @@ class Declared:
 
 @cache
 def declared(cls: type[Settings]) -> tuple[Declared, ...]:
-    """All settings of a class that are options, and of those inside it."""
+    """All settings of a class and of nested classes that are options."""
     return tuple(_declared(cls, ()))
 
 
 def _declared(cls: type[Settings], path: tuple[str, ...]) -> Iterator[Declared]:
-    """A class's own fields before those of its bases."""
+    """Yields a class's own fields before those of its bases."""
     for field, info in sorted(cls.model_fields.items(), key=lambda each: each[0] not in cls.__annotations__):
         if isinstance(info.annotation, type) and issubclass(info.annotation, Settings):
             yield from _declared(info.annotation, (*path, field))
@@ -224,7 +227,7 @@ def _declared(cls: type[Settings], path: tuple[str, ...]) -> Iterator[Declared]:
 
 
 def _metadata(info: FieldInfo) -> Iterator[object]:
-    """Of the field, and of the types that its own is made of: `Address | None`."""
+    """Metadata of a field and of the types in its union, such as `Address | None`."""
     yield from info.metadata
     for part in get_args(info.annotation):
         yield from getattr(part, "__metadata__", ())
@@ -243,13 +246,13 @@ def _named(cls: type[Settings], error: ValidationError) -> SettingsError:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Stands for those settings of a class that were given: a dict of them, checked."""
+    """For `command`: pass only the settings of a class that were given, as a dict of checked values."""
 
     of: type[Settings]
 
 
 def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Callable[..., None]:
-    """A function with an option for each setting that `function` takes. taken: what it takes, in its order."""
+    """A typer function with an option for each setting. taken: the classes of `function`'s arguments, in order."""
     classes = [each.of if isinstance(each, Given) else each for each in taken]
 
     def run(**values: Any) -> None:  # noqa: ANN401
@@ -266,7 +269,7 @@ def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Ca
 
 
 def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
-    """As typer takes it: text, but for switches. only_given: it is None unless it was given."""
+    """A typer parameter: a string, or a bool for switches. only_given: None unless it was given."""
     start: Any = None
     kind: Any = bool if of.switch else list[str] if of.several else str
     if of.info.is_required():
@@ -287,7 +290,7 @@ def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
 
 
 def _collected(which: type[Settings] | Given, values: dict[str, Any]) -> Settings | dict[str, Any]:
-    """What a command takes, of the values of options. Raises SettingsError."""
+    """One argument of a command, from the values of all options. Raises SettingsError."""
     cls, tree = which.of if isinstance(which, Given) else which, dict[str, Any]()
     for each in declared(cls):
         if (value := values[each.key]) is not None:

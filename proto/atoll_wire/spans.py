@@ -1,4 +1,4 @@
-"""What a frame holds of a fragment's vector, and the sizes that follow from it."""
+"""The part of a fragment's vector that a frame has, and the sizes that follow from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCK = 512  # parameters that share a scale
 
 
 class Codec(IntEnum):
-    """How values travel; the numbers are those of the contract."""
+    """How values are encoded on the wire; the numbers are those of outer.proto."""
 
     FLOAT32 = 1
     INT8 = 2
@@ -20,7 +20,7 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The part of one piece that a frame holds. offset: in the vector of the fragment, or of a run of its frames."""
+    """The part of one piece in a frame. offset: in the vector of the fragment, or of a run of its frames."""
 
     piece: int
     offset: int
@@ -29,7 +29,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class FrameSpan:
-    """The part of a vector that a frame holds: whole pieces, or a part of one.
+    """The part of a vector in one frame: whole pieces, or a part of one.
 
     The vector is the fragment's, or that of a run of its frames. index: among the fragment's frames.
     """
@@ -46,20 +46,20 @@ class FrameSpan:
 
     @cached_property
     def place(self) -> slice:
-        """Where it lies in the vector."""
+        """Its slice of the vector."""
         return slice(self.offset, self.offset + self.length)
 
     @cached_property
     def lengths(self) -> array[int]:
-        """Of each segment, as int64."""
+        """Length of each segment, int64."""
         return array("q", (segment.length for segment in self.segments))
 
     @cached_property
     def blocks(self) -> int:
-        """Blocks that are quantised together; none reaches over the end of a segment."""
+        """Number of blocks, each of which has a scale; a block ends with its segment."""
         return sum(-(-segment.length // BLOCK) for segment in self.segments)
 
     @cached_property
     def packed_bytes(self) -> int:
-        """Bytes of its codes at two a byte; each segment begins a byte."""
+        """Bytes of its codes with two per byte; each segment begins a new byte."""
         return sum((segment.length + 1) // 2 for segment in self.segments)

@@ -46,7 +46,7 @@ def test_rows_compare_the_medians():
     wall, cpu = beside.rows("Flower", "124m", MINE, THEIRS)
     assert wall.name == "outer sync of 124M, 2 learners: wall-clock beside Flower"
     assert (wall.value, cpu.value, wall.unit, wall.holds) == (1 / 3, 0.25, "x Flower", True)
-    assert "0.80 beside 8.00 bytes" in wall.beside
+    assert "0.80 vs. 8.00 bytes" in wall.beside
     assert "server's peak" in wall.beside
     assert "server's" not in beside.rows("hivemind", "124m", MINE, PeerSync([1.0], [1.0], [1]))[0].beside
 

@@ -15,9 +15,10 @@ import pytest
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.learners.accounts import Account
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, ledger
+from atoll_server.storage import database, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow
+from atoll_wire.contract import Fate
 from playwright.sync_api import expect
 
 from tests.dashboard.house import House
@@ -40,7 +41,7 @@ def populate(directory: Path) -> None:
             name, region = f"learner-{number}", f"region-{number % REGIONS}"
             account = Account(first_joined_at=now - 100, heard_at=now - number % 50)
             account.joined(now - 100, 1.0, returning=False)
-            ledger.put_learner(db, LearnerRow(name, region, 1, [number], account.as_data(), ""))
+            run_ledger.put_learner(db, LearnerRow(name, region, 1, [number], account.as_data(), ""))
         _receipts(db, now)
 
 
@@ -48,7 +49,7 @@ def _receipts(db: sqlite3.Connection, now: float) -> None:
     for number in range(RECEIPTS):
         key = Key(f"learner-{number % LEARNERS}", 1, number % 2, number // LEARNERS + 1)
         row = ContributionRow(key, 1, 0, 100, 8, 3, 1, 1000, bytes(32), (1.0,), 1.0, now)
-        ledger.add_contribution(db, 1, row, FateRow(key, "merged", 1, 0.5, 0))
+        shard_ledger.add_contribution(db, 1, row, FateRow(key, Fate.MERGED, 1, 0.5, 0))
 
 
 @pytest.fixture(scope="module")

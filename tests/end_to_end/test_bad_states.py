@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from atoll_server.cli.offline import read_run
-from atoll_server.storage import database, ledger
+from atoll_server.storage import database, run_ledger
 from atoll_wire import outer_pb2 as pb
 
 from tests.end_to_end.world import core, eventually, train
@@ -73,7 +73,7 @@ def sql(directory: Path, statement: str) -> None:
 
 def set_meta(directory: Path, key: str, value: Any) -> None:
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
-        ledger.put_meta(db, key, value)
+        run_ledger.put_meta(db, key, value)
         db.commit()
 
 
@@ -176,9 +176,11 @@ def clock_went_back_since_the_last_start(directory: Path) -> None:
     from atoll_server.storage.rows import LearnerRow
 
     with closing(sqlite3.connect(directory / "ledger.sqlite")) as db:
-        for row in ledger.learners(db):
+        for row in run_ledger.learners(db):
             later = row.account | {"heard_at": time.time() + 86_400.0}
-            ledger.put_learner(db, LearnerRow(row.name, row.region, row.incarnation, row.nonces, later, row.evicted))
+            run_ledger.put_learner(
+                db, LearnerRow(row.name, row.region, row.incarnation, row.nonces, later, row.evicted)
+            )
         db.commit()
 
 

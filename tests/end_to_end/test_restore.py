@@ -17,9 +17,10 @@ from atoll_server.cli import remote
 from atoll_server.cli.offline import export_from_directory, read_run
 from atoll_server.cli.remote import Remote
 from atoll_server.cli.replay import replay
-from atoll_server.storage import crash_points, ledger
+from atoll_server.storage import crash_points, shard_ledger
 from atoll_server.storage.database import read_ledger
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import Fate
 
 from tests.end_to_end.test_kill import each_merged_once
 from tests.end_to_end.world import Core, Trainee, core, eventually, front, train
@@ -105,7 +106,7 @@ def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path,
         assert again.identical
     with read_ledger(ledger_path) as db:
         for made_in in (1, 2):
-            assert all(fate.fate != "pending" for _, fate in ledger.contributions(db, made_in))
+            assert all(fate.fate is not Fate.PENDING for _, fate in shard_ledger.contributions(db, made_in))
 
 
 def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore_can_be_undone(tmp_path, capsys):

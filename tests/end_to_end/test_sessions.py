@@ -23,6 +23,8 @@ STALE = {
     "guessed": (grpc.StatusCode.UNAUTHENTICATED, "join"),
     "of another generation": (grpc.StatusCode.UNAUTHENTICATED, "another run or generation"),
     "left": (grpc.StatusCode.UNAUTHENTICATED, "join"),
+    "of before it left": (grpc.StatusCode.UNAUTHENTICATED, "is not known here: join again"),
+    "let in again": (grpc.StatusCode.UNAUTHENTICATED, "has not joined this core: join first"),
 }
 
 
@@ -133,6 +135,13 @@ def test_every_call_asks_who_may_speak(running, kind):
                 hand.session.generation += 1
             case "left":
                 stub.Leave(pb.LeaveRequest(session=hand.session), timeout=20)
+            case "of before it left":
+                stub.Leave(pb.LeaveRequest(session=hand.session), timeout=20)
+                again = Hand(stub, hand.session.learner).session
+                assert again.incarnation == hand.session.incarnation, "it is the same process"
+            case "let in again":
+                evict(running, hand.session.learner)
+                evict(running, hand.session.learner, reason="")
         assert all(field for _, field in METHODS.values()), "a new call has a session, or is treated here"
         for name in METHODS:
             refused(*STALE[kind], lambda name=name: call(stub, name, hand.session))

@@ -311,7 +311,7 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
         init(place / "next")
         both = (place / "ca.pem").read_bytes() + (place / "next" / "ca.pem").read_bytes()
         (own.front / "key.pem").write_bytes(b"half of a k")  # in the middle of being replaced
-        eventually(lambda: "new certificates are not taken" in eu.child.log.read_text())
+        eventually(lambda: "new certificates cannot be used" in eu.child.log.read_text())
         for directory in (own.core, own.front, mine, own.operator):  # first everybody trusts both
             (directory / "ca.pem").write_bytes(both)
         for directory, role, name, hosts in (
@@ -321,7 +321,7 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
             for file in ("key.pem", "cert.pem"):
                 (directory / file).write_bytes((new / file).read_bytes())
         for process in (eu, it):
-            eventually(lambda process=process: "new certificates are taken" in process.child.log.read_text())
+            eventually(lambda process=process: "new certificates are in use" in process.child.log.read_text())
         eventually(lambda: "new certificates: dialling again" in eu.child.log.read_text())
         merged = it.status().contributions.merged
         eventually(lambda: it.status().contributions.merged > merged + 2, timeout_s=60)

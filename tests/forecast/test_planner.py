@@ -144,7 +144,7 @@ def test_a_plan_that_does_not_work_is_no_plan(tmp_path):
     assert code == 1
     assert "slow: 252% of its link" in said
     assert "goodput" not in said, "of what does not work nothing is promised"
-    assert error == "error: this plan does not work: what is to be changed is said above\n"
+    assert error == "error: this plan does not work: the warnings above say what to change\n"
     assert not values.exists()
     assert not compose.exists()
     assert json.loads(out.read_text())["works"] is False
@@ -162,7 +162,7 @@ def test_step_boundaries_of_a_large_model_get_more_inner_steps():
 
 def test_more_contributions_than_a_core_was_seen_to_take_are_worth_a_warning():
     made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
-    assert any("10000 contributions a second" in warning for warning in made.warnings)
+    assert any("10000 contributions per second" in warning for warning in made.warnings)
     assert made.disk_bytes == pytest.approx((48 + 4 + 0.5 * 1000 * 4) * 1e6)  # k8s/atoll/values.yaml's sum
     assert not made.losses, "nobody is left when the only region is gone"
 

@@ -97,6 +97,7 @@ class Calls:
         self._session = pb.Session(
             run=reply.run, learner="a", incarnation=reply.incarnation, generation=reply.generation, token=reply.token
         )
+        self._number = self._core.registrar.roster.entries["a"].session
         self._file = safetensors.numpy.save({spec.name: np.ones(spec.shape, np.float32) for spec in SPECS})
         if initialised:
             await self._outer.Initialise(_stream(self._upload(self._file)), Context())
@@ -147,7 +148,7 @@ class Calls:
 
     async def _again(self) -> None:
         entry = self._core.registrar.roster.entries["a"]
-        entry.evicted, entry.streams, entry.token, entry.account.left_at = "", {}, self._session.token, None
+        entry.evicted, entry.streams, entry.session, entry.account.left_at = "", {}, self._number, None
         entry.incarnation, entry.nonces = self._session.incarnation, [7]
 
     def _joined(self, rng: random.Random) -> Awaitable[Any]:
@@ -205,7 +206,8 @@ class Calls:
         return self._outer.Report(_stream(self._changed(rng, [progress, progress])), Context())
 
     def _follow(self, rng: random.Random) -> Awaitable[Any]:
-        request = pb.FollowRequest(session=self._session, log=self._core.registrar.happenings.number, sequence=0)
+        log = next((shard.follower_log.number for shard in self._core.registrar.shards), 0)
+        request = pb.FollowRequest(session=self._session, log=log, sequence=0)
         return _all(self._outer.Follow(mutate_message(rng, request), Context()), patience_s=0.005)
 
     def _leave(self, rng: random.Random) -> Awaitable[Any]:

@@ -21,6 +21,7 @@ from atoll_server.storage.spool import RECORD
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.checksums import crc32c
+from atoll_wire.contract import Fate
 from atoll_wire.layout import FRAME_PARAMETERS, Fragment, MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
 
@@ -153,7 +154,7 @@ class Door:
         assert np.isfinite(out).all()
         found = float((out.astype(np.float64) ** 2).sum())
         assert math.isclose(found, math.fsum(held.row.norms_sq), rel_tol=1e-6, abs_tol=1e-300)
-        self._shard._decide(FateRow(key, "merged", VERSION))
+        self._shard._decide(FateRow(key, Fate.MERGED, VERSION))
         self._spool.delete(1, key, upload.part.size_bytes)
 
     def _sound_state(self) -> None:

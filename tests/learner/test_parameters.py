@@ -70,7 +70,7 @@ def test_an_optimizer_of_another_model_is_refused():
 def test_two_parameters_in_one_memory_are_refused_in_one_line():
     model = Odd()
     model.head.weight = nn.Parameter(model.table.weight.detach())
-    with pytest.raises(LearnerError, match=r'"table.weight" and "head.weight" are two parameters in one memory'):
+    with pytest.raises(LearnerError, match=r'"table.weight" and "head.weight" are two parameters with the same memory'):
         parameters(model)
 
 
@@ -96,7 +96,9 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
 
 def test_what_requires_gradients_and_has_no_optimizer_is_an_error_that_names_it_and_the_remedies():
     model = Teaching()
-    with pytest.raises(LearnerError, match=r'"head.weight" and 1 more: no optimizer .*list.*requires_grad_.*unshared='):
+    with pytest.raises(
+        LearnerError, match=r'"head.weight" and 1 more requires gradients, .*list.*requires_grad_.*unshared='
+    ):
         Parameters(model, sgd(model.student))
 
 
@@ -118,7 +120,7 @@ def test_what_is_named_unshared_is_neither_trained_by_the_run_nor_compared_with_
 
 def test_a_pattern_that_fits_no_parameter_is_an_error():
     model = Teaching()
-    with pytest.raises(LearnerError, match=r'unshared="techer.\*" fits no parameter'):
+    with pytest.raises(LearnerError, match=r'unshared="techer.\*" matches no parameter'):
         Parameters(model, sgd(model.student, model.head), ["techer.*"])
 
 
@@ -129,7 +131,7 @@ def test_a_group_that_is_added_later_is_an_error_that_names_it():
     shared.check_unchanged()
     model.teacher.requires_grad_(True)
     optimizer.add_param_group({"params": list(model.teacher.parameters())})
-    with pytest.raises(LearnerError, match=r'"teacher.weight" and 1 more: trained since .*unshared='):
+    with pytest.raises(LearnerError, match=r'"teacher.weight" and 1 more is trained only since .*unshared='):
         shared.check_unchanged()
 
 
@@ -138,7 +140,7 @@ def test_what_is_unfrozen_later_is_an_error_that_names_it():
     shared = Parameters(model, sgd(model))
     shared.check_unchanged()
     model.teacher.weight.requires_grad_(True)
-    with pytest.raises(LearnerError, match=r'"teacher.weight": trained since'):
+    with pytest.raises(LearnerError, match=r'"teacher.weight" is trained only since'):
         shared.check_unchanged()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from atoll.agent.shard_session import LOOK_S
 from atoll.stats import Counters
-from atoll_server.rounds.liveness import Member
+from atoll_server.rounds.liveness import Member, learner_state
 
 
 def trained(counters: Counters, member: Member, busy_s: float, pause_s: float, until: float) -> list[tuple[float, str]]:
@@ -18,7 +18,7 @@ def trained(counters: Counters, member: Member, busy_s: float, pause_s: float, u
         counters.paused = counters.steps > 0 and not turns + (within >= busy_s) > counters.steps and within >= busy_s
         counters.resting_since = turns * turn_s + busy_s if counters.paused else None
         member.hear(counters.steps, counters.pausing(now), now)
-        seen.append((now, member.state(now)))
+        seen.append((now, learner_state(member, now, evicted=False)))
         now += LOOK_S
     return seen
 
@@ -40,7 +40,7 @@ def test_a_long_pause_is_told_before_the_learner_would_be_silent():
     for quarter in range(400):
         now = 20.0 + LOOK_S * quarter
         member.hear(counters.steps, counters.pausing(now), now)
-        states.append(member.state(now))
+        states.append(learner_state(member, now, evicted=False))
     assert set(states) == {"live", "paused"}
     assert set(states[4:]) == {"paused"}
     counters.resting_since = None  # an operator paused the run: that is told at once

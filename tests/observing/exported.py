@@ -6,15 +6,15 @@ from atoll.stats import Counters, LearnerMetrics
 from atoll_server.access.quotas import LIMITS
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.learners.accounts import CAUSES
-from atoll_server.service.gauges import STATES
 from atoll_server.telemetry.metrics import READ, Metrics
+from atoll_wire.contract import LearnerState
 from atoll_wire.spans import Codec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 Labels = dict[str, set[str]]  # label -> its values; none: any
 TARGET: Labels = {"job": {"core", "front", "learner"}, "instance": set(), "pod": set()}  # by whoever asks
 FIXED: Labels = {
-    "state": set(STATES),
+    "state": set(LearnerState),
     "direction": {"up", "down", "whole"},
     "codec": {codec.name.lower() for codec in Codec},
     "limit": set(LIMITS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from atoll_server.learners.accounts import Account, Spent, overall
@@ -29,7 +30,7 @@ def test_useful_is_stepping_and_the_rest_is_named():
 def test_a_restart_costs_downtime_the_restart_itself_and_the_work_that_was_never_acknowledged():
     a = account()
     a.heard(50.0, Spent(tokens=500, stepping_s=50.0))
-    a.accepted(400.0, current=True)
+    a.accepted(0, 400.0, current=True)
     a.joined(70.0, 8.0, returning=True)
     a.heard(100.0, Spent(tokens=300, stepping_s=30.0))
     balance = a.balance(100.0)
@@ -43,10 +44,10 @@ def test_a_restart_costs_downtime_the_restart_itself_and_the_work_that_was_never
 def test_a_contribution_of_a_dead_incarnation_that_is_refused_after_all_is_lost():
     a = account()
     a.heard(10.0, Spent(tokens=100, stepping_s=10.0))
-    a.accepted(100.0, current=True)
+    a.accepted(0, 100.0, current=True)
     a.joined(10.0, 0.0, returning=True)
     assert a.balance(10.0).lost_s["thrown_away"] == 0.0
-    a.accepted(-50.0, current=False)
+    a.accepted(0, -50.0, current=False)
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
 
 
@@ -162,15 +163,27 @@ def test_training_while_the_core_was_away_is_not_lost():
     assert a.balance(60.0).ratio == pytest.approx(1.0)
 
 
-def test_an_account_survives_its_ledger_form_and_sums_are_made_anew():
+def test_an_account_survives_its_ledger_form_without_what_shards_count_again():
     a = account()
     a.heard(10.0, Spent(tokens=100, stepping_s=10.0))
     a.joined(12.0, 1.0, returning=True)
-    a.merged_token_parameters, a.bytes_up = 7, 8
+    a.at(0).bytes_up = 7
+    a.at(1).bytes_up = 8
+    assert a.bytes_up == 15
     again = Account.from_data(a.as_data())
-    assert again == a
-    again.forget_contributions()
-    assert (again.merged_token_parameters, again.bytes_up, again.past[0].accepted_tokens) == (0, 0, 0.0)
+    assert again.bytes_up == 0
+    assert again == replace(a, by_shard={})
+
+
+def test_what_all_shards_acknowledged_is_not_thrown_away_when_a_process_dies():
+    a = account()
+    a.heard(10.0, Spent(tokens=100, stepping_s=10.0))
+    a.accepted(0, 50.0, current=True)
+    a.accepted(1, 30.0, current=True)
+    a.joined(10.0, 0.0, returning=True)
+    assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(2.0)
+    a.accepted(1, 20.0, current=False)
+    assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(2.0), "it was counted as abandoned"
 
 
 def test_the_run_is_the_sum_of_its_learners():

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from atoll_server.access.audit_log import FILE_BYTES, FILES, LINES_PER_MINUTE, Acts
+from atoll_server.access.audit_log import FILE_BYTES, FILES, LINES_PER_MINUTE, AuditLog
 from atoll_server.access.refusals import LONGEST
 
 from tests.clocks import SetClock
@@ -23,7 +23,7 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 def test_refusals_whose_text_differs_are_left_out_and_counted(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
-    log = Acts(path, clock)
+    log = AuditLog(path, clock)
     log.start()
     for minute in range(3):
         for n in range(1000):
@@ -43,7 +43,7 @@ def test_refusals_whose_text_differs_are_left_out_and_counted(tmp_path: Path, cl
 
 def test_a_learner_that_joins_again_and_again_is_left_out_and_counted(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
-    log = Acts(path, clock)
+    log = AuditLog(path, clock)
     log.start()
     for n in range(500):
         log.moved("joined", "a", incarnation=str(n))
@@ -55,7 +55,7 @@ def test_a_learner_that_joins_again_and_again_is_left_out_and_counted(tmp_path: 
 
 def test_the_same_again_is_one_line_that_says_how_often(tmp_path: Path, clock: SetClock):
     path = tmp_path / "audit.jsonl"
-    log = Acts(path, clock)
+    log = AuditLog(path, clock)
     log.start()
     for _ in range(100):
         log.refused("refused", "ipv4:10.0.0.1:7", detail="x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 
 import numpy as np
@@ -10,17 +11,18 @@ import pytest
 from atoll_server.checkpoints.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
 from atoll_server.merging import merge
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, ledger, lineage
+from atoll_server.storage import database, lineage, run_ledger, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.lineage import Line
 from atoll_server.storage.part_file import ChecksumError, PartFile
-from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow
+from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow
 from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
 from atoll_wire import codec
 from atoll_wire.checksums import crc32c
 from atoll_wire.clock import SYSTEM
 from atoll_wire.codec import FrameError
+from atoll_wire.contract import Fate
 from atoll_wire.frames import WireFrame
 from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
 from atoll_wire.spans import Codec
@@ -30,7 +32,7 @@ FRAGMENT = LAYOUT.fragments[0]
 KEY = Key("a", 1, 0, 1)
 ROW = ContributionRow(KEY, 1, 0, 100, 4, 3, 2, 50, bytes(32), (1.5, 2.5), 1.0, 7.0)
 RULE = {"lr": 0.9, "momentum": 0.5, "codec": 3, "heat": 1.0, "staleness_exponent": 0.5}
-MERGE = MergeRow(0, 1, 1, (("a", 1, 1, 1.0, 0),), RULE, 1, 2, 3, 99, 5.0)
+MERGE = MergeRow(0, 1, 1, (("a", 1, 1, 1.0, 0),), RULE, 40, 2, 1, 2, 3, 99, 5.0)
 
 
 def frames() -> list[bytes]:
@@ -130,38 +132,38 @@ def test_files_without_a_row_go_at_the_start_and_others_stay(spool):
 
 def filled(path) -> sqlite3.Connection:
     db = database.open_ledger(path)
-    ledger.put_learner(db, LearnerRow("a", "eu", 1, [77], {"x": 1}, ""))
-    ledger.add_contribution(db, 1, ROW)
-    ledger.add_merge(db, 1, MERGE, [FateRow(KEY, "merged", 1, 1.0, 0)])
+    run_ledger.put_learner(db, LearnerRow("a", "eu", 1, [77], {"x": 1}, ""))
+    shard_ledger.add_contribution(db, 1, ROW)
+    shard_ledger.add_merge(db, 1, MERGE, [FateRow(KEY, Fate.MERGED, 1, 1.0, 0)])
     return db
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):
     filled(tmp_path / "ledger").close()
     db = database.open_ledger(tmp_path / "ledger")
-    ((row, fate),) = ledger.contributions(db, 1)
+    ((row, fate),) = shard_ledger.contributions(db, 1)
     assert row == ROW
-    assert fate == FateRow(KEY, "merged", 1, 1.0, 0)
+    assert fate == FateRow(KEY, Fate.MERGED, 1, 1.0, 0)
     assert lineage.merges(db, Line(), 0, after=0) == [(1, MERGE)]
-    assert ledger.learners(db)[0].region == "eu"
+    assert run_ledger.learners(db)[0].region == "eu"
     assert (lineage.last_merge(db, Line(), 0), lineage.last_merge(db, Line(), 1)) == ((1, 5.0), (0, None))
-    assert list(ledger.contributions(db, 2)) == []
+    assert list(shard_ledger.contributions(db, 2)) == []
 
 
 def test_a_key_is_accepted_once_and_has_one_fate(tmp_path):
     db = filled(tmp_path / "ledger")
     with pytest.raises(sqlite3.IntegrityError):
-        ledger.add_contribution(db, 1, ROW)
+        shard_ledger.add_contribution(db, 1, ROW)
     with pytest.raises(AssertionError, match="was not pending"):
-        ledger.put_fates(db, 1, [FateRow(KEY, "refused")])
+        shard_ledger.put_fates(db, 1, [FateRow(KEY, Fate.REFUSED)])
 
 
 @pytest.mark.parametrize(
     ("change", "read"),
     [
-        ("UPDATE contributions SET tokens=7", lambda db: list(ledger.contributions(db, 1))),
+        ("UPDATE contributions SET tokens=7", lambda db: list(shard_ledger.contributions(db, 1))),
         ("UPDATE merges SET theta=7", lambda db: lineage.merges(db, Line(), 0, 0)),
-        ("UPDATE learners SET account='{}'", ledger.learners),
+        ("UPDATE learners SET account='{}'", run_ledger.learners),
         ("UPDATE merges SET version=5", lambda db: lineage.merges(db, Line(), 0, 0)),
     ],
 )
@@ -172,9 +174,19 @@ def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
         read(db)
 
 
+def test_what_is_said_of_a_damaged_row_has_no_secret(tmp_path):
+    db = filled(tmp_path / "ledger")
+    run_ledger.put_meta(db, "session_key", "5ec4e7")
+    for table, read in (("meta", run_ledger.get_meta), ("learners", run_ledger.learners)):
+        db.execute(f"UPDATE {table} SET checksum=checksum+1")  # noqa: S608 - constants
+        with pytest.raises(LedgerError, match=f"a row of {table} does not match") as error:
+            read(db)
+        assert not {"5ec4e7", "77"} & set(re.findall("[0-9a-f]+", str(error.value)))
+
+
 def test_a_missing_merge_is_a_gap_that_is_named(tmp_path):
     db = filled(tmp_path / "ledger")
-    ledger.add_merge(db, 1, MergeRow(0, 3, *list(_fields(MERGE))[2:]), [])
+    shard_ledger.add_merge(db, 1, MergeRow(0, 3, *list(_fields(MERGE))[2:]), [])
     db.execute("DELETE FROM merges WHERE version=1")
     with pytest.raises(LedgerError, match="lacks version 1 of fragment 0"):
         lineage.merges(db, Line(), 0, after=0)
@@ -199,9 +211,9 @@ def test_a_commit_is_on_disk_when_it_returns_and_many_share_one(tmp_path):
     async def run() -> int:
         writer = LedgerWriter(database.open_ledger(tmp_path / "ledger"), print, SYSTEM)
         writer.start()
-        await asyncio.gather(*(writer.commit(lambda db, n=n: ledger.put_meta(db, f"k{n}", n)) for n in range(50)))
+        await asyncio.gather(*(writer.commit(lambda db, n=n: run_ledger.put_meta(db, f"k{n}", n)) for n in range(50)))
         with sqlite3.connect(tmp_path / "ledger") as other:
-            found = len(ledger.get_meta(other))
+            found = len(run_ledger.get_meta(other))
         await writer.stop()
         return found
 
@@ -218,7 +230,7 @@ def snapshot(tmp_path):
     writer.begin()
     writer.add(0, state)
     writer.finish()
-    return state, ledger.SnapshotRow(1, 1, writer.versions, writer.checksums, {}, 0.0, writer.size_bytes)
+    return state, SnapshotRow(1, 1, writer.versions, writer.checksums, {}, 0.0, writer.size_bytes)
 
 
 def test_a_snapshot_gives_the_state_back_bit_by_bit(tmp_path):

@@ -8,7 +8,7 @@ from atoll_server.run.first_parameters import RENEWING_BYTES, WAITS_S, Lease, Tu
 
 
 def entry(name: str = "a") -> Entry:
-    return Entry(name, "", 1, [1], Account(0.0, 0.0), b"token")
+    return Entry(name, "", 1, [1], Account(0.0, 0.0), 1)
 
 
 def test_a_lease_is_renewed_by_what_no_upload_brought_before_and_by_nothing_else():
@@ -27,7 +27,7 @@ def test_a_lease_is_renewed_by_what_no_upload_brought_before_and_by_nothing_else
 
 
 def test_a_lease_ends_with_its_holder():
-    for change in ({"evicted": "it lies"}, {"token": b""}):
+    for change in ({"evicted": "it lies"}, {"session": 0}):
         lease = Lease(entry(), 60.0)
         assert not lease.over(1.0)
         for name, value in change.items():

@@ -8,7 +8,6 @@ import contextlib
 import grpc
 import grpc.aio
 import pytest
-from atoll_server.access.audit_log import Acts
 from atoll_server.access.quotas import Quotas
 from atoll_server.rpc.calls import message_options
 from atoll_server.rpc.limiter import Gate
@@ -57,7 +56,7 @@ async def served(**changes):
     """A stub, the service, and what is counted by limit."""
     metrics, service = Metrics(), Service()
     vouched = lambda _, session: session.learner  # noqa: E731
-    gate = Gate(Quotas(**changes), vouched, metrics.limited, lambda: Acts(None, SYSTEM), SYSTEM)
+    gate = Gate(Quotas(**changes), vouched, metrics.limited, lambda *_: None, SYSTEM)
     server = grpc.aio.server(options=message_options(Quotas().window_bytes, MESSAGE_BYTES), interceptors=[gate])
     frames.serve(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -21,7 +21,7 @@ def test_before_the_window_is_full_nothing_is_judged():
 def test_a_refusal_names_the_norm_how_far_it_is_and_the_cure():
     assert guard([1.0] * 8).judge(9.9, 24) == Verdict()
     refusal = guard([1.0] * 8).judge(10.1, 24).refusal
-    for word in ("norm 10.1", "10.1 times", "limit 10", "goes on from the others' parameters"):
+    for word in ("norm 10.1", "10.1 times", "limit 10", "continues from the others' parameters"):
         assert word in refusal
 
 

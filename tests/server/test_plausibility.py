@@ -202,23 +202,33 @@ def test_no_contribution_of_an_honest_learner_is_cut_though_it_overtakes_its_rep
             taken, given = done, given + said.tokens
 
 
+def taken_up(roster: Roster) -> Roster:
+    """As a core has it that starts again."""
+    again = Roster(4)
+    for entry in roster.entries.values():
+        row = (entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
+        again.restore(*row)
+    return again
+
+
 def test_tokens_of_an_evicted_liar_are_struck_for_good_and_schedules_follow():
     roster, learner = Roster(4), Counters()
     for name in ("honest", "liar"):
         roster.join(name, "eu", len(name), 0, 0.0, b"", b"t", 0.0, 0.0)
         roster.entries[name].account.heard(10.0, Spent(steps=10, tokens=1000))
+    roster.entries["liar"].account.heard(20.0, Spent(steps=10, tokens=1 << 40))
+    roster = taken_up(roster)
     liar = roster.entries["liar"]
-    liar.account.heard(20.0, Spent(steps=10, tokens=1 << 40))
+    before = (roster.tokens(), roster.struck_tokens())
     learner.told(roster.tokens(), roster.struck_tokens())
     roster.evict(liar, "it lies", 30.0)
     roster.strike(liar, 500)
     learner.told(roster.tokens(), roster.struck_tokens())
     assert (roster.tokens(), learner.run_tokens) == (1500, 1500)
     assert [learner.run_tokens_after(1 << 40), learner.run_tokens_after(1600)] == [1500, 1600]
-    again = Roster(4)
-    for entry in roster.entries.values():
-        row = (entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
-        again.restore(*row)
+    learner.told(*before)
+    assert learner.run_tokens == 1500, "what a merge tells that began before corrects nothing"
+    again = taken_up(roster)
     assert (again.tokens(), again.struck_tokens()) == (1500, roster.struck_tokens())
     learner.told(1400, roster.struck_tokens())
     assert learner.run_tokens == 1500, "what a core forgot at its restart corrects nothing"

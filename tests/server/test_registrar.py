@@ -9,12 +9,13 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits
+from atoll_server.telemetry.journal import Journal
 from atoll_wire.clock import SYSTEM
 from atoll_wire.layout import MergeKind, TensorSpec, plan
 
 
 def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_again():
-    run = Registrar(Limits(), RunClock(SYSTEM))
+    run = Registrar(Limits(), RunClock(SYSTEM), Journal())
     tensors = [TensorSpec(f"t{n}", (64, 64), "float32", MergeKind.AVERAGE, ()) for n in range(4)]
     layout = plan(tensors, 4)
     assert len(layout.fragments) == 4

@@ -8,12 +8,12 @@ from atoll_server.learners.registry import CALLS_COME_S, Roster
 
 
 def join(
-    roster: Roster, name: str = "a", nonce: int = 1, incarnation: int = 0, token: bytes = b"t", wall: float = 0.0,
+    roster: Roster, name: str = "a", nonce: int = 1, incarnation: int = 0, wall: float = 0.0,
     region: str = "eu", now: float = 0.0,
 ):  # fmt: skip
-    entry = roster.join(name, region, nonce, incarnation, 0.5, b"", token, wall, now)
+    entry = roster.join(name, region, nonce, incarnation, 0.5, b"", b"proof", wall, now)
     if entry.nonce != nonce:
-        entry = roster.join(name, region, nonce, incarnation, 0.5, entry.challenge[1], token, wall, now)
+        entry = roster.join(name, region, nonce, incarnation, 0.5, b"proof", b"", wall, now)
     return entry
 
 
@@ -40,7 +40,7 @@ def test_calls_of_a_session_end_when_it_does():
         return lambda why: ended.append((name, why.status.name))
 
     with entry.stream(ends("first")), entry.stream(ends("its other")):
-        join(roster, token=b"again")
+        join(roster)
         assert ended == [("first", "UNAUTHENTICATED"), ("its other", "UNAUTHENTICATED")]
         assert entry.connected, "it is coming back: nobody else gets its name"
         with entry.stream(ends("second")):
@@ -52,7 +52,7 @@ def test_calls_of_a_session_end_when_it_does():
 def test_a_late_join_of_a_process_that_died_keeps_its_name_from_others_for_seconds_only():
     roster = Roster(10)
     with join(roster).stream(print):
-        join(roster, token=b"late", now=10.0)  # its calls seem open still, and will never come again
+        join(roster, now=10.0)  # its calls seem open still, and will never come again
     with pytest.raises(Refused, match="connected now"):
         join(roster, nonce=2, now=10.0 + CALLS_COME_S)
     assert join(roster, nonce=2, now=10.1 + CALLS_COME_S).incarnation == 2
@@ -60,13 +60,13 @@ def test_a_late_join_of_a_process_that_died_keeps_its_name_from_others_for_secon
 
 def test_an_older_process_is_fenced_whatever_it_says():
     roster = Roster(10)
-    join(roster)
-    join(roster, nonce=2, token=b"new")
+    old = join(roster).session
+    new = join(roster, nonce=2).session
     with pytest.raises(Refused, match="fenced off"):
         join(roster, nonce=1, incarnation=1)
     with pytest.raises(Refused, match="fenced off"):
-        roster.check("a", 1, b"t")
-    assert roster.check("a", 2, b"new").nonce == 2
+        roster.check("a", 1, old)
+    assert roster.check("a", 2, new).nonce == 2
 
 
 def test_a_late_first_join_of_a_dead_process_cannot_fence_the_living_one():
@@ -84,9 +84,9 @@ def test_a_late_first_join_of_a_dead_process_cannot_fence_the_living_one():
 
 def test_a_name_is_taken_over_only_by_a_process_that_answers():
     roster = Roster(10)
-    join(roster, nonce=1, token=b"first")
+    first = join(roster, nonce=1).session
     late = roster.join("a", "eu", 2, 0, 0.5, b"", b"challenge", 0.0, 0.0)
-    assert (late.incarnation, late.nonce, late.token) == (1, 1, b"first")
+    assert (late.incarnation, late.nonce, late.session) == (1, 1, first)
     for proof in (b"", b"guessed"):
         assert roster.join("a", "eu", 2, 0, 0.5, proof, b"another", 0.0, 0.0).incarnation == 1
     assert roster.join("a", "eu", 3, 0, 0.5, b"another", b"third", 0.0, 0.0).incarnation == 1, "another's proof"
@@ -158,10 +158,10 @@ def test_remembered_processes_are_bounded():
 
 def test_a_wrong_token_or_an_unknown_name_has_to_join():
     roster = Roster(10)
-    join(roster)
-    for name, incarnation, token in (("a", 1, b"x"), ("a", 9, b"t"), ("b", 1, b"t")):
+    session = join(roster).session
+    for name, incarnation, number in (("a", 1, 0), ("a", 1, session + 1), ("a", 9, session), ("b", 1, session)):
         with pytest.raises(Refused) as refused:
-            roster.check(name, incarnation, token)
+            roster.check(name, incarnation, number)
         assert refused.value.status is Status.UNAUTHENTICATED
 
 
@@ -171,7 +171,7 @@ def test_a_name_taken_up_from_the_ledger_has_to_join_again():
     again = Roster(10)
     again.restore("a", "eu", 1, [1], account, "")
     with pytest.raises(Refused, match="has not joined"):
-        again.check("a", 1, b"")
+        again.check("a", 1, 0)
     assert join(again).incarnation == 1
 
 

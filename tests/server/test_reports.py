@@ -23,12 +23,12 @@ def core():
     syncer, told = Syncer(RunSettings(), {0: FragmentRounds(), 1: FragmentRounds()}, lambda *_: 1.0), []
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
-    shard = SimpleNamespace(syncer=syncer, dispatch=told.append)
+    shard = SimpleNamespace(syncer=syncer, dispatch=told.append, context=SimpleNamespace(record=lambda _: None))
     clock = RunClock(SYSTEM)
     roster = Roster(10)
     entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
     return (
-        SimpleNamespace(shards=[shard], clock=clock, roster=roster),
+        SimpleNamespace(shards=[shard], clock=clock, roster=roster, tell=lambda: None),
         entry,
         told,
     )

@@ -192,9 +192,11 @@ def test_sessions_are_bounded():
 
 def test_a_shard_that_came_back_makes_only_its_own_things_unfindable():
     shelf = Shelf(1000)
-    mine, other = place()._replace(shard="a"), place(fragment=1)._replace(shard="b")
+    mine, other = place(), place(fragment=1)
     fill(shelf, mine)
     fill(shelf, other)
-    shelf.clear("a")
+    shelf.clear([0, 2])
     assert shelf.find(mine) is None
     assert shelf.find(other) is not None
+    shelf.clear(None)
+    assert shelf.find(other) is None

@@ -9,9 +9,8 @@ from atoll_server.learners.accounts import Spent
 from atoll_server.learners.registry import Roster
 from atoll_server.rounds.liveness import Member
 from atoll_server.run.registrar import Running, Waiting
-from atoll_server.service.status import merged_tokens, trained_tokens, troubles
-
-from tests.clocks import SetClock
+from atoll_server.run.troubles import troubles
+from atoll_server.service.status import merged_tokens, trained_tokens
 
 
 @pytest.mark.parametrize(("reported", "merged", "told"), [(84_480, 86_141.25, 86_142), (90_000, 86_141.25, 90_000)])
@@ -45,9 +44,9 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
         shards=[shard],
         writer=SimpleNamespace(full=False),
         settings=SimpleNamespace(total_tokens=0, max_staleness=4),
-        clock=SetClock(now, 100.0),
+        clock=SimpleNamespace(at=lambda _: 100.0),
     )
-    return list(troubles(SimpleNamespace(registrar=run, damage="")))
+    return [trouble.text for trouble in troubles(run, "", now)]
 
 
 def test_a_learner_that_counts_bytes_or_a_whole_batch_for_tokens_is_a_trouble():

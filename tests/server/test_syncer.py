@@ -9,9 +9,10 @@ from atoll_server.merging import merge
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.fragment_rounds import FragmentRounds, Pending, Phase
-from atoll_server.rounds.liveness import EXPECTED_S, Member
+from atoll_server.rounds.liveness import EXPECTED_S, Member, learner_state
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import Quorum, RunSettings
+from atoll_wire.contract import LearnerState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -713,7 +714,7 @@ def test_who_died_in_a_pause_of_the_run_does_not_live_again_when_it_goes_on():
     syncer.on(ev.Paused(False), now)
     syncer.on(ev.Heard("a", 19, False), now + 0.5)
     assert syncer.present(now + 0.6).live == {"a"}
-    assert syncer.members["b"].state(now + 0.6) == "silent"
+    assert learner_state(syncer.members["b"], now + 0.6, evicted=False) is LearnerState.SILENT
 
 
 def test_to_be_paused_as_before_changes_nothing():

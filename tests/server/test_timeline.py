@@ -1,4 +1,4 @@
-"""How rounds went, told by the syncer's own events and effects."""
+"""How rounds went, told by the journal's entries."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from atoll_server.rounds.events import Key
 from atoll_server.rounds.fragment_rounds import FragmentRounds
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.settings import RunSettings
+from atoll_server.telemetry import entries
 from atoll_server.telemetry.metrics import Metrics
 from atoll_server.telemetry.timeline import MOST_ANSWERS, MOST_ROUNDS, Timeline, slowest
 from prometheus_client import CollectorRegistry
-from structlog.testing import capture_logs
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return registry.get_sample_value(name, labels) or 0.0
+
+
+def published(merge: ev.Merge) -> entries.Published:
+    return entries.Published(merge, 1, 0, 0)
 
 
 class Told:
@@ -24,6 +28,7 @@ class Told:
     def __init__(self, **settings) -> None:
         self.metrics = Metrics()
         self.timeline = Timeline(self.metrics)
+        self.merging: list[ev.Merge] = []
         self.syncer = Syncer(
             RunSettings(inner_steps=8, overlap_steps=4, **settings),
             {0: FragmentRounds()},
@@ -36,8 +41,26 @@ class Told:
                 self.on(ev.Heard(name, step + 1, False), float(step))
 
     def on(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        """As the code does that dispatches: an entry for the event, then one for each effect."""
+        match event:
+            case ev.Contributed():
+                self.timeline.on(entries.Acknowledged(event.key, event.cycle), now)
+            case ev.Declined():
+                self.timeline.on(entries.Declined(event.learner, event.fragment, event.cycle, event.reason), now)
+            case ev.Adopted():
+                self.timeline.on(entries.Adopted(event.learner, event.fragment, event.version), now)
+            case ev.Merged():
+                self.timeline.on(published(self.merging.pop()), now)
         effects = self.syncer.on(event, now)
-        self.timeline.on(event, effects, now)
+        for effect in effects:
+            match effect:
+                case ev.OpenRound():
+                    self.timeline.on(entries.RoundOpened(effect.fragment, effect.cycle), now)
+                case ev.Merge():
+                    self.merging.append(effect)
+                    self.timeline.on(entries.RoundClosed(effect), now)
+                case ev.Lapse():
+                    self.timeline.on(entries.RoundLapsed(effect), now)
         return effects
 
     def contributed(self, name: str, now: float, cycle: int = 1) -> list[ev.Effect]:
@@ -48,12 +71,12 @@ def test_a_round_is_told_from_its_opening_to_each_adoption():
     told = Told()
     newest = next(told.timeline.newest())
     opened_at = newest.opened_at
-    told.timeline.began("a", 0, newest.cycle, opened_at + 0.5)
-    told.timeline.began("a", 0, newest.cycle, opened_at + 0.7)  # another stream of the same upload
+    for later in (0.5, 0.7):  # another stream of the same upload
+        told.timeline.on(entries.UploadBegan(Key("a", 1, 0, 1), newest.cycle, 0), opened_at + later)
     told.contributed("a", opened_at + 1.0)
     (merge,) = (each for each in told.contributed("b", opened_at + 1.5) if isinstance(each, ev.Merge))
     assert merge.cause is ev.Cause.EVERYBODY
-    told.timeline.computed(0, 1, opened_at + 1.7)
+    told.timeline.on(entries.MergeComputed(0, 1), opened_at + 1.7)
     told.on(ev.Merged(0, 1), opened_at + 1.8)
     told.on(ev.Adopted("b", 0, 1), opened_at + 2.8)
     assert newest.quorum_at == opened_at + 1.0
@@ -122,8 +145,8 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
     timeline, metrics = Timeline(Metrics()), Metrics()
     assert metrics.registry is not None
     for cycle in range(1, MOST_ROUNDS + 10):
-        effects = [ev.OpenRound(0, cycle), ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")]
-        timeline.on(ev.Ticked(), effects, float(cycle))
+        timeline.on(entries.RoundOpened(0, cycle), float(cycle))
+        timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")), float(cycle))
     kept = list(timeline.newest())
     assert len(kept) == MOST_ROUNDS
     assert kept[0].cycle == MOST_ROUNDS + 9
@@ -137,10 +160,10 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
 
 def test_a_round_that_is_open_is_kept_however_many_others_there_are():
     timeline = Timeline(Metrics())
-    timeline.on(ev.Ticked(), [ev.OpenRound(7, 1)], 0.0)
+    timeline.on(entries.RoundOpened(7, 1), 0.0)
     for cycle in range(1, MOST_ROUNDS + 10):
-        effects = [ev.OpenRound(0, cycle), ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")]
-        timeline.on(ev.Ticked(), effects, float(cycle))
+        timeline.on(entries.RoundOpened(0, cycle), float(cycle))
+        timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")), float(cycle))
     assert len(list(timeline.newest())) == MOST_ROUNDS
     assert any((seen.fragment, seen.cycle) == (7, 1) for seen in timeline.newest())
 
@@ -154,25 +177,21 @@ def merging(fragment: int, learners: int) -> ev.Merge:
 def test_rounds_are_kept_until_they_are_published_however_many_are_in_flight(rounds: int, learners: int):
     told = Timeline(Metrics())
     for fragment in range(rounds):
-        told.on(ev.Ticked(), [ev.OpenRound(fragment, 1)], float(fragment))
-        told.on(ev.Ticked(), [merging(fragment, learners)], fragment + 0.5)
+        told.on(entries.RoundOpened(fragment, 1), float(fragment))
+        told.on(entries.RoundClosed(merging(fragment, learners)), fragment + 0.5)
     for fragment in range(rounds):
-        told.computed(fragment, 1, 1000.0)
-        told.on(ev.Merged(fragment, 1), [], 1001.0)
-    assert told.faults == 0
+        told.on(entries.MergeComputed(fragment, 1), 1000.0)
+        told.on(published(merging(fragment, learners)), 1001.0)
     assert [seen.merged_at for seen in told.newest()] == [1000.0] * rounds
-    told.on(ev.Ticked(), [ev.OpenRound(0, 2)], 1002.0)  # now they may go
+    told.on(entries.RoundOpened(0, 2), 1002.0)  # now they may go
     kept = list(told.newest())
     assert len(kept) <= MOST_ROUNDS
     assert sum(len(seen.answers) for seen in kept) <= MOST_ANSWERS
 
 
-def test_a_fault_in_what_is_shown_stops_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_a_merge_that_it_never_heard_of_is_left_out():
     told = Timeline(Metrics())
-    told.computed(3, 9, 1.0)  # of a merge that it never heard of
-    assert told.faults == 0
-    monkeypatch.setattr(told, "_open", lambda *_: 1 / 0)
-    with capture_logs() as said:
-        told.on(ev.Ticked(), [ev.OpenRound(0, 1)], 1.0)
-    assert told.faults == 1
-    assert [line["log_level"] for line in said] == ["error"]
+    told.on(entries.MergeComputed(3, 9), 1.0)
+    told.on(published(merging(3, 1)), 1.0)
+    told.on(entries.Adopted("a", 3, 9), 1.0)
+    assert not list(told.newest())

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, ledger, lineage, totals
+from atoll_server.storage import database, lineage, shard_ledger, totals
 from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import ContributionRow, FateRow
+from atoll_wire.contract import Fate
 
 
 def contribution(learner: str, incarnation: int, fragment: int, seq: int, tokens: int) -> ContributionRow:
@@ -23,14 +24,14 @@ def sums(db: sqlite3.Connection, generation: int) -> tuple[Counter[tuple[str, in
     """Of tallies and what came after them: counts, tokens and bytes by line, and what has no fate yet."""
     found: Counter[tuple[str, int, int, str]] = Counter()
     through = 0
-    for t in ledger.tallies(db, generation):
+    for t in shard_ledger.tallies(db, generation):
         through = max(through, t.through)
         line = (t.learner, t.incarnation, t.fragment)
         for what in ("merged", "refused", "tokens", "size_bytes"):
             found[*line, what] += getattr(t, what)
         found[*line, "seq"], found[*line, "cycle"] = t.seq, t.cycle
     waiting = []
-    for number, row, fate in ledger.came_after(db, generation, through):
+    for number, row, fate in shard_ledger.came_after(db, generation, through):
         _count(found, row, fate)
         if fate.fate == "pending":
             waiting.append(number)
@@ -59,22 +60,24 @@ def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeyp
             line = (rng.choice((1, 1, 2)), rng.choice("ab"), rng.randint(1, 3), rng.randint(0, 1))
             seqs[line] += 1
             row = contribution(*line[1:], seqs[line], rng.choice((1, 1 << 50)))
-            at_once = FateRow(row.key, "refused", reason="garbage") if rng.random() < 0.1 else None
-            ledger.add_contribution(db, line[0], row, at_once)
+            at_once = FateRow(row.key, Fate.REFUSED, reason="garbage") if rng.random() < 0.1 else None
+            shard_ledger.add_contribution(db, line[0], row, at_once)
             if at_once is None:
                 waiting.append((line[0], row))
         elif what < 0.9 and waiting:
             generation, row = waiting.pop(rng.randrange(min(4, len(waiting))))
-            ledger.put_fates(db, generation, [FateRow(row.key, rng.choice(("merged", "merged", "refused")), 1)])
+            shard_ledger.put_fates(
+                db, generation, [FateRow(row.key, rng.choice((Fate.MERGED, Fate.MERGED, Fate.REFUSED)), 1)]
+            )
         else:
             totals.add_up(db, rng.choice((1, 2)))
     for generation in (1, 2):
         while totals.add_up(db, generation):
             pass
-        assert any(ledger.tallies(db, generation)), "something was added up"
+        assert any(shard_ledger.tallies(db, generation)), "something was added up"
         whole: Counter[tuple[str, int, int, str]] = Counter()
         pending = 0
-        for row, fate in ledger.contributions(db, generation):
+        for row, fate in shard_ledger.contributions(db, generation):
             _count(whole, row, fate)
             pending += fate.fate == "pending"
         found, left = sums(db, generation)
@@ -85,13 +88,13 @@ def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeyp
 def test_what_waits_for_its_fate_holds_back_what_came_later(tmp_path: Path):
     db = database.open_ledger(tmp_path / "ledger")
     for seq in (1, 2, 3):
-        ledger.add_contribution(db, 1, contribution("a", 1, 0, seq, 5))
-    ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, seq), "merged", 1) for seq in (1, 3)])
+        shard_ledger.add_contribution(db, 1, contribution("a", 1, 0, seq, 5))
+    shard_ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, seq), Fate.MERGED, 1) for seq in (1, 3)])
     assert not totals.add_up(db, 1)
-    assert [t.merged for t in ledger.tallies(db, 1)] == [1]
-    ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, 2), "refused", 1)])
+    assert [t.merged for t in shard_ledger.tallies(db, 1)] == [1]
+    shard_ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, 2), Fate.REFUSED, 1)])
     totals.add_up(db, 1)
-    assert [(t.merged, t.refused, t.seq) for t in ledger.tallies(db, 1)] == [(2, 1, 3)]
+    assert [(t.merged, t.refused, t.seq) for t in shard_ledger.tallies(db, 1)] == [(2, 1, 3)]
 
 
 def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
@@ -101,10 +104,10 @@ def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
         db.execute("BEGIN")
         for seq in range(1, count + 1):
             row = contribution("a", 1, seq % 2, seq, 5)
-            ledger.add_contribution(db, 1, row, FateRow(row.key, "merged", seq))
+            shard_ledger.add_contribution(db, 1, row, FateRow(row.key, Fate.MERGED, seq))
         while totals.add_up(db, 1):
             pass
-        ledger.add_contribution(db, 1, contribution("b", 1, 0, 1, 5))
+        shard_ledger.add_contribution(db, 1, contribution("b", 1, 0, 1, 5))
         db.execute("COMMIT")
         ticks = 0
 
@@ -116,10 +119,10 @@ def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
         found, waiting = sums(db, 1)
         lineage.last_merge(db, Line(), 0)
         lineage.latest_norms(db, Line(), 0, 10)
-        assert ledger.contribution(db, 1, Key("a", 1, count % 2, count)) is not None
-        assert len(list(ledger.contributions(db, 1, "AND fate='pending'"))) == len(waiting) == 1
+        assert shard_ledger.contribution(db, 1, Key("a", 1, count % 2, count)) is not None
+        assert len(list(shard_ledger.contributions(db, 1, "AND fate='pending'"))) == len(waiting) == 1
         condition = "AND fragment=? AND fate='merged' AND version>?"
-        assert len(list(ledger.contributions(db, 1, condition, (0, count - 4)))) == 2
+        assert len(list(shard_ledger.contributions(db, 1, condition, (0, count - 4)))) == 2
         assert found["a", 1, 0, "merged"] == count // 2
         return ticks
 

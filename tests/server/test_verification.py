@@ -13,10 +13,11 @@ import pytest
 from atoll_server.checkpoints import verification
 from atoll_server.checkpoints.verification import Audit
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, ledger
+from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire.clock import SYSTEM
+from atoll_wire.contract import Fate
 
 INITIAL = b"first parameters"
 
@@ -28,7 +29,7 @@ def run(tmp_path: Path) -> Path:
         for seq in range(1, 2501):
             key = Key("a", 1, 0, seq)
             row = ContributionRow(key, 1, 0, 5, 1, 3, 1, 10, bytes(32), (1.5,), 1.0, 7.0)
-            ledger.add_contribution(db, 1, row, FateRow(key, "merged", seq))
+            shard_ledger.add_contribution(db, 1, row, FateRow(key, Fate.MERGED, seq))
     (tmp_path / "initial.safetensors").write_bytes(INITIAL)
     return tmp_path
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll_server.run.core import Core
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import ledger, lineage
+from atoll_server.storage import lineage, run_ledger
 
 DIRECTORY = Path("/run")
 
@@ -34,7 +34,7 @@ def the_shard(core: Core) -> Shard:
 
 
 def sums(core: Core) -> None:
-    """What a core counts at a start, in sums and one by one, is what the ledger holds."""
+    """What a core counts, in sums and one by one, is what the ledger holds."""
     shard = the_shard(core)
     lengths = [fragment.length for fragment in shard.layout.fragments]
     rows = core.registrar.writer._db.execute(
@@ -51,10 +51,24 @@ def sums(core: Core) -> None:
         found = (entry.account.bytes_up, entry.account.merged_token_parameters)
         if found != (sum(row[4] for row in mine), merged):
             raise Violation(2, f"the core counts {found} of {name}, the ledger {sum(r[4] for r in mine)}, {merged}")
+    entries = core.registrar.roster.entries.values()
+    tokens = sum(entry.account.counted_tokens() for entry in entries)
+    if core.registrar.roster.tokens() != tokens:
+        raise Violation(2, f"the run counts {core.registrar.roster.tokens()} tokens, its accounts {tokens}")
     fates = Counter(row[2] for row in rows)
-    counts = shard.contributions.counts
-    if (counts["merged"], counts["refused"], counts["accepted"]) != (fates["merged"], fates["refused"], len(rows)):
-        raise Violation(2, f"the core counts {counts}, the ledger {dict(fates)}")
+    in_ledger = (fates["merged"], fates["refused"], len(rows))
+    contributions = shard.contributions
+    counts = (contributions.merged, contributions.refused, contributions.accepted)
+    if counts != in_ledger:
+        raise Violation(2, f"the core counts {counts} merged, refused and accepted, the ledger {in_ledger}")
+    told = tuple(counted(core, fate) for fate in ("merged", "refused", "accepted"))
+    if told != in_ledger:
+        raise Violation(2, f"the journal told Prometheus of {told} merged, refused and accepted, not {in_ledger}")
+
+
+def counted(core: Core, fate: str) -> float:
+    """Contributions by fate, as Prometheus is told."""
+    return core.metrics.registry.get_sample_value("atoll_contributions_total", {"fate": fate}) or 0.0
 
 
 def made_in(line: lineage.Line, fragment: int, version: int) -> int:
@@ -69,7 +83,7 @@ def each_merged_once(db: Any, merged: set[Any]) -> None:
     """
     seen: set[Any] = set()
     ages: dict[tuple[int, int, int], float] = {}
-    meta = ledger.get_meta(db)
+    meta = run_ledger.get_meta(db)
     query = "SELECT generation, fragment, version, shares, rule FROM merges ORDER BY generation, fragment, version"
     for generation, fragment, version, text, rule in db.execute(query).fetchall():
         shares = json.loads(text)

@@ -104,7 +104,7 @@ class Caller:
         """Its session; joins where it has none that this core knows."""
         core = self._world.core
         entry = core.registrar.roster.entries.get(NAME) if core is not None else None
-        if self._session is None or entry is None or entry.token != self._session.token:
+        if self._session is None or entry is None or core.registrar.token(entry) != self._session.token:
             self._session = self._as(await self._join())
         return self._session
 

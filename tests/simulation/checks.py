@@ -56,6 +56,7 @@ class Checks:
         self.generation = 1
         self.checkpoints: set[int] = set()  # that an operator asked to restore since a core last came up
         self.restored_to: RolledBack | None = None  # what an operator was told
+        self.anchors: dict[tuple[Island, int], tuple[int, int]] = {}  # by fragment: version, checksum, adopted last
         self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor that it was measured from
         self.newest: dict[int, int] = {}  # fragment -> newest version said
         self.incarnations: dict[tuple[str, int], int] = {}  # name, nonce
@@ -173,11 +174,11 @@ class Checks:
         places = {self._place(generation, fragment, version) for generation in self.lines}
         if found not in {self.published.get(place, found) for place in places}:
             raise Violation(4, f"{island.process.name} adopted another {fragment}/{version} than was published")
-        island.anchors[fragment] = (version, found)
+        self.anchors[island, fragment] = (version, found)
 
-    def taken(self, name: Name, version: int, checksum: int) -> None:
-        """A learner sends what it trained since it adopted this anchor."""
-        self.took[name] = (version, checksum)
+    def taken(self, island: Island, name: Name) -> None:
+        """A learner sends what it trained since it adopted its anchor."""
+        self.took[name] = self.anchors[island, name[2]]
 
     def _counts_from_this_generation(self, receipt: pb.Receipt, generation: int) -> None:
         """What is taken counts from an anchor that the run has in its history, and not from one that was undone."""
@@ -314,10 +315,10 @@ class Checks:
             return
         limits = core.settings.limits
         bounds = (
-            ("happenings", len(core.registrar.happenings._kept), limits.happenings),
+            ("entries for followers", len(shard.follower_log._kept), limits.happenings),
             ("cached updates", shard.cache.size_bytes, shard.cache.limit_bytes),
             ("spool", shard.spool.used_bytes, limits.spool_bytes),
-            ("faults of what is only shown", shard.timeline.faults, 0),
+            ("faults of what is only shown", core.journal.faults, 0),
             ("uploads", len(shard.uploads._underway), 2 * len(core.registrar.roster.entries) * len(shard.fragments)),
         )
         for what, have, most in bounds:

@@ -35,10 +35,12 @@ from atoll_server.rounds import fragment_rounds as merge_rounds
 from atoll_server.rounds import syncer
 from atoll_server.rounds.events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
-from atoll_server.shard import intake, publications, shard, snapshotter, uploads
-from atoll_server.storage import database, ledger, ledger_writer, lineage, rows
+from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
+from atoll_server.storage import database, ledger_writer, lineage, rows, run_ledger, shard_ledger
+from atoll_server.telemetry import entries, journal
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
+from atoll_wire.contract import Fate
 
 from tests.simulation import disk
 from tests.simulation.books import Violation
@@ -66,7 +68,7 @@ patch = mock.patch.object
 def fencing_off() -> Iterator[None]:
     """A session of an older incarnation is taken for the newest."""
 
-    def check(self: registry.Roster, name: str, incarnation: int, token: bytes) -> registry.Entry:
+    def check(self: registry.Roster, name: str, incarnation: int, session: int) -> registry.Entry:
         return dataclasses.replace(self.entries[name], incarnation=incarnation)
 
     with patch(registry.Roster, "check", check), patch(uploads.Uploads, "fence", lambda *_: None):
@@ -106,25 +108,25 @@ def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
 @defect
 def the_epoch_does_not_grow() -> Iterator[None]:
     """A core that comes back calls itself the same core."""
-    put = ledger.put_meta
+    put = run_ledger.put_meta
 
     def frozen(db: Any, key: str, value: Any) -> None:
         put(db, key, 1 if key == "epoch" else value)
 
-    with patch(ledger, "put_meta", frozen):
+    with patch(run_ledger, "put_meta", frozen):
         yield
 
 
 @defect
 def a_pause_is_forgotten() -> Iterator[None]:
     """It is told to everybody, and not written down."""
-    put = ledger.put_meta
+    put = run_ledger.put_meta
 
     def in_memory(db: Any, key: str, value: Any) -> None:
         if key != "paused":
             put(db, key, value)
 
-    with patch(ledger, "put_meta", in_memory):
+    with patch(run_ledger, "put_meta", in_memory):
         yield
 
 
@@ -200,14 +202,14 @@ def _early(entered: Callable[..., Any], by_s: float) -> Any:
 @defect
 def acknowledged_before_it_is_durable() -> Iterator[None]:
     """A contribution's commit is reported before it was made."""
-    with _early(ledger.add_contribution, 0.0):
+    with _early(shard_ledger.add_contribution, 0.0):
         yield
 
 
 @defect
 def published_before_it_is_durable() -> Iterator[None]:
     """A merge is told to learners while its commit is on its way."""
-    with _early(ledger.add_merge, 0.05):
+    with _early(shard_ledger.add_merge, 0.05):
         yield
 
 
@@ -297,7 +299,7 @@ def pending_payloads_are_swept_at_a_start() -> Iterator[None]:
 @defect
 def a_start_forgets_the_last_merges() -> Iterator[None]:
     """Restoring takes the snapshot and leaves the ledger's merges after it out."""
-    with patch(restore.ledger, "merges", lambda *_, **__: iter(())):
+    with patch(restore.shard_ledger, "merges", lambda *_, **__: iter(())):
         yield
 
 
@@ -345,7 +347,7 @@ def a_refusal_at_the_door_is_not_written_down() -> Iterator[None]:
 
     async def at_once(self: intake.Intake, row: Any, reason: str) -> pb.Receipt:
         version = self._shard.fragments[row.key.fragment].version
-        return intake.receipt_of(rows.FateRow(row.key, "refused", version, reason=reason, dropped=True))
+        return intake.receipt_of(rows.FateRow(row.key, Fate.REFUSED, version, reason=reason, dropped=True))
 
     with patch(intake.Intake, "_refuse", at_once):
         yield
@@ -359,17 +361,31 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
         if receipt.fate != pb.FATE_REFUSED:
             decided(self, receipt)
 
-    decided, append, publish = uploads.Uploads.decide, publications.HappeningLog.append, shard.replace
+    decided, append, publish = uploads.Uploads.decide, follower_log.FollowerLog._append, shard.replace
 
-    def quiet(self: publications.HappeningLog, happening: pb.Happening) -> None:
+    def quiet(self: follower_log.FollowerLog, happening: pb.Happening) -> None:
         if happening.WhichOneof("what") != "receipt":
             append(self, happening)
 
     with (
         patch(uploads.Uploads, "decide", decide),
-        patch(publications.HappeningLog, "append", quiet),
+        patch(follower_log.FollowerLog, "_append", quiet),
         patch(shard, "replace", lambda p, receipts: publish(p, receipts=tuple(r for r in receipts if r.weight))),
     ):
+        yield
+
+
+@defect
+def an_acknowledgement_is_recorded_twice() -> Iterator[None]:
+    """What the journal tells of it, Prometheus and the log, tell it twice."""
+    record = journal.Journal.record
+
+    def again(self: journal.Journal, entry: entries.Entry, now: float) -> None:
+        record(self, entry, now)
+        if isinstance(entry, entries.Acknowledged):
+            record(self, entry, now)
+
+    with patch(journal.Journal, "record", again):
         yield
 
 
@@ -458,12 +474,12 @@ def a_replay_forgets_what_was_clipped() -> Iterator[None]:
 @defect
 def tallied_and_counted_again() -> Iterator[None]:
     """A start adds to the sums what is in them already."""
-    came_after = ledger.came_after
+    came_after = shard_ledger.came_after
 
     def all_of_it(db: Any, generation: int, number: int, *limit: int) -> Any:
         return came_after(db, generation, number if limit else 0, *limit)
 
-    with patch(ledger, "came_after", all_of_it):
+    with patch(shard_ledger, "came_after", all_of_it):
         yield
 
 
@@ -629,7 +645,7 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
             try:
                 yield route
             except LinkLost:
-                route.shard._suspected = True
+                route.shard.upstream._suspected = True
                 raise
 
     with patch(front_service.FrontService, "_answering", suspicious):
@@ -672,8 +688,8 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
     def open_end(method: str, call: Any) -> Any:
         return nullcontext(call) if method in {"Follow", "Report"} else opened(method, call)
 
-    def unheard(self: registry.Entry, token: bytes, _: Any) -> None:
-        self.token, self.due_since = token, None
+    def unheard(self: registry.Entry, session: int, _: Any) -> None:
+        self.session, self.due_since = session, None
 
     with patch(front_service, "opened", open_end), patch(registry.Entry, "speaks", unheard):
         yield
@@ -739,7 +755,7 @@ def nonce_0_is_a_process() -> Iterator[None]:
             return join(self, name, region, nonce, *values)
         entry.nonces.append(0)
         entry.incarnation += 1
-        entry.speaks(values[-3], registry.fenced(name))
+        entry.speaks(self._next_session(), registry.fenced(name))
         return entry
 
     with patch(registry.Roster, "join", taken):
@@ -784,7 +800,7 @@ def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
 def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
     """Initialise asks whether the name has the lease, and not who speaks for it."""
 
-    def check(self: registry.Roster, name: str, incarnation: int, token: bytes) -> registry.Entry:
+    def check(self: registry.Roster, name: str, incarnation: int, session: int) -> registry.Entry:
         return self.entries[name]
 
     with (

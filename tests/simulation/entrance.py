@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ import grpc.aio
 from atoll_server.access.quotas import Quotas
 from atoll_server.rpc.limiter import Gate
 from atoll_server.run.core import Core
-from atoll_server.service.server import _vouched
+from atoll_server.service.server import _limited, _vouched
 from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.certificate import SCHEME
@@ -46,12 +47,9 @@ class Entrance:
         recorder = _Recorder()
         frames.serve(service, recorder)  # type: ignore[arg-type]
         self._service: Callable[[Any], Any] = recorder.handlers.service
+        limited = partial(_limited, core)
         self.gate = Gate(
-            QUICK,
-            lambda who, session: _vouched(core, who, session),
-            core.metrics.limited,
-            lambda: core.acts,
-            core.clock,
+            QUICK, lambda who, session: _vouched(core, who, session), core.metrics.limited, limited, core.clock
         )
 
     def context(self, call: Call) -> Gated:

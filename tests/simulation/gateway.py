@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
@@ -27,6 +27,6 @@ class Gateway:
     async def _serve(self) -> None:
         clock = self._network.loop.clock
         routes = Routes(CORE, LOCAL, clock, lambda address, *_: SimulatedLink(self._network, self.process, address))
-        service = FrontService(routes, FrontMetrics(self.name), self._cache_bytes, Acts(None, clock))
+        service = FrontService(routes, FrontMetrics(self.name), self._cache_bytes, AuditLog(None, clock))
         self._network.servers[self.name] = (service, self.process)
         await routes.watch()

@@ -19,7 +19,7 @@ from atoll_server.learners.accounts import Account
 from atoll_server.learners.plausibility import FASTER
 from atoll_server.merging.merge import weight
 from atoll_server.run.core import Core
-from atoll_server.storage import ledger, lineage
+from atoll_server.storage import lineage, run_ledger
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.books import Violation, shard_of, the_shard
@@ -109,7 +109,7 @@ def is_usual_known(core: Core) -> bool:
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
     """Whether the core has seen all of these train, and would still know it after a crash."""
-    accounts = {row.name: Account.from_data(row.account) for row in ledger.learners(core.registrar.writer._db)}
+    accounts = {row.name: Account.from_data(row.account) for row in run_ledger.learners(core.registrar.writer._db)}
     return all(name in accounts and accounts[name].rate() is not None for name in names)
 
 

@@ -59,7 +59,6 @@ class Island:
         self.layout: Layout | None = None
         self.session: RunSession | None = None
         self.error: Exception | None = None
-        self.anchors: dict[int, tuple[int, int]] = {}  # by fragment, version and checksum of what was adopted last
         self.stride = SMALL_STRIDE if masters is Masters.UNKNOWN else STRIDE
         self.training, self.leaving, self.paused_until = True, False, 0.0
         self.overwrites: np.random.Generator | None = None  # draws weights that are loaded at the next step
@@ -244,7 +243,7 @@ class Island:
         flight = core.tracks[taken.fragment].flight
         if flight is not None and flight.taken is taken:
             name = (self.name, core.session.incarnation, taken.fragment, flight.seq)
-            self._checks.taken(name, *self.anchors[taken.fragment])
+            self._checks.taken(self, name)
 
     def _check(self, taken: Taken) -> None:
         values = self._values(taken.fragment, taken.outstanding.coded)

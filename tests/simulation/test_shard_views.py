@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import structlog
 from atoll.errors import LearnerError
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
@@ -31,6 +31,7 @@ from atoll_wire.layout import Layout, plan
 from atoll_wire.links import SAID
 from atoll_wire.spans import Codec
 
+from tests.simulation.checks import Name
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, SimulatedLink, Weather
@@ -40,7 +41,6 @@ from tests.simulation.training import TENSORS
 FRAGMENTS = 4
 ROUND_S, STEP_S = 1.0, 0.2
 NEAR, FAR = (0, 2), (1, 3)
-FRONT = "localhost:3"
 
 
 class Seen:
@@ -56,6 +56,9 @@ class Seen:
         self.anchors[fragment] = anchor
 
     def note(self, _: str) -> None:
+        """Nothing is compared with it."""
+
+    def taken(self, _: Island, name: Name) -> None:
         """Nothing is compared with it."""
 
 
@@ -81,7 +84,6 @@ class PlayedShard:
         self.follows: list[int] = []
         self.adopted: set[int] = set()
         self.heard_fragments: set[int] = set()
-        self.sent: dict[int, int] = defaultdict(int)  # times that frames of a fragment were sent
         self.begin()
 
     def begin(self) -> None:
@@ -190,7 +192,6 @@ class PlayedShard:
             kind = Codec.FLOAT32
             payloads = [codec.encode_frame(fragment.versions[version], span, kind) for span in spans]
             receipts = [fragment.newest]
-        self.sent[request.fragment] += not request.header_only
         header = pb.FetchHeader(
             fragment=request.fragment, version=version, codec=int(kind), frames=len(spans),
             size_bytes=sum(map(len, payloads)),
@@ -208,7 +209,7 @@ class World:
     """Two shards, the first of which is where learners join, and one learner."""
 
     def __init__(
-        self, loop: VirtualLoop, near: Sequence[int], far: Sequence[int], address: str, *, through_front: bool
+        self, loop: VirtualLoop, near: Sequence[int], far: Sequence[int], address: str, *, fronts: int
     ) -> None:
         self.network = Network(loop, lambda *_: None)
         self.network.weather = Weather(long_delay=0.0, cut=0.0, replay=0.0, change=0.0)
@@ -217,19 +218,22 @@ class World:
         self.far = PlayedShard(self.network, "localhost:2", layout, far)
         self.near.places = [pb.ShardPlace(fragments=near), pb.ShardPlace(address=address, fragments=far)]
         self.seen: Any = Seen()
-        self.front = Process("front")
-        self.front.start(self._pass_on())
-        at = FRONT if through_front else self.near.address
+        self.fronts: list[Process] = []
+        self.routes: list[Routes] = []
+        at = self.near.address
+        for number in range(fronts):
+            at, core = f"localhost:{3 + number}", at
+            self.fronts.append(Process(at))
+            self.fronts[-1].start(self._pass_on(at, core, self.fronts[-1]))
         self.learner = Island(self.network, self.seen, "one", 1, [at], STEP_S, 1)
 
-    async def _pass_on(self) -> None:
+    async def _pass_on(self, address: str, core: str, process: Process) -> None:
         clock = self.network.loop.clock
-        self.routes = Routes(
-            self.near.address, LOCAL, clock, lambda address, *_: SimulatedLink(self.network, self.front, address)
-        )
-        self.service = FrontService(self.routes, FrontMetrics("here"), 1 << 20, Acts(None, clock))
-        self.network.servers[FRONT] = (self.service, self.front)
-        await self.routes.watch()
+        routes = Routes(core, LOCAL, clock, lambda address, *_: SimulatedLink(self.network, process, address))
+        service = FrontService(routes, FrontMetrics("here"), 1 << 20, AuditLog(None, clock))
+        self.network.servers[address] = (service, process)
+        self.routes.append(routes)
+        await routes.watch()
 
     async def gained(self, seconds: float) -> dict[int, int]:
         """Versions by which the learner moved on in this time, by fragment."""
@@ -241,7 +245,7 @@ class World:
 
 def played(
     story: Callable[[World], Coroutine[Any, Any, None]],
-    near: Sequence[int] = NEAR, far: Sequence[int] = FAR, address: str = "localhost:2", *, through_front: bool = False,
+    near: Sequence[int] = NEAR, far: Sequence[int] = FAR, address: str = "localhost:2", *, fronts: int = 0,
 ) -> None:  # fmt: skip
     loop = VirtualLoop(random.Random(1))
     with determinism(loop), ExitStack() as stack:
@@ -250,7 +254,7 @@ def played(
         asyncio.set_event_loop(loop)
 
         async def told() -> None:
-            world = World(loop, near, far, address, through_front=through_front)
+            world = World(loop, near, far, address, fronts=fronts)
             try:
                 await story(world)
             finally:
@@ -314,42 +318,43 @@ def test_where_the_run_was_joined_may_die_while_the_other_shard_goes_on():
     played(story)
 
 
-def test_a_front_routes_by_fragment_and_hides_the_shards():
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_a_front_routes_by_fragment_and_hides_the_shards(fronts):
     async def story(world: World) -> None:
         assert moved(await world.gained(20.0)) == {*NEAR, *FAR}
         shards = world.learner.session.core.shards
-        assert [(shard.address, shard.link.address) for shard in shards] == [("", FRONT)] * 2
+        assert [(shard.address, shard.link.address) for shard in shards] == [("", f"localhost:{2 + fronts}")] * 2
         assert (world.near.follows, world.far.follows) == ([0], [1])
         assert (world.near.adopted, world.far.adopted) == (set(NEAR), set(FAR))
         assert world.near.heard_fragments <= set(NEAR)
         assert world.far.heard_fragments <= set(FAR)
-        assert world.routes.up
+        session, now = world.learner.session.core.session, world.network.loop.now
+        for routes in world.routes:
+            assert routes.up
+            for number, owned in enumerate((NEAR, FAR)):
+                shard = routes.numbered(session, number)
+                assert shard.sessions.known(session, now)
+                assert {fragment for _, _, fragment in shard.newest} == set(owned), "each shard's log is its own"
 
-    played(story, through_front=True)
+    played(story, fronts=fronts)
 
 
-def test_behind_a_front_a_shard_that_dies_stalls_its_own_fragments():
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_behind_a_front_a_shard_that_dies_stalls_its_own_fragments(fronts):
     async def story(world: World) -> None:
         await world.gained(10.0)
-        kept = {item.place.fragment for item in world.service.fetching.shelf._items.values()}
-        assert kept == {*NEAR, *FAR}
         world.far.kill()
         await asyncio.sleep(3.0)
         gained = await world.gained(20.0)
         assert moved(gained) == set(NEAR)
         assert all(gained[fragment] == 0 for fragment in FAR)
-        assert not world.routes.up
-        near = world.routes.numbered(world.learner.session.core.session, 0)
-        assert near.sessions.known(world.learner.session.core.session, world.network.loop.now)
+        assert not world.routes[0].up, "the front that calls the shards"
         world.far.begin()
-        before = dict(world.near.sent)
         assert moved(await world.gained(30.0)) == {*NEAR, *FAR}
-        assert world.routes.up
+        assert all(routes.up for routes in world.routes)
         assert world.near.joins == 1
-        updates = {fragment: world.near.sent[fragment] - before[fragment] for fragment in NEAR}
-        assert all(sent <= 31 for sent in updates.values()), "what is kept of the other shard is fetched once"
 
-    played(story, through_front=True)
+    played(story, fronts=fronts)
 
 
 def test_a_shard_that_comes_back_from_a_backup_is_followed_from_there():

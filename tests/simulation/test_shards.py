@@ -1,4 +1,4 @@
-"""Two shards of one run end with the same bytes as one, also when one of them is killed.
+"""Two shards of one run end with the same bytes and the same sums as one, also when they are killed.
 
 Shards, their ledgers and disks are the product's, on the virtual clock. What a learner trained is fixed by learner,
 fragment and version, every round waits for all learners, and nothing depends on the run's tokens.
@@ -10,22 +10,21 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import structlog
 from atoll_server.access.refusals import Refused
-from atoll_server.checkpoints.restore import INITIAL, LEDGER, restore
+from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, restore
 from atoll_server.learners.accounts import Spent
 from atoll_server.merging import merge
 from atoll_server.rounds import events as ev
 from atoll_server.rounds.fragment_rounds import Phase
-from atoll_server.run.first_parameters import tensors_as_data
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, Limits, Quorum, RunSettings
@@ -34,8 +33,10 @@ from atoll_server.shard.intake import Intake
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.uploads import Upload
-from atoll_server.storage import database, ledger
+from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.lineage import Line
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
@@ -54,7 +55,16 @@ NAMES = ("a", "b", "c")
 FRAGMENTS, VERSIONS = 4, 6
 STEP_S, LOOK_S = 0.5, 0.05
 REPORTED = 1000  # tokens of a reported step, so many that what contributions declare always counts
+Kills: TypeAlias = Mapping[int, float]  # by shard: when it dies, as soon as it has work that waits for its merge
 RUN = RunSettings(inner_steps=8, overlap_steps=4.0, fragments=FRAGMENTS, quorum=Quorum(share=1.0))
+
+
+def _first_parameters() -> bytes:
+    rng = np.random.default_rng(7)
+    return safetensors.numpy.save({each.name: rng.standard_normal(each.shape).astype(np.float32) for each in TENSORS})
+
+
+FIRST = _first_parameters()
 
 
 class Home:
@@ -74,6 +84,15 @@ class Home:
         self.process = Process("shard")
         self.process.start(self._live())
 
+    def check_tokens(self) -> None:
+        """What followers heard of the run's tokens is what the merge was made with."""
+        assert self.shard is not None, "it trained to the end"
+        told = [each.published for each in self.shard.follower_log._kept if each.HasField("published")]
+        for published in told:
+            (row,) = shard_ledger.merges(self.db, 1, published.fragment, published.version - 1, published.version)
+            assert row.run_tokens == published.run_tokens
+        assert max(published.run_tokens for published in told) > 0
+
     def kill(self) -> None:
         """SIGKILL, and the power fails."""
         self.shard = None
@@ -87,19 +106,20 @@ class Home:
             disk.make_directory(DIRECTORY / name)
         run = self._run
         first = not disk.exists(DIRECTORY / LEDGER)
-        db = database.open_ledger(DIRECTORY / LEDGER, disk)
+        self.db = db = database.open_ledger(DIRECTORY / LEDGER, disk, database.SHARD_TABLES)
         if first:
-            self._write_first(db, disk)
-        restored = restore(db, DIRECTORY, disk, run.clock, owned=self._owned)
+            self._write_first(disk)
+        origin = Origin(Line(), self._layout, hashlib.sha256(FIRST).hexdigest())
+        restored = restore(db, origin, DIRECTORY, disk, run.clock, owned=self._owned)
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=2.0, limits=Limits(norm_window=4)
         )
         writer = LedgerWriter(db, self._failed, run.clock)
         writer.start()
         context = ShardContext(
-            settings, RUN, 1, run.roster, run.happenings, writer, Metrics(), disk, run.clock, self._failed
+            settings, RUN, 1, run.roster, run.journal, writer, Metrics(), disk, run.clock, self._failed
         )
-        shard = Shard(context, restored, paused=False, damaged=False)
+        shard = Shard(context, restored, run.view(), damaged=False)
         take_up(shard, db, restored)
         for name in NAMES:
             shard.joined(name, 1)
@@ -111,21 +131,11 @@ class Home:
             if shard.snapshots.due():
                 await shard.snapshots.take()
 
-    def _write_first(self, db: Any, disk: Any) -> None:
-        rng = np.random.default_rng(7)
-        tensors = {each.name: rng.standard_normal(each.shape).astype(np.float32) for each in TENSORS}
-        content = safetensors.numpy.save(tensors)
+    def _write_first(self, disk: Any) -> None:
         file = disk.create(DIRECTORY / INITIAL)
-        file.write(content)
+        file.write(FIRST)
         file.sync()
         disk.sync_directory(DIRECTORY)
-        meta = {
-            "generation": 1, "tensors": tensors_as_data(self._layout.tensors), "fragments": FRAGMENTS,
-            "fingerprint": self._layout.fingerprint.hex(), "initial_sha256": hashlib.sha256(content).hexdigest(),
-        }  # fmt: skip
-        with database.transaction(db):
-            for key, value in meta.items():
-                ledger.put_meta(db, key, value)
 
     def _failed(self, error: BaseException) -> None:
         raise AssertionError(f"the shard failed: {error!r}")
@@ -135,7 +145,7 @@ class World:
     """A registrar, its shards, and learners that answer every round of both."""
 
     def __init__(self, loop: VirtualLoop, owned: Sequence[Collection[int]]) -> None:
-        self._run = Registrar(Limits(), RunClock(loop.clock))
+        self._run = Registrar(Limits(), RunClock(loop.clock), Journal())
         self._layout = plan(TENSORS, FRAGMENTS)
         self._steps = 0
         for number, name in enumerate(NAMES, 1):
@@ -147,13 +157,10 @@ class World:
     def _runs(self) -> None:
         self._run.runs(self._layout, [home.shard for home in self.homes if home.shard is not None])
 
-    async def train(self, kill_at: float | None) -> None:
-        """Until every fragment is at its last version.
-
-        kill_at: the last shard's process dies as soon as it then has work that is acknowledged, and not merged yet.
-        """
+    async def train(self, kills: Kills) -> None:
+        """Until every fragment is at its last version."""
         deadline, loop = 600.0, asyncio.get_running_loop()
-        killing = None if kill_at is None else asyncio.create_task(self._kill(self.homes[-1], kill_at))
+        killing = [asyncio.create_task(self._kill(self.homes[number], at)) for number, at in kills.items()]
         for home in self.homes:
             home.begin()
         answering = asyncio.create_task(self._answer())
@@ -162,7 +169,9 @@ class World:
             await asyncio.sleep(STEP_S)
             self._report()
         answering.cancel()
-        assert killing is None or killing.done(), "it was over before the kill"
+        for home in self.homes:
+            home.check_tokens()
+        assert all(task.done() for task in killing), "it was over before the kill"
 
     async def _kill(self, home: Home, at: float) -> None:
         await asyncio.sleep(at)
@@ -175,6 +184,17 @@ class World:
     def versions(self) -> dict[int, int]:
         return self._run.versions()
 
+    def counted(self) -> dict[str, Any]:
+        """By learner: what goodput and bills are made of, as it was merged, sent and acknowledged."""
+        accounts = {name: self._run.roster.entries[name].account for name in NAMES}
+        accepted = {
+            name: sum(sums.accepted_tokens for sums in each.by_shard.values()) for name, each in accounts.items()
+        }
+        return {
+            name: (each.merged_token_parameters, each.bytes_up, each.parameters_up, pytest.approx(accepted[name]))
+            for name, each in accounts.items()
+        }
+
     def _report(self) -> None:
         """All learners made a step: told in one moment, so that a round that opens waits for all."""
         self._steps += 1
@@ -182,7 +202,8 @@ class World:
         for name in NAMES:
             entry = self._run.roster.entries[name]
             spent = Spent(steps=self._steps, tokens=self._steps * REPORTED, stepping_s=self._steps * STEP_S)
-            entry.account.heard(wall, spent, self._run.roster.rates(wall).most(name))
+            self._run.roster.heard(entry, wall, spent)
+        self._run.tell()
         for name in NAMES:
             for shard in self._run.shards:
                 shard.dispatch(ev.Heard(name, self._steps, False))
@@ -222,18 +243,18 @@ class World:
             return  # it is offered again at the next look, while its round is open
 
 
-def trained(owned: Sequence[Collection[int]], kill_at: float | None) -> dict[int, tuple[bytes, ...]]:
-    """Bytes of theta, theta_pub and momentum by fragment, after VERSIONS merges of each."""
+def trained(owned: Sequence[Collection[int]], kills: Kills) -> tuple[dict[int, tuple[bytes, ...]], dict[str, Any]]:
+    """Bytes of theta, theta_pub and momentum by fragment, after VERSIONS merges of each; and what was counted."""
     merge.warm_up()
-    loop = VirtualLoop(random.Random(repr((owned, kill_at))))
+    loop = VirtualLoop(random.Random(repr((owned, kills))))
     with determinism(loop), ExitStack() as stack:
         stack.callback(structlog.configure, **structlog.get_config())
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         asyncio.set_event_loop(loop)
         world = World(loop, owned)
         try:
-            loop.run_until_complete(world.train(kill_at))
-            return dict(_bytes(home.shard for home in world.homes))
+            loop.run_until_complete(world.train(kills))
+            return dict(_bytes(home.shard for home in world.homes)), world.counted()
         finally:
             for home in world.homes:
                 home.process.kill()
@@ -258,6 +279,9 @@ def _bytes(shards: Iterable[Shard | None]) -> Iterable[tuple[int, tuple[bytes, .
 ONE, TWO = [range(FRAGMENTS)], [[0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize(("owned", "kill_at"), [(ONE, 9.0), (TWO, None), (TWO, 5.0), (TWO, 9.3), (TWO, 14.7)])
-def test_shards_end_with_the_bytes_of_one_that_nothing_happened_to(owned, kill_at):
-    assert trained(owned, kill_at) == trained(ONE, None)
+KILLED = [(ONE, {0: 9.0}), (TWO, {}), (TWO, {1: 5.0}), (TWO, {1: 9.3}), (TWO, {1: 14.7}), (TWO, {0: 9.3, 1: 9.3})]
+
+
+@pytest.mark.parametrize(("owned", "kills"), KILLED)
+def test_shards_end_as_one_that_nothing_happened_to(owned, kills):
+    assert trained(owned, kills) == trained(ONE, {})

@@ -8,18 +8,20 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from atoll_server.checkpoints.restore import restore
+from atoll_server.checkpoints.restore import Origin, restore
 from atoll_server.checkpoints.snapshot import snapshot_path
 from atoll_server.run.core import Core
+from atoll_server.run.troubles import troubles
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.status import status
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.shard.shard import Shard
+from atoll_server.storage import run_ledger
 from atoll_server.storage.rows import SnapshotRow
 from atoll_wire import codec
 from atoll_wire.errors import UserError
 
-from tests.simulation.books import DIRECTORY, Violation, shard_of, the_shard
+from tests.simulation.books import DIRECTORY, Violation, shard_of, sums, the_shard
 from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
@@ -126,8 +128,13 @@ class World:
             await asyncio.sleep(0.25)
             self.checks.always()
             if turn % 4 == 0 and shard_of(self.core) is not None:
-                status(self.core)
+                self._look_as_an_operator(self.core)
             self._look()
+
+    def _look_as_an_operator(self, core: Core) -> None:
+        now = core.clock.monotonic()
+        core.watch.look(troubles(core.registrar, "", now), now)
+        status(core.registrar, core.settings, core.facts(), core.watch.since)
 
     def _look(self) -> None:
         if self.problem is not None:
@@ -264,9 +271,11 @@ class World:
         for name in self.checks.acknowledged:
             if name not in fates:
                 raise Violation(2, f"{name} has no fate at the end")
-        counts = shard.contributions.counts
-        if counts["accepted"] != counts["merged"] + counts["refused"]:
-            raise Violation(2, f"the core's own sums do not add up: {counts}")
+        sums(core)
+        counts = shard.contributions
+        if counts.accepted != counts.merged + counts.refused:
+            text = f"{counts.accepted} accepted, {counts.merged} merged, {counts.refused} refused"
+            raise Violation(2, f"the core's own sums do not add up: {text}")
         self.checks.work_counted_once(core, self.names)
         if self.hostile is not None:
             self.counts["hostile contributions"] += self.hostile.sent
@@ -293,7 +302,9 @@ class World:
             self.counts["replays beside a core about to die"] += self.core_process.countdown is not None
             auditor = SimulatedDisk(self.platter, Process("auditor"), Connection)  # the core's own may be about to die
             try:
-                again = restore(self.core.registrar.writer._db, DIRECTORY, auditor, self.loop.clock, from_start=True)
+                db = self.core.registrar.writer._db
+                origin = Origin.of(run_ledger.get_meta(db))
+                again = restore(db, origin, DIRECTORY, auditor, self.loop.clock, from_start=True)
             except UserError as error:
                 raise Violation(10, f"the run cannot be replayed from the start: {error}") from error
             if {index: state.checksums() for index, state in again.states.items()} != before:
@@ -373,7 +384,8 @@ class World:
     async def _end_cleanly(self, core: Core) -> None:
         """As `server.serve` does at SIGTERM."""
         self.told_to_stop.clear()
-        core.registrar.happenings.close()
+        for shard in core.registrar.shards:
+            shard.follower_log.close()
         self.network.servers.pop(CORE, None)
         await core.stop()
         self.counts["clean ends"] += 1

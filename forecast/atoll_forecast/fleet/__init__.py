@@ -1,4 +1,4 @@
-"""A run in virtual time around the real syncer: islands that step, links that take time, failures.
+"""A run in virtual time with the real syncer: learners that step, links that take time, failures.
 
 May import: nothing.
 """

@@ -1,8 +1,8 @@
 """A whole run in virtual time, with the real syncer: learners that step, links that take time, failures.
 
-What is trained is somebody else's: `Work` is told what happens to each learner's parameters, in the order in which it
-happens, so that the same fleet schedules runs without any parameters and runs that train models (benchmarks/quality).
-Nothing here looks at a clock; a seed gives the same run, event by event.
+The fleet does not train: it tells a `Work` what happens to each learner's parameters, in order. So the same fleet
+schedules runs without parameters and runs that train models (benchmarks/quality). Nothing here reads a clock; a seed
+always gives the same run, event by event.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from atoll_server.settings import RunSettings
 
 from atoll_forecast.fleet.islands import Account, Island, Learner, Published, Ready, Work
 
-DRAIN_STEPS = 4.0  # that a learner which leaves waits for the fates of what is in flight
-AT_ONCE = 8  # fragments adopted at a step boundary at most, and rounds answered: atoll.fragments.exchange has the same
-LEAST_WAIT_S = 0.001  # until time alone is looked at again, as in a core
+DRAIN_STEPS = 4.0  # how many steps a leaving learner waits for contributions in flight
+AT_ONCE = 8  # fragments adopted, and rounds answered, per step boundary at most; as in atoll.fragments.exchange
+LEAST_WAIT_S = 0.001  # least time between two timer events, as in a core
 
 
 class Fleet:
-    """Learners around one syncer. `run` goes on until `until` says so, then lets everybody leave.
+    """Learners around one syncer. islands: one per learner; work: what is trained.
 
-    merge_s: from a round's end to its update. overlap: steps after which a learner stands until what it sent is
-    merged: 0 is DiLoCo as it was (2311.08105); infinite, as Atoll is: it never stands.
+    merge_s: seconds from a round's end to its update. overlap: a learner stops when its contribution was not merged
+    within this many steps. 0 is the original DiLoCo (2311.08105); with infinity, as in Atoll, it never stops.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Fleet:
         self._wake_at: float | None = None
 
     def run(self, until: Callable[[Fleet], bool]) -> None:
-        """Raises RuntimeError when nothing happens any more before the end."""
+        """Runs until `until` is true, then lets all learners leave. Raises RuntimeError if events end before that."""
         for learner in self.learners.values():
             self._at(learner.island.joins_at_s, self._of(learner, self._begin))
         while self._queue:
@@ -73,17 +73,17 @@ class Fleet:
             if not self._ending and until(self):
                 self._ending = True
         if not self._ending:
-            raise RuntimeError("nothing happens any more: no learner is left")
+            raise RuntimeError("no events are left before the end: no learner is left")
 
     @property
     def accounts(self) -> dict[str, Account]:
-        """Of each learner."""
+        """The time account of each learner, by name."""
         return {name: learner.account for name, learner in self.learners.items()}
 
     # ------------------------------------------------------------------------------ the learners' side
 
     def _begin(self, learner: Learner) -> None:
-        if self._ending:  # it does not come back for the end
+        if self._ending:  # the run ends: it does not return
             learner.left = True
             self._tell(learner, ev.Gone(learner.island.name))
             return
@@ -168,7 +168,7 @@ class Fleet:
         return True
 
     def _leave(self, learner: Learner) -> None:
-        """Sends everything; goes when nothing can be sent any more, or after a few steps."""
+        """Sends all outstanding work; the learner is gone DRAIN_STEPS steps later."""
         if not learner.leaving:
             learner.leaving = True
             patience_s = DRAIN_STEPS * learner.island.step_s
@@ -190,7 +190,7 @@ class Fleet:
         self._at(self.now + learner.island.repair_s, self._of(learner, self._begin))
 
     def _receive(self, learner: Learner, ready: Ready) -> None:
-        """A version, or the end of what is in flight, has come."""
+        """A version, or the fate of a contribution in flight, arrived at a learner."""
         if not learner.alive or learner.left:
             return
         fragment = ready.published.fragment
@@ -207,7 +207,7 @@ class Fleet:
             self._go_on_or_stand(learner)
 
     def _of(self, learner: Learner, happens: Callable[[Learner], None]) -> Callable[[], None]:
-        """Happens only while this very process lives, or for one that is to be begun."""
+        """Wraps an event so that it is dropped when the learner's process has died; `_begin` is never dropped."""
         incarnation = learner.incarnation
 
         def when() -> None:
@@ -219,7 +219,7 @@ class Fleet:
     # ------------------------------------------------------------------------------ the core's side
 
     def _tell(self, learner: Learner, event: ev.Event) -> None:
-        """A small message upwards."""
+        """Sends an event to the core, as a message of negligible size."""
         self._at(self.now + learner.island.delay_s, lambda: self._on(event))
 
     def _on(self, event: ev.Event) -> None:
@@ -256,7 +256,7 @@ class Fleet:
         def asked(learner: Learner) -> None:
             if not learner.leaving:
                 learner.due[effect.fragment] = effect.cycle
-            if learner.waits:  # it stands at a boundary, and others may wait for it
+            if learner.waits:  # it waits at a boundary, and others may wait for it
                 self._answer_one(learner)
 
         return asked
@@ -276,7 +276,7 @@ class Fleet:
         self._on(ev.Merged(effect.fragment, effect.version))
 
     def _refuse(self, fragment: int, refusals: Sequence[ev.Refusal]) -> None:
-        """Whoever is refused goes on from the newest version."""
+        """Sends the newest version to learners whose contribution is refused."""
         for refusal in refusals:
             learner = self.learners[refusal.key.learner]
             if refusal.key.incarnation == learner.incarnation:

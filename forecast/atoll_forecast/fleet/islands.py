@@ -1,4 +1,4 @@
-"""What a fleet is made of: islands, the work of their learners, and where each learner stands."""
+"""Parts of a fleet: islands, the interface to what they train, and the state of each learner."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from atoll_server.rounds import events as ev
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """One learner to be. Times in seconds, rates in bits a second, one way each.
+    """The properties of one learner. Times in seconds; rates in bits per second; delay_s: one way.
 
     jitter: relative standard deviation of a step's time. between_failures_s: mean, of a Poisson process.
     """
 
     name: str
     step_s: float = 1.0
-    tokens: int = 1  # of a step
+    tokens: int = 1  # per step
     jitter: float = 0.0
     up_bits_s: float = math.inf
     down_bits_s: float = math.inf
@@ -31,7 +31,7 @@ class Island:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A contribution as it was taken. size_bytes: on the wire."""
+    """A contribution. size_bytes: on the wire."""
 
     tokens: int
     steps: int
@@ -41,7 +41,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A new version. anchor: whatever `Work.adopt` is to be given of it."""
+    """A new version of a fragment. size_bytes: on the wire. anchor: for `Work.adopt`, unknown to the fleet."""
 
     fragment: int
     version: int
@@ -50,27 +50,27 @@ class Published:
 
 
 class Work(Protocol):
-    """What the learners do, and what a merge does with it. Learners are named."""
+    """What a fleet trains. The fleet calls these methods in the order of events; learners are given by name."""
 
     def begin(self, learner: str) -> None:
-        """A process starts: it has the newest published parameters, and nothing outstanding."""
+        """A process starts, with the newest published parameters and no outstanding work."""
 
     def train(self, learner: str) -> None:
-        """One inner step."""
+        """Makes one inner step of a learner."""
 
     def take(self, learner: str, fragment: int, seq: int) -> Taken | None:
-        """What was trained of a fragment since its anchor; None: nothing."""
+        """Takes a fragment's outstanding work as a contribution; None: there is none. seq: its number."""
 
     def merge(self, effect: ev.Merge) -> Published:
-        """The merge."""
+        """Merges the contributions that the effect names into a new version."""
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
-        """A newer anchor. merged: what is in flight is in it; drop: what is outstanding is given up."""
+        """Adopts a newer anchor. merged: it includes the contribution in flight; drop: outstanding work is dropped."""
 
 
 @dataclass(slots=True)
 class Ready:
-    """A version that waits for its learner's next step boundary."""
+    """A version that waits for its learner's next step boundary. merged, drop: see `Work.adopt`."""
 
     published: Published
     merged: bool
@@ -79,7 +79,7 @@ class Ready:
 
 @dataclass(slots=True)
 class Account:
-    """Of one learner, in seconds of the run. blocked: waiting for an adoption, when steps wait for them."""
+    """How one learner spent its virtual time. blocked_s: waiting for adoptions. staleness: of merged contributions."""
 
     steps: int = 0
     trained_s: float = 0.0
@@ -90,7 +90,7 @@ class Account:
 
 @dataclass(slots=True)
 class Learner:
-    """Where one stands. waits: for an adoption. due: cycles of fragments. flying: when each was taken, in steps."""
+    """The state of one learner."""
 
     island: Island
     random: random.Random
@@ -101,8 +101,8 @@ class Learner:
     leaving: bool = False
     left: bool = False
     waits: bool = False  # for an adoption
-    step_s: float = 0.0  # of the step that runs
-    boundary_at: float = 0.0  # the newest, or the next
+    step_s: float = 0.0  # of the current step
+    boundary_at: float = 0.0  # time of the current or next step boundary
     up_free_at: float = 0.0
     down_free_at: float = 0.0
     ready: dict[int, Ready] = field(default_factory=dict)

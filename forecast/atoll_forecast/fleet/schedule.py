@@ -1,4 +1,4 @@
-"""PURE: the fleet's work when nothing is trained: sizes and versions only, so that days of a run take seconds."""
+"""PURE: a fleet's work without training: only sizes and versions, so that days of a run take seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_forecast.fleet.islands import Published, Taken
 
 @dataclass(slots=True)
 class _Place:
-    """One fragment at one learner; see atoll.fragments.adoption.Track, whose counters these are ("rebase")."""
+    """One fragment at one learner, with the counters of atoll.fragments.adoption.Track ("rebase")."""
 
     base_version: int = 0
     steps_from: int = 0
@@ -27,31 +27,28 @@ class _Process:
 
 @dataclass(slots=True)
 class Schedule:
-    """The `Work` of a fleet. sizes: bytes of each fragment, as coded, each way. tokens: of a step of each learner."""
+    """The `Work` of a fleet. sizes: coded bytes of each fragment, each way. tokens: per step, by learner."""
 
     sizes: Sequence[float]
     tokens: dict[str, int]
-    merged: dict[str, float] = field(default_factory=dict)  # inner steps of each learner, as parts of the whole model
+    merged: dict[str, float] = field(default_factory=dict)  # merged inner steps by learner, in steps of the whole model
     _processes: dict[str, _Process] = field(default_factory=dict)
     _versions: dict[int, int] = field(default_factory=dict)
     _steps: dict[ev.Key, int] = field(default_factory=dict)
 
     @property
     def merged_steps(self) -> float:
-        """Of all learners."""
+        """Merged inner steps of all learners, in steps of the whole model."""
         return sum(self.merged.values())
 
     def begin(self, learner: str) -> None:
-        """A process starts."""
         places = [_Place(self._versions.get(fragment, 0)) for fragment in range(len(self.sizes))]
         self._processes[learner] = _Process(places)
 
     def train(self, learner: str) -> None:
-        """One inner step."""
         self._processes[learner].steps += 1
 
     def take(self, learner: str, fragment: int, seq: int) -> Taken | None:
-        """What was trained since the last one."""
         process = self._processes[learner]
         place = process.places[fragment]
         steps = process.steps - place.steps_from
@@ -62,7 +59,6 @@ class Schedule:
         return Taken(steps * self.tokens[learner], steps, place.base_version, self.sizes[fragment])
 
     def merge(self, effect: ev.Merge) -> Published:
-        """A new version."""
         for share in effect.shares:
             steps = self._steps.pop(ev.Key(share.key.learner, 0, effect.fragment, share.key.seq))
             name = share.key.learner
@@ -71,7 +67,6 @@ class Schedule:
         return Published(effect.fragment, effect.version, self.sizes[effect.fragment], None)
 
     def adopt(self, learner: str, published: Published, *, merged: bool, drop: bool) -> None:
-        """A newer anchor."""
         process = self._processes[learner]
         place = process.places[published.fragment]
         if merged:

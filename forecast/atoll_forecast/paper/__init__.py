@@ -1,4 +1,4 @@
-"""The tables of the paper (arXiv 2604.21428) beside what the simulations here give.
+"""The tables of the paper (arXiv 2604.21428) vs. the results of simulations.
 
 May import: fleet, planning.
 """

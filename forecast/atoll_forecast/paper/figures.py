@@ -1,10 +1,10 @@
-"""What the paper and its announcement report (arXiv 2604.21428; 23 April 2026): constants to compare with, no more."""
+"""Figures of the paper and its announcement (arXiv 2604.21428; 23 April 2026), only to compare with."""
 
 from __future__ import annotations
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 
-# Table 1: goodput in %, one failure per chip and year. dp: data-parallel, not elastic; a number: learners.
+# Table 1: goodput in %, with one failure per chip and year. dp: data-parallel, not elastic; numbers: of learners.
 GOODPUT: dict[str, tuple[int, ...]] = {
     "dp": (72, 57, 38, 27, 18),
     "elastic": (88, 80, 69, 58, 40),
@@ -14,14 +14,14 @@ GOODPUT: dict[str, tuple[int, ...]] = {
     "16": (99, 98, 96, 93, 86),
 }
 
-# Extra compute for half of the training's operations -> time relative to none.
+# Extra compute for half of the training's operations -> training time relative to no extra compute.
 SCAVENGING = {0.25: 0.90, 0.5: 0.83, 1.0: 0.75, 3.0: 0.62}
 SCAVENGING_DATA_PARALLEL = {0.25: 1.07, 0.5: 1.09, 1.0: 1.02, 3.0: 0.80}
 
 # Eight learners, the slowest 18 % behind, 10 % jitter: goodput in %.
 HARDWARE = {"K = 8": 84, "K = 1, no grace": 100, "K = 1": 100}
 
-# Gbit/s of a link.
+# Rate of a link in Gbit/s.
 BANDWIDTH = {
     "data-parallel, two data centres": 104.0,
     "data-parallel, eight data centres": 198.0,

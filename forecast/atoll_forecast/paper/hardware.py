@@ -1,4 +1,4 @@
-"""Learners of different speeds, and learners that come for a while: the fleet in virtual time, nothing trained."""
+"""Simulates learners of different speeds, and learners that join for a while: a fleet in virtual time, no training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from atoll_forecast.fleet.fleet import Fleet
 from atoll_forecast.fleet.islands import Island
 from atoll_forecast.fleet.schedule import Schedule
 
-FRAGMENT_BYTES = 1.0  # links are not the matter here
+FRAGMENT_BYTES = 1.0  # negligible: these simulations are not about links
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Goodput: learner-seconds whose work was merged, of all. shares: contributions of a merge. staleness: its mean."""
+    """goodput: part of learner-seconds whose work was merged. shares: mean contributions per merge. staleness: mean.
+
+    seconds: virtual time of the run.
+    """
 
     goodput: float
     shares: float
@@ -26,13 +29,13 @@ class Outcome:
 
 
 def mixed(speeds: Sequence[float], settings: RunSettings, *, jitter: float, steps: float, seed: int = 0) -> Outcome:
-    """Learners of these relative speeds. steps: of a learner of speed 1, of one second each."""
+    """Simulates learners of these relative speeds. steps: of a learner with speed 1, each of one second."""
     islands = [Island(f"learner-{i:03}", 1 / speed, jitter=jitter, delay_s=0.05) for i, speed in enumerate(speeds)]
     return _run(islands, settings, steps * sum(speeds), seed)
 
 
 def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int, seed: int = 0) -> float:
-    """Goodput when everybody's work is waited for: no step begins before all have ended the one `overlap` + 1 ago."""
+    """Goodput when every merge waits for all: no step begins before all learners ended the one `overlap` + 1 before."""
     random = Random(seed)  # noqa: S311 - not a secret
     ended = [0.0] * len(speeds)
     gates = [0.0] * (overlap + 1)
@@ -47,7 +50,7 @@ def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int
 
 
 def scavenged(learners: int, extra: float, settings: RunSettings, *, steps: float, seed: int = 0) -> float:
-    """Time relative to none, when (extra x learners) more come once half of the tokens are trained."""
+    """Time relative to no extra compute, when extra x learners join after half of the tokens."""
     own = [Island(f"learner-{i:03}", delay_s=0.05) for i in range(learners)]
     guests = [Island(f"guest-{i:03}", delay_s=0.05, joins_at_s=steps / 2) for i in range(round(extra * learners))]
     alone = _run(own, settings, steps * learners, seed)
@@ -55,15 +58,15 @@ def scavenged(learners: int, extra: float, settings: RunSettings, *, steps: floa
 
 
 def scavenged_data_parallel(extra: float, exchange: float) -> float:
-    """The same for data-parallel training, whose all-reduce then spans two sites.
+    """`scavenged` for data-parallel training, whose all-reduce then spans two sites.
 
-    exchange: of a whole model, in steps of compute; a ring over 1 + extra equal parts carries 2 (1 - 1/(1 + extra)).
+    exchange: time to exchange a whole model, in steps; a ring over 1 + extra equal parts takes 2 (1 - 1/(1 + extra)).
     """
     return 0.5 + 0.5 * (1 + exchange * 2 * (1 - 1 / (1 + extra))) / (1 + extra)
 
 
 def _run(islands: Sequence[Island], settings: RunSettings, steps: float, seed: int) -> Outcome:
-    """Until so many inner steps, of all learners together, are merged."""
+    """Runs until `steps` inner steps, summed over learners, are merged."""
     fragments = settings.fragments or 24
     work = Schedule([FRAGMENT_BYTES] * fragments, {island.name: 1 for island in islands})
     fleet = Fleet(settings, fragments, islands, work, seed=seed)

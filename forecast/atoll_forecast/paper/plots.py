@@ -1,4 +1,4 @@
-"""Pictures of simulated figures beside the paper's."""
+"""Plots of simulated figures vs. the paper's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS, THEIRS = "#2a9d8f", "#264653"
 
 
 def goodput(ours: dict[str, list[float]], path: Path) -> None:
-    """Lines are ours, points the paper's."""
+    """Plots Table 1: lines are ours, points the paper's. path: of the SVG or PNG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same figures give the same file
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()
@@ -28,7 +28,7 @@ def goodput(ours: dict[str, list[float]], path: Path) -> None:
     axes.set_xticks(figures.CHIPS, [f"{chips / 1000:,.0f}k" for chips in figures.CHIPS], minor=False)
     axes.minorticks_off()
     axes.set_ylim(0, 100)
-    axes.set_xlabel("chips, one failure a year each")
+    axes.set_xlabel("chips, one failure per chip and year")
     axes.set_ylabel("goodput, % (lines: ours; points: the paper's)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8)
@@ -36,7 +36,7 @@ def goodput(ours: dict[str, list[float]], path: Path) -> None:
 
 
 def claims(title: str, rows: Sequence[Claim], path: Path) -> None:
-    """Bars in pairs."""
+    """Plots a pair of bars per claim: ours and the paper's. path: of the SVG or PNG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"
     figure = Figure(figsize=(8, 0.55 * len(rows) + 1.2), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""PURE: the same job by other ways: data-parallel training, and DiLoCo as it was published first."""
+"""PURE: a job by other methods: data-parallel training, and the original DiLoCo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ DILOCO_INNER_STEPS = 500  # arXiv 2311.08105
 
 
 def data_parallel(job: Job) -> Method:
-    """Gradients in bfloat16, reduced within a region first; all wait for the slowest link, and for whoever fails."""
+    """Data-parallel training: bfloat16 gradients, reduced within a region first.
+
+    All learners wait for the slowest link, and for failed learners.
+    """
     slowest = min(job.regions, key=lambda region: region.bits_s)
     trip_s = max(region.round_trip_s for region in job.regions)
     model = bandwidth.Model(job.parameters, job.step_s)
@@ -25,7 +28,7 @@ def data_parallel(job: Job) -> Method:
 
 
 def diloco(job: Job) -> Method:
-    """As published first: every 500 inner steps everybody waits while the whole model is exchanged in float32."""
+    """The original DiLoCo: every 500 inner steps all learners wait while the whole model is exchanged in float32."""
     slowest = min(region.bits_s for region in job.regions)
     payload = bandwidth.exchange_factor(len(job.regions)) * job.parameters * 32
     cycle_s = DILOCO_INNER_STEPS * job.step_s + payload / slowest + max(region.round_trip_s for region in job.regions)
@@ -35,7 +38,7 @@ def diloco(job: Job) -> Method:
 
 
 def _together(name: str, job: Job, utilisation: float, bits_s: float) -> Method:
-    """A job that stands as one when any learner fails; failures while it stands cost nothing more."""
+    """A job that stops as a whole when any learner fails; further failures meanwhile cost nothing more."""
     lives = 1.0
     if not math.isinf(job.between_failures_s):
         each_s = job.between_failures_s / job.learners

@@ -1,18 +1,21 @@
-"""A plan as files for a deployment: values for the chart, an override for docker/compose.yaml."""
+"""Writes a plan as deployment files: Helm values, and an override for docker/compose.yaml."""
 
 from __future__ import annotations
 
 from atoll_forecast.planning.job import Job
 from atoll_forecast.planning.planner import Plan
 
-FRONT_BYTES = 1792 << 20  # of a front, beside its cache: the process, and 64 uploads that pass
-LEARNER_BYTES = 8 << 30  # of the host, beside Atoll's: torch, CUDA's libraries, and a loader
-TRAINED_BYTES = 16  # of a learner on processors, for each parameter: itself, its gradient, and AdamW's two moments
-REGIONS = ("eu", "us", "ap")  # of docker/compose.yaml
+FRONT_BYTES = 1792 << 20  # of a front without its cache: the process, and 64 uploads in transit
+LEARNER_BYTES = 8 << 30  # of a learner's host without Atoll's part: torch, CUDA's libraries, and a data loader
+TRAINED_BYTES = 16  # per parameter on a CPU: the parameter, its gradient, and AdamW's two moments
+REGIONS = ("eu", "us", "ap")  # as in docker/compose.yaml
 
 
 def helm_values(job: Job, plan: Plan) -> str:
-    """For every region: `helm install atoll k8s/atoll -f k8s/atoll/values-home.yaml -f FILE`, and elsewhere -remote."""
+    """Helm values for every region: `helm install atoll k8s/atoll -f k8s/atoll/values-home.yaml -f FILE`.
+
+    Regions without the core use values-remote.yaml.
+    """
     memory, disk = gib(1.15 * plan.core_bytes), gib(1.25 * plan.disk_bytes)
     cache = _cache_mib(job, plan)
     front, learner = gib((cache << 20) + FRONT_BYTES), gib(1.15 * plan.learner_bytes + LEARNER_BYTES)
@@ -47,7 +50,7 @@ def helm_values(job: Job, plan: Plan) -> str:
 
 
 def compose_override(job: Job, plan: Plan) -> str:
-    """Beside docker/compose.yaml: `docker compose -f docker/compose.yaml -f FILE up`; learners without a GPU."""
+    """An override for learners without a GPU: `docker compose -f docker/compose.yaml -f FILE up`."""
     settings, cache = plan.settings, _cache_mib(job, plan)
     core = {
         "INNER_STEPS": settings.inner_steps,
@@ -70,12 +73,12 @@ def compose_override(job: Job, plan: Plan) -> str:
 
 
 def _cache_mib(job: Job, plan: Plan) -> int:
-    """Of a front: an update of everything, and a whole fragment."""
+    """Cache of a front in MiB: the updates of all fragments, and one whole fragment."""
     return max(48, round((0.4 + 4 / plan.settings.fragments) * job.parameters / 2**20))
 
 
 def processors(job: Job, plan: Plan) -> int:
-    """Processors of the core: its seconds for each sync of the model (docs/data-plane.md), and one to spare."""
+    """CPUs of the core: its CPU seconds per sync of the model (docs/data-plane.md), and one spare."""
     each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters
     return 1 + max(1, -int(-each_s // (plan.settings.inner_steps * job.step_s)))
 

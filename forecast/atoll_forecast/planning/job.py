@@ -1,4 +1,4 @@
-"""PURE: what is to be trained, and a way to train it."""
+"""PURE: a training job, and the figures of a method to train it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from atoll_forecast.planning import bandwidth
 
 MONTH_S = 30 * 86_400.0
-MERGE_S, MERGE_EACH_S = 3.2e-9, 0.7e-9  # of a core: for each parameter, and for each contribution to it
+MERGE_S, MERGE_EACH_S = 3.2e-9, 0.7e-9  # a core's seconds per parameter, and per parameter and contribution
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One place with learners behind one link to the core. bits_s: each way.
+    """A region whose learners share one link to the core. bits_s: rate each way, in bits per second.
 
-    price_gb: of a gigabyte, either way; None: nobody said.
+    price_gb: per gigabyte, either way; None: unknown.
     """
 
     name: str
@@ -26,16 +26,16 @@ class Region:
     price_gb: float | None = None
 
     def costs(self, gigabytes: float) -> float | None:
-        """Of so many over its link."""
+        """Price of so many gigabytes over its link; None: unknown."""
         return None if self.price_gb is None else gigabytes * self.price_gb
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be trained. step_s: an inner step of a learner. between_failures_s: of one learner, mean.
+    """A training job. step_s: of a learner's inner step. between_failures_s: mean, of one learner.
 
-    repair_s: from its failure to its next step. bits: on the wire for each parameter, headers included. core_bits_s: of
-    the core's own link, each way.
+    repair_s: from a failure to the learner's next step. bits: per parameter on the wire, headers included.
+    core_bits_s: rate of the core's own link, each way, in bits per second.
     """
 
     parameters: float
@@ -48,19 +48,19 @@ class Job:
 
     @property
     def learners(self) -> int:
-        """In all regions."""
+        """Number of learners in all regions."""
         return sum(region.learners for region in self.regions)
 
     def merge_s(self, fragments: int) -> float:
-        """Of one of so many fragments, with everybody's contribution."""
+        """Seconds of a merge of one fragment with contributions of all learners. fragments: of the model."""
         return self.parameters / fragments * (MERGE_S + MERGE_EACH_S * self.learners)
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to train this job. utilisation: of the learners' time, while nothing fails. goodput: with failures.
+    """A method to train a job. utilisation: part of the learners' time without failures. goodput: with failures.
 
-    month_price: None where a region has no price. step_s: of an inner step that nothing holds up.
+    month_gb: over all links. month_price: None where a region has no price. step_s: of an inner step without stalls.
     """
 
     name: str
@@ -72,11 +72,11 @@ class Method:
 
     @property
     def thousand_steps(self) -> float:
-        """A thousand inner steps of everybody, as a part of a month: in a month one way trains more than another."""
+        """Months that a thousand inner steps of all learners take: for comparing methods of unequal pace."""
         return 1000 * self.step_s / self.utilisation / MONTH_S
 
 
 def total(prices: Iterable[float | None]) -> float | None:
-    """None where one is not known."""
+    """The sum of prices; None if one of them is unknown."""
     known = list(prices)
     return None if None in known else math.fsum(price for price in known if price is not None)

@@ -1,7 +1,7 @@
-"""PURE: settings for a run before it is begun, and what to expect of it: links, money, goodput, memory.
+"""PURE: plans a run: settings, and the expected load of links, cost, goodput and memory.
 
-Sizes and times are simple sums of what was measured (docs/data-plane.md, records/); whether rounds keep up with the
-links is not summed but tried: the fleet runs in virtual time with the real syncer.
+Sizes and times are sums of measured figures (docs/data-plane.md, records/). Whether rounds keep up with the links is
+tried: a fleet runs in virtual time with the real syncer.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from atoll_forecast.planning.alternatives import DILOCO_INNER_STEPS, data_parall
 from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
 from atoll_forecast.planning.trial import Trial, tried
 
-LINK_SHARE = 0.7  # of a link's rate that a plan may use: it carries other things too, and is not always at its best
-LEAST_INNER_STEPS = 24  # the paper's; fewer are no better but in short runs (records/quality)
-MOST_BLOCKED = 0.05  # of the learners' time, by step boundaries: H grows until they take less
-BLOCKED_S = 1.3e-9  # of a step boundary, for each parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
-ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # beside payloads: calls, heads, acknowledgements (records/wan)
-DISK_BYTES = 4 * 12.0 + 4.0  # for each parameter: four snapshots, and the first parameters' file
-LEARNER_BYTES = 7.4  # of the host's memory, for each parameter
-WAITING_BYTES = 0.5  # on disk, for each parameter, learner and outer step that a contribution may be late
-MARGIN = 1.25  # beyond what steps, trips and rounds take in the mean
-LEAST_MERGED = 0.9  # of the learners in each merge: fewer is worth a warning
-MOST_CONTRIBUTIONS_S = 100.0  # to one core: more was never measured
-LARGEST_CORE = 24 << 40  # bytes of memory: no machine to be rented has more
+LINK_SHARE = 0.7  # part of a link's rate that a plan may use: links carry other traffic, and their rate varies
+LEAST_INNER_STEPS = 24  # the paper's value; fewer are better only in short runs (records/quality)
+MOST_BLOCKED = 0.05  # part of the learners' time that step boundaries may take: H grows until they take less
+BLOCKED_S = 1.3e-9  # of a step boundary, per parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
+ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # per round without payloads: headers, receipts (records/wan)
+DISK_BYTES = 4 * 12.0 + 4.0  # per parameter: four snapshots, and the first parameters' file
+LEARNER_BYTES = 7.4  # of host memory per parameter
+WAITING_BYTES = 0.5  # on disk per parameter, learner and outer step of allowed staleness
+MARGIN = 1.25  # factor on the mean time of steps, trips and rounds
+LEAST_MERGED = 0.9  # part of the learners in each merge: below it the plan warns
+MOST_CONTRIBUTIONS_S = 100.0  # per second to one core: more was never measured
+LARGEST_CORE = 24 << 40  # bytes of memory: the largest machine for rent
 LEAST_GOODPUT = 0.1
 HOME = "all, at the core"
-KNOWN_INNER_STEPS = 96  # at most: with more, losses were never compared (records/quality)
+KNOWN_INNER_STEPS = 96  # the most with which losses were compared (records/quality)
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """By one region's link, in bits a second: a contribution of each learner up, each update once down (by a front).
+    """The load of one region's link: contributions of each learner up, each update once down (to a front).
 
-    share: of the link's rate, in its busier way. month_gb: both ways.
+    up_bits_s, down_bits_s: bits per second. share: used part of the link's rate in its busier direction. month_gb:
+    gigabytes per month, both ways.
     """
 
     region: Region
@@ -61,7 +62,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """When a whole region is gone: what is left of the pace, and after how long rounds no longer wait for it."""
+    """The loss of a whole region. pace: part that remains. silent_s: after how long rounds stop waiting for it."""
 
     region: str
     pace: float
@@ -70,10 +71,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start, and what will come of it. staleness: mean, in outer steps.
+    """Settings of a run, and the expected figures. staleness: mean, in outer steps.
 
-    why: these inner steps. core: by its own link, of all regions together. contributions: in a merge, of all learners,
-    while none fails. works: if not, figures say nothing.
+    why: reason of the number of inner steps. core: load of the core's own link. others: alternative methods.
+    contributions: part of all learners in a merge, without failures. works: if False, the figures mean nothing.
     """
 
     settings: RunSettings
@@ -93,7 +94,10 @@ class Plan:
 
 
 def plan(job: Job, fragments: int = 0) -> Plan:
-    """The smallest H that links and step boundaries allow, the smallest tau that hides a trip. fragments: 0: 24."""
+    """Plans with the least H that links and step boundaries allow, and the least tau that hides a round's trip.
+
+    fragments: 0: the default, 24.
+    """
     count = fragments or DEFAULT_FRAGMENTS
     inner_steps, why = _inner_steps(job, count)
     overlap = _overlap(job, count, inner_steps)
@@ -133,15 +137,15 @@ def _warnings(
             remedy = "have" if each.region.name == HOME else "leave it out, or have"
             yield (
                 f"{each.region.name}: {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: {remedy} "
-                "fewer learners there, longer steps, or a quicker link"
+                "fewer learners there, longer steps, or a faster link"
             )
     if trial.rounds < LEAST_MERGED:
         yield (
-            f"only {trial.rounds:.0%} of the rounds come to a merge in time: this plan does not work; have "
-            "longer steps, or links that are quicker or shorter"
+            f"only {trial.rounds:.0%} of the rounds reach a merge in time: this plan does not work; have "
+            "longer steps, or faster or shorter links"
         )
     elif trial.contributions < LEAST_MERGED:
-        yield f"only {trial.contributions:.0%} of the learners are in each merge: have quicker or shorter links"
+        yield f"only {trial.contributions:.0%} of the learners are in each merge: have faster or shorter links"
     if _blocked(job) / MOST_BLOCKED > DILOCO_INNER_STEPS:
         yield (
             f"step boundaries take {1 - atoll.utilisation:.1%} of the learners' time: have longer steps, or smaller "
@@ -149,14 +153,14 @@ def _warnings(
         )
     if settings.inner_steps > KNOWN_INNER_STEPS:
         yield (
-            f"H = {settings.inner_steps}: losses were compared with {KNOWN_INNER_STEPS} at most, and in short runs more"
-            " than 24 cost loss (docs/reproduction.md): try it first, or have quicker links"
+            f"H = {settings.inner_steps}: losses were measured up to {KNOWN_INNER_STEPS}, and in short runs more"
+            " than 24 raised the loss (docs/reproduction.md): try it first, or have faster links"
         )
     if atoll.goodput < LEAST_GOODPUT:
-        yield f"goodput is {atoll.goodput:.1%}: learners fail more quickly than they are back"
+        yield f"goodput is {atoll.goodput:.1%}: learners fail faster than they are repaired"
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
     if each_s > MOST_CONTRIBUTIONS_S:
-        yield f"{each_s:.0f} contributions a second: no core was measured with so many; have fewer --fragments"
+        yield f"{each_s:.0f} contributions per second: no core was measured with so many; have fewer --fragments"
     if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
         yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has one core for now: train fewer parameters"
 
@@ -169,23 +173,23 @@ def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Ca
 
 
 def _together(job: Job, carried: Sequence[Carried]) -> Carried:
-    """What the core's own link carries: up, it comes in."""
+    """The load of the core's own link; up_bits_s arrives at the core."""
     home = Region(HOME, job.learners, job.core_bits_s, 0.0)
     return Carried(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
 
 
 def _blocked(job: Job) -> float:
-    """Step boundaries, for a whole model, in steps."""
+    """Time of step boundaries per sync of the whole model, in steps."""
     return BLOCKED_S * job.parameters / job.step_s
 
 
 def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
-    whole = [_carried(job, region, fragments, 1) for region in job.regions]  # the model with every step
+    whole = [_carried(job, region, fragments, 1) for region in job.regions]  # a sync of the whole model at every step
     links = max(each.share for each in (*whole, _together(job, whole))) / LINK_SHARE
     needed, why = max(
         (LEAST_INNER_STEPS, "as many as the paper has"),
         (math.ceil(links), "the fewest that the links carry"),
-        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the fewest that a round's way there and back takes"),
+        (math.ceil(MARGIN * _longest_trip(job, fragments)), "the fewest that a round's trip takes"),
         (
             math.ceil(MARGIN * fragments / AT_ONCE),
             f"the fewest with which learners answer {fragments} fragments in time",
@@ -199,7 +203,7 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
 
 
 def trip_steps(job: Job, region: Region, fragments: int) -> float:
-    """From a round's opening to its adoption, in steps: half a step until a boundary, twice, and the way both ways."""
+    """Steps from a round's opening to its adoption: twice half a step until a boundary, transfers, trips, a merge."""
     size_bits = job.bits * job.parameters / fragments
     carried_s = size_bits * (region.learners + 1) / region.bits_s
     carried_s += size_bits * (job.learners + len(job.regions)) / job.core_bits_s
@@ -216,7 +220,7 @@ def _longest_trip(job: Job, fragments: int) -> float:
 
 
 def _atoll(job: Job, carried: Sequence[Carried], inner_steps: int, overlap: float, utilisation: float) -> Method:
-    # A process that dies takes along what it had not sent: of each fragment between nothing and H steps.
+    # A process that dies loses its unsent work: between 0 and H steps of each fragment.
     lost_s = job.repair_s + (inner_steps / 2 + overlap) * job.step_s
     lives = 1.0 if math.isinf(job.between_failures_s) else job.between_failures_s / (job.between_failures_s + lost_s)
     month_gb = sum(each.month_gb for each in carried)

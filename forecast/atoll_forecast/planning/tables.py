@@ -1,4 +1,4 @@
-"""What a plan says, as tables for people and as JSON."""
+"""A plan as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ UNKNOWN = "-"
 
 
 def plan_tables(job: Job, plan: Plan) -> list[Table]:
-    """What to start, what links carry, what comes of it beside other ways, and what when a region is lost.
+    """Tables of settings, load of links, comparison with other methods, and losses of regions.
 
-    Of a plan that does not work, what links had to carry.
+    If the plan does not work, only the load of links.
     """
     if not plan.works:
         return [_links(plan)]
@@ -28,7 +28,7 @@ def plan_tables(job: Job, plan: Plan) -> list[Table]:
 
 
 def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
-    """The same for machines; rates in bits a second, sizes in bytes."""
+    """The plan as JSON values; rates in bits per second, sizes in bytes."""
     return {
         "settings": {
             "inner_steps": plan.settings.inner_steps,
@@ -77,13 +77,13 @@ def _settings(job: Job, plan: Plan) -> Table:
     rows = [
         ("inner steps between syncs", f"H = {plan.settings.inner_steps}", plan.why),
         ("fragments", f"P = {plan.settings.fragments}", "if the tensors allow it"),
-        ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round's way there and back may take"),
-        ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits a parameter, each way"),
+        ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round's trip may take"),
+        ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits per parameter, each way"),
         ("core", f"{gib(plan.core_bytes)} GiB of memory, {gib(plan.disk_bytes)} GiB of disk", "one: no shards yet"),
-        ("", f"{processors(job, plan)} processors", "merging, and one to spare"),
+        ("", f"{processors(job, plan)} processors", "merging, and one spare"),
         ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "beside model and optimizer"),
-        ("staleness", f"{plan.staleness:.2f} outer steps", "mean, by the fleet in virtual time"),
-        ("merges", f"{plan.contributions:.0%} of those that live in each", "the others' work comes a round later"),
+        ("staleness", f"{plan.staleness:.2f} outer steps", "mean, from the trial in virtual time"),
+        ("merges", f"{plan.contributions:.0%} of the live learners in each", "the others' work joins the next round"),
     ]
     for row in rows:
         table.add_row(*row)
@@ -92,7 +92,7 @@ def _settings(job: Job, plan: Plan) -> Table:
 
 def _links(plan: Plan) -> Table:
     table = Table(title="Links to the core")
-    for column in ("region", "learners", "up", "down", "of the link", "a month", "costs"):
+    for column in ("region", "learners", "up", "down", "of the link", "per month", "cost"):
         table.add_column(column, justify="left" if column == "region" else "right")
     for carried in (*plan.carried, plan.core):
         known = not math.isinf(carried.region.bits_s)
@@ -111,8 +111,8 @@ def _links(plan: Plan) -> Table:
 
 
 def _methods(methods: Sequence[Method]) -> Table:
-    table = Table(title="Beside other ways to train the same")
-    for column in ("", "utilisation", "goodput", "a month", "costs", "1,000 steps", "cost"):
+    table = Table(title="Comparison with other methods")
+    for column in ("", "utilisation", "goodput", "per month", "cost", "1,000 steps", "cost"):
         table.add_column(column, justify="right" if column else "left")
     for method in methods:
         table.add_row(
@@ -129,7 +129,7 @@ def _methods(methods: Sequence[Method]) -> Table:
 
 def _losses(plan: Plan) -> Table:
     table = Table(title="When a region is lost")
-    for column in ("region", "the others go on at", "rounds wait for it no longer after"):
+    for column in ("region", "the others continue at", "rounds stop waiting for it after"):
         table.add_column(column, justify="right" if column != "region" else "left")
     for lost in plan.losses:
         table.add_row(escape(lost.region), f"{lost.pace:.0%} of the pace", f"{lost.silent_s:.3g} s")

@@ -1,4 +1,4 @@
-"""PURE: whether rounds keep up with a job's links: the fleet in virtual time, with the syncer that a core runs."""
+"""PURE: tries whether rounds keep up with a job's links: a fleet in virtual time, with the real syncer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from atoll_forecast.fleet.islands import Island
 from atoll_forecast.fleet.schedule import Schedule
 from atoll_forecast.planning.job import Job
 
-LEARNERS = 12  # at most: more of a region behave like few
-SYNCS = 8  # of every fragment
-LONGEST_STEP_S = 10.0  # reports come once a second, whatever a step takes
+LEARNERS = 12  # simulated at most: many learners of a region behave like few
+SYNCS = 8  # simulated syncs of every fragment
+LONGEST_STEP_S = 10.0  # longer steps are scaled down: reports come once per second, however long a step is
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """staleness: mean, in outer steps. contributions: of a merge, as a share of all learners. rounds: of those due."""
+    """Means of a trial. staleness: in outer steps. contributions: part of all learners in a merge. rounds: part of the
+    due rounds that were merged.
+    """
 
     staleness: float
     contributions: float
@@ -26,9 +28,9 @@ class Trial:
 
 
 def tried(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
-    """By the fleet, without failures. trip_steps: from a round's opening to its end; younger ones are not due yet."""
+    """Tries settings without failures. trip_steps: from a round's opening to its end; later rounds are not due yet."""
     shrink, quick = max(1.0, job.learners / LEARNERS), max(1.0, job.step_s / LONGEST_STEP_S)
-    step_s = job.step_s / quick  # and all else with it
+    step_s = job.step_s / quick  # all other times are scaled as well
     islands = []
     for region in job.regions:
         count = max(1, round(region.learners / shrink))
@@ -57,7 +59,9 @@ def tried(job: Job, settings: RunSettings, trip_steps: float) -> Trial:
         return fleet.now >= until_s
 
     fleet.run(until)
-    shares = [share for merge in fleet.merges[:in_time] for share in merge.shares]  # what comes when all leave is less
+    shares = [
+        share for merge in fleet.merges[:in_time] for share in merge.shares
+    ]  # merges while learners leave are smaller
     due = fragments * max(1.0, SYNCS - trip_steps / settings.inner_steps)
     staleness = sum(share.staleness for share in shares) / max(1, len(shares))
     return Trial(staleness, len(shares) / max(1, in_time) / len(islands), in_time / due)

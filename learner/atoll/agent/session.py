@@ -141,6 +141,8 @@ class RunSession:
         core.settings, core.session = reply.settings, self._joiner.session(reply)
         await self._take_over(shards)
         self._counters.connected = core.connected()
+        # A run restored from a backup may have fewer.
+        self._counters.struck_tokens = min(self._counters.struck_tokens, reply.struck_tokens)
         self._counters.told(reply.run_tokens, reply.struck_tokens, anew=restored)
         self._counters.total_tokens = reply.settings.total_tokens
         if self._said_away:

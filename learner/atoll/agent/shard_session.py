@@ -47,7 +47,6 @@ class ShardSession:
         self._core, self._shard, self._handover, self._counters = core, shard, handover, counters
         self._fetcher, self._sender, self._dial_again = fetcher, sender, dial_again
         self._clock = clock
-        self._rng = random.Random()  # noqa: S311 - jitter
 
     async def live(self) -> None:
         """Returns, or raises AioRpcError or LinkLost, when the run has to be joined again."""
@@ -70,7 +69,7 @@ class ShardSession:
                 log.warning("a shard is away: its fragments wait", server=self._shard.link.address, error=why)
             self._counters.connected = False
             self._counters.last_error = why
-            await asyncio.sleep(backoff_s(failures, self._rng))
+            await asyncio.sleep(backoff_s(failures, random.Random()))  # noqa: S311 - jitter
             failures += 1
             if self._shard.link.stale:
                 self._dial_again(self._shard)

@@ -1,4 +1,4 @@
-"""What a step boundary answers rounds with: pseudo-gradients that are taken and handed over, or why there is none."""
+"""Answers rounds at a step boundary: takes a pseudo-gradient and hands it over, or declines with a reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from atoll.stats import Counters
 
 
 class Rounds:
-    """Of the rank that talks. submit: hands over to the agent; again is as good as once.
+    """Answers on the rank that talks to the core. submit: hands a pseudo-gradient to the agent; it is idempotent.
 
-    An exception in any line, say of a signal's handler, may be followed by `hand_over` at the next boundary.
+    Any line may raise, such as from a signal handler: `hand_over` at the next boundary completes what was interrupted.
     """
 
     def __init__(self, local: Local, handover: Handover, counters: Counters, submit: Callable[[Taken], None]) -> None:
@@ -28,7 +28,7 @@ class Rounds:
         self._taken: Taken | None = None
 
     def answer(self) -> None:
-        """Each round that is due, in turn."""
+        """Answers each round that is due, in order. Raises LearnerError, see `take`."""
         due = self._handover.todo.due
         while due:
             track = self._local.tracks[due[0].fragment]
@@ -41,7 +41,7 @@ class Rounds:
             due.popleft()
 
     def decline(self, due: Due, reason: str) -> None:
-        """Says why there is no contribution."""
+        """Tells the core why this round gets no contribution."""
         self._handover.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
     def take(self, due: Due) -> None:
@@ -52,9 +52,9 @@ class Rounds:
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Submits what was taken; also what an exception kept from being submitted."""
+        """Submits the pseudo-gradient that was taken, also one that an exception kept from being submitted."""
         if self._taken is not None:
             self._submit(self._taken)
         elif self._taking is not None:
-            self._local.tracks[self._taking].refused()  # the taking itself was interrupted
+            self._local.tracks[self._taking].refused()  # `take` itself was interrupted
         self._taking = self._taken = None

@@ -1,7 +1,7 @@
-"""The parameters of each fragment as float32 on the host: their own memory where that is what they are, else a copy.
+"""The parameters of each fragment as float32 in host memory: their own memory where they are that, else a copy.
 
-Whatever takes the interpreter's lock away is done in one call for all tensors of a fragment, and views are kept: a
-tensor that ends gives the interpreter away as well.
+Every torch call releases the GIL, and so does freeing a tensor. So each operation is one call for all tensors of a
+fragment, and views are kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from atoll.fragments.segments import Places, Shape
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The parameters of the fragment that a run is of.
+    """Views on the parameters of a run's fragment.
 
-    at: addresses and strides for which it holds. pieces: flat views on the parameters. turned: parameters whose memory
-    is in another order, each with a copy in order: the views are on the copy. staged: for each row of staging memory,
-    flat views on it. direct: the parameters' own memory, where that is float32 on the host, in order.
+    at: addresses and strides of the parameters for which it is valid. pieces: flat views on the parameters. turned:
+    parameters that are not contiguous, each with a contiguous copy, on which the views are. staged: for each row of
+    staging memory, flat views on it. direct: the parameters' own memory, if it is contiguous float32 on the host.
     """
 
     at: list[tuple[int, ...]]
@@ -36,7 +36,7 @@ class Window:
 
 
 class Windows:
-    """One for each run of frames. values: the trainable parameters, in the order of the layout's tensors."""
+    """One Window per run of frames. values: the trainable parameters, in the order of the layout's tensors."""
 
     def __init__(self, values: Sequence[nn.Parameter], runs: Sequence[FrameRun], codec: Codec) -> None:
         self._values = values
@@ -46,16 +46,16 @@ class Windows:
         self._staging = np.empty((2, 0), np.float32)
 
     def read(self, number: int) -> Places:
-        """Where a run's parameters can be read as float32, and changed: `write` must follow a change."""
+        """Memory in which a run's parameters can be read and changed as float32; call `write` after a change."""
         window = self._window(number)
         if window.direct is not None:
             return window.direct
         return Places.in_vector(self._stage(window, number, 0), self.shapes[number])
 
     def write(self, number: int) -> tuple[F32, F32] | None:
-        """Stores what was changed. When any of it is stored in a narrower type: what was wanted, and what is stored.
+        """Stores changed values. Returns (wanted, stored) values if a parameter is not float32, else None.
 
-        Both are staging memory: whoever reads or writes next uses it.
+        Both are float32 (fragment.length,) in staging memory, which the next `read` or `write` overwrites.
         """
         window = self._window(number)
         if window.direct is not None:
@@ -69,7 +69,7 @@ class Windows:
         return self._staging[0, self._place(number)], self._stage(window, number, 1)
 
     def forget(self) -> None:
-        """Lets go of the parameters' memory: it can be moved or freed."""
+        """Drops all references to the parameters' memory, so that it can be moved or freed."""
         self._kept.clear()
 
     def _stage(self, window: Window, number: int, row: int) -> F32:
@@ -78,12 +78,12 @@ class Windows:
         return self._staging[row, self._place(number)]
 
     def _place(self, number: int) -> slice:
-        """Of a run in its fragment's vector."""
+        """The slice of a run in its fragment's vector."""
         run = self._runs[number]
         return slice(run.offset, run.offset + run.length)
 
     def _window(self, number: int) -> Window:
-        """The run's window. It is kept until the parameters move, unless it has copies in it."""
+        """The run's window; it is cached until the parameters move, unless it has copies."""
         values = [self._values[piece.tensor] for piece in self._runs[number].fragment.pieces]
         at = [(value.data_ptr(), *value.stride()) for value in values]
         window = self._kept.get(number)

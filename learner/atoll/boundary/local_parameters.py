@@ -1,8 +1,8 @@
-"""The local parameters of every fragment at a step boundary: taken, and moved to newer anchors. The training thread's.
+"""The local parameters of every fragment at a step boundary: pseudo-gradients are taken, newer anchors adopted.
 
-A step that has something due calls torch and numpy as rarely as it can: each call gives the interpreter away, and a
-busy thread hands it back only after `sys.getswitchinterval`. For parameters that are float32 on the host, an adoption
-makes one such call, and a taking one.
+Only the training thread uses this module. It calls torch and numpy as rarely as possible: each call releases the GIL,
+and a busy thread returns it only after `sys.getswitchinterval`. For float32 parameters on the host, adopting and taking
+make one such call each.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from atoll.fragments.segments import Places, load, store
 
 
 class Local:
-    """Begins at the first anchors, (version, float32 vector) of each fragment, which it writes into the model.
+    """Local parameters and tracks of all fragments; the constructor writes the first anchors into the model.
 
-    keep: what an adoption does with outstanding work: "rebase" (True) or "overwrite" (False).
+    anchors: (version, float32 (fragment.length,)) per fragment. keep: whether an adoption keeps outstanding work
+    ("rebase") or drops it ("overwrite").
     """
 
     def __init__(self, windows: Windows, anchors: Iterable[tuple[int, F32]], *, keep: bool) -> None:
         self._windows = windows
         self._keep = keep
         self._apart: dict[int, Places] = {}
-        self.torn = False  # an adoption was interrupted: model and tracks may not agree any more
+        self.torn = False  # an adoption was interrupted: model and tracks may disagree
         self.tracks: list[Track] = []
         for number, ((version, anchor), shape) in enumerate(zip(anchors, windows.shapes, strict=True)):
             store(anchor, windows.read(number), shape)
@@ -38,7 +39,7 @@ class Local:
             self.tracks.append(Track(shape, version, anchor, anchor if stored is None else stored[1].copy(), version))
 
     def take(self, number: int, tokens: int, steps: int) -> Outstanding:
-        """The pseudo-gradient of a fragment now, coded. tokens, steps: the learner's counters.
+        """Takes a fragment's pseudo-gradient, quantised. tokens, steps: the learner's counters.
 
         Raises LearnerError when it is not finite.
         """
@@ -46,16 +47,16 @@ class Local:
         try:
             return self.tracks[number].take(places, tokens, steps)
         except CodecError as error:
-            # No anchor mends that: the next gradient, or the optimizer's own state, is not finite either.
+            # No anchor repairs this: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
-                f"training has diverged: {error} in fragment {number}; nothing of it was sent. Start this learner "
-                "again: it goes on from the run's parameters; lower its learning rate if that happens again"
+                f"training has diverged: {error} in fragment {number}; nothing of it was sent. Restart this learner: "
+                "it continues from the run's parameters; lower its learning rate if that happens again"
             ) from error
 
     def adopt(self, prepared: Prepared, tokens: int, steps: int, *, apart: bool = False) -> int:
-        """Moves a fragment to a newer anchor; returns the tokens that are given up. tokens, steps: as above.
+        """Moves a fragment to a newer anchor; returns the tokens that are dropped. tokens, steps: as in `take`.
 
-        apart: the model stays as it is, from now on in this fragment; what is taken counts from the new parameters.
+        apart: from now on this fragment is kept in a copy and the model is not changed; `take` uses the copy.
         """
         number, track = prepared.fragment, self.tracks[prepared.fragment]
         if apart and number not in self._apart:
@@ -69,7 +70,7 @@ class Local:
         return given_up
 
     def restore(self, number: int, tokens: int, steps: int) -> int:
-        """Gives a fragment its anchor's values again; returns the tokens that are given up. tokens, steps: as above."""
+        """Sets a fragment back to its anchor; returns the tokens that are dropped. tokens, steps: as in `take`."""
         track, places = self.tracks[number], self._windows.read(number)
         given_up = track.adopt(track.anchor, track.version, Fate(), tokens, steps, places, keep=False)
         stored = self._windows.write(number)
@@ -79,7 +80,7 @@ class Local:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """Around all adoptions of a boundary: whoever is interrupted here has lost fates, and cannot go on."""
+        """Context of all adoptions of a boundary. An interruption inside loses fates: the learner cannot continue."""
         self.torn = True
         yield
         self.torn = False

@@ -1,13 +1,13 @@
 """PURE: what moved the parameters: the optimizer, an adoption, or something else. No IO, no threads, no torch.
 
-A row holds the values of some places of the parameters. Rows are read at the end of a step boundary, before and after
-the optimizer's step, and at the beginning of the next boundary. Two things show in them:
+A place is a short run of values in the parameters; a row holds the values of all places. Rows are read at the end of a
+step boundary, before and after the optimizer's step, and at the beginning of the next boundary. They show two problems:
 
-- written: where neither the optimizer nor an adoption was at work, most places moved by much more than the optimizer's
-  usual step. Weights were loaded. Clipping, projections, and averages that are swapped in and out move them less.
-- undone: a step moves the parameters back by what an adoption before it had moved them, or by half of it, and is
-  otherwise an ordinary one. The optimizer keeps copies of the parameters (float32 masters: at the first step) or
-  averages of them (some steps later). A gradient may lead back as well, but not so (`Reversal`).
+- written: outside the optimizer's step and adoptions, most places moved by much more than the optimizer's usual step:
+  weights were loaded. Clipping, projections, and averages that are swapped in and out move them less.
+- undone: a step moves the parameters back by an earlier adoption's change, or by half of it, and is otherwise an
+  ordinary step. The optimizer keeps copies of the parameters (float32 masters: at the first step) or averages of them
+  (some steps later). A gradient may lead back as well, but differs as `Reversal` says.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ from atoll_wire.blocks import F32
 from numpy.typing import NDArray
 
 HISTORY = 32  # steps whose sizes are remembered
-RELIABLE = 8  # and how many of them a write behind a step is judged by: the first projection may be large
-WRITTEN_STEPS = 8.0  # a place that moved by more usual steps was written
-ROUNDINGS = 4.0  # so much of its type's relative rounding may be lost by what is swapped out and in again
-JUDGED_STEPS = 4.0  # an adoption is judged when it moved more than so many usual steps
-JUDGED_PART = 0.01  # ... or such a part of the values, before a step was seen
-JUDGED_VALUES = 16  # ... and so many values at least: what a few do is chance
-WATCHED = 16  # steps after an adoption
-LATER_STEPS = 3.0  # a later one than the first is looked at when it is larger than so many usual steps
-REST, FIRST_REST = 0.4, 0.25  # of the adoption, that a reversal differs from it at most; before a step was seen
+RELIABLE = 8  # steps that must be known before a write after a step is judged: the first projection may be large
+WRITTEN_STEPS = 8.0  # a place that moved by more than this many usual steps was written
+ROUNDINGS = 4.0  # times the type's relative rounding: what swapping values out and in may change
+JUDGED_STEPS = 4.0  # an adoption is judged when it moved more than this many usual steps
+JUDGED_PART = 0.01  # ... or before the first step, when it moved more than this part of the values' norm
+JUDGED_VALUES = 16  # ... and at least this many values: a few may move by chance
+WATCHED = 16  # how many steps after an adoption are examined
+LATER_STEPS = 3.0  # steps after the first one are examined when they exceed this many usual steps
+REST, FIRST_REST = (
+    0.4,
+    0.25,
+)  # largest difference of a reversal from the adoption, relative to it; before the first step
 EPSILON = float(np.finfo(np.float32).eps)
-VOTES, AGAINST = 4, 3  # when of so many adoptions so many are undone, it is no chance
+VOTES, AGAINST = 4, 3  # of the last VOTES adoptions, AGAINST undone ones are no chance
 
 
 @dataclass(frozen=True, slots=True)
 class Reversal:
-    """How a step that takes an adoption back differs from one whose gradient leads there: both of these hold.
+    """Criteria of a step that takes an adoption back, unlike one whose gradient leads back. All of them hold.
 
-    part: of the adoption, more and less than which it takes back.
-    evidence: it goes so many times as far back as any remembered step went along the adoption.
-    rest: apart from the adoption (or the part, in later steps) it is at most so many times the largest remembered step.
+    part: least and largest part of the adoption that it takes back.
+    evidence: it goes at least this many times as far back as any remembered step went along the adoption.
+    rest: without the adoption (in later steps: the part), it is at most this many times the largest remembered step.
 
-    Measured where a step takes back such a part of an adoption that is judged (256 values are seen, seeds from 0 on):
+    Measured for steps that take back such a part of a judged adoption (256 values are read, seeds from 0):
 
                  first step: evidence, rest    later step: evidence, rest
         copies   at least 18, at most 2.5      at least 5.9, at most 1.1
@@ -51,11 +54,12 @@ class Reversal:
         honest   at most 1.4, at most 1.2      at most 3.5 where the rest is at most 1.8; else up to 16, at least 2.0
 
     Copies: 54 runs of 60 steps, adoptions of 2, 10 and 50 %, masters under SGD and AdamW, Lookahead, float32 and
-    bfloat16. Merging: pairs, both with copies, that merge only with each other; 152 of 158 reversals by masters are
-    evident, those of Lookahead are too small beside its own steps. Honest: pairs that merge; 300 runs of 75 steps of
-    SGD (one parameter, convolutions, bfloat16, float32, tied weights), and 40 of AdamW in which the core came back
-    from a backup. AdamW's step is then 100 times its usual, and so is the rest: 0.2 to 10 of the adoption, that of
-    copies at most 0.34. Where all of a model's steps go along one direction there is no rest: evidence tells.
+    bfloat16. Merging: pairs, both with copies, that merge only with each other; 152 of 158 reversals by masters meet
+    the criteria, those of Lookahead are too small relative to its own steps. Honest: pairs that merge; 300 runs of 75
+    steps of SGD (one parameter, convolutions, bfloat16, float32, tied weights), and 40 of AdamW in which the core was
+    restored from a backup. AdamW's step is then 100 times its usual step, and so is the rest: 0.2 to 10 times the
+    adoption, vs. at most 0.34 with copies. Where all steps of a model go along one direction there is no rest, and
+    evidence decides.
     """
 
     part: tuple[float, float]
@@ -63,7 +67,7 @@ class Reversal:
     rest: float
 
     def looks_so(self, moved: F32, given: _Given) -> bool:
-        """Whether a step takes back such a part of what was given."""
+        """Whether a step takes back between part[0] and part[1] of an adoption. moved: the step, float32 (values,)."""
         return self.part[0] < -float(moved @ given.change) / given.size**2 < self.part[1]
 
 
@@ -72,7 +76,7 @@ LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 
 class Verdict(IntEnum):
-    """The worst is the largest. UNDONE: an adoption was; COPIES: adoption after adoption is."""
+    """What moved the parameters, the worst last. UNDONE: an adoption was undone; COPIES: several were."""
 
     FINE = 0
     WRITTEN = 1
@@ -82,10 +86,10 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """From the end of a boundary to the beginning of the next, in numbers of rows.
+    """The time from the end of a boundary to the beginning of the next, as indices of rows.
 
-    before, after: the optimizer's step, or steps; where none was seen, all that happened counts as one. leaving: no
-    step was announced, and none will be.
+    before, after: around the optimizer's steps; if none was seen, everything between counts as one. leaving: the
+    learner leaves, and no step was announced.
     """
 
     start: int
@@ -97,7 +101,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """Of these fragments, in numbers of rows."""
+    """An adoption of these fragments. before, after: indices of rows."""
 
     before: int
     after: int
@@ -106,10 +110,10 @@ class Adoption:
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """An adoption that is watched. change: 0 where it touched nothing. places, values: bool, which it touched.
+    """An adoption that is watched. change: float32 (values,), 0 in other fragments. places, values: bool, its own.
 
-    size: its norm. usual: that of a step there. rounded: so much of it may be rounding. judged: it is large enough.
-    age: steps since then.
+    size: norm of the change. usual: norm of a usual step there. rounded: norm that may be rounding. judged: whether it
+    is large enough to judge. age: steps since the adoption.
     """
 
     change: F32
@@ -123,9 +127,10 @@ class _Given:
 
 
 class Moves:
-    """Looks at what happened in its order.
+    """Judges movements in the order in which they happened.
 
-    edges: int64, where each place begins in a row. fragments: int64, of each place. rounding: relative, of its type.
+    edges: int64, where each place begins in a row. fragments: int64, fragment of each place. rounding: float32,
+    relative rounding of each place's type.
     """
 
     def __init__(self, edges: NDArray[np.int64], fragments: NDArray[np.int64], rounding: F32) -> None:
@@ -141,8 +146,8 @@ class Moves:
         self._votes: deque[bool] = deque(maxlen=VOTES)
 
     def look(self, rows: F32, happened: Sequence[Cycle | Adoption]) -> Verdict:
-        """The worst that is seen. rows: float32 (rows, values)."""
-        with np.errstate(all="ignore"):  # what is not finite is found, and told, where it is taken
+        """The worst verdict on new movements. rows: float32 (rows, values); happened: with indices of these rows."""
+        with np.errstate(all="ignore"):  # values that are not finite are found and reported by `Local.take`
             return self._look(rows, happened)
 
     def _look(self, rows: F32, happened: Sequence[Cycle | Adoption]) -> Verdict:
@@ -151,7 +156,7 @@ class Moves:
         columns = np.array([(c.start, c.before, c.after, c.end) for c in cycles], np.int64).reshape(-1, 4).T
         moved = rows[columns[3]] - rows[columns[0]]
         whole = self._norms(moved)
-        # Most cycles need no closer look, and numpy takes as long for one as for all.
+        # Most cycles need no closer look, and numpy takes as long for one cycle as for all.
         beside: list[bool] = np.any(
             (rows[columns[0]] != rows[columns[1]]) | (rows[columns[2]] != rows[columns[3]]), axis=1
         ).tolist()
@@ -172,10 +177,10 @@ class Moves:
         return worst
 
     def _beside(self, rows: F32, each: Cycle) -> tuple[Verdict, F32]:
-        """Whether the parameters were written beside the optimizer's step; and that step."""
+        """Whether the parameters were written outside the optimizer's step; and that step, float32 (values,)."""
         start, before, after, end = rows[[each.start, each.before, each.after, each.end]]
         early, own, late = self._norms(np.stack((before - start, after - before, end - after)))
-        size = np.where(own > 0, own, late)  # late: what steps, and then writes by other means
+        size = np.where(own > 0, own, late)  # late: an optimizer's result that is written after its step
         usual = self._usual if self._steps else size
         written = self._written(early, start, usual)
         if self._steps >= (1 if each.leaving else RELIABLE):
@@ -184,7 +189,7 @@ class Moves:
         return Verdict.WRITTEN if written else Verdict.FINE, step
 
     def _norms(self, values: F32) -> F32:
-        """Of each place. values: (..., values)."""
+        """Norm of each place. values: (..., values); returns (..., places)."""
         return np.sqrt(np.add.reduceat(values * values, self._edges, axis=-1))
 
     def _learn(self) -> None:
@@ -200,11 +205,11 @@ class Moves:
                 self._learn()
 
     def _written(self, moved: F32, values: F32, usual: F32) -> bool:
-        """Whether most places moved by more than they may. moved: their sizes."""
+        """Whether most places moved by more than allowed. moved, usual: norms per place; values: the row."""
         if not moved.any():
             return False
         allowed = WRITTEN_STEPS * usual + ROUNDINGS * self._rounding * self._norms(values)
-        if self._slack is not None:  # a projection goes at most as far as an adoption led away
+        if self._slack is not None:  # a projection goes back at most as far as an adoption went
             allowed = allowed + self._slack
         alive = (moved > 0) | (usual > 0)
         return bool(2 * np.count_nonzero(moved > allowed) > np.count_nonzero(alive))
@@ -214,7 +219,7 @@ class Moves:
         change = (after - before) * self._of(places, after)
         fresh = [given for given in self._watched if given.age == 0]
         self._watched = [given for given in self._watched if given.age > 0]
-        # Adoptions without a step in between are taken back together, those that an optimizer's copies have missed.
+        # An optimizer with copies takes back all adoptions since its last step together.
         for given in fresh:
             self._watch(given.change + change, given.places | places, after)
         self._slack = self._norms(change)
@@ -232,18 +237,18 @@ class Moves:
             self._watched.append(_Given(change, places, values, size, usual, rounded, judged))
 
     def _of(self, places: NDArray[np.bool_], row: F32) -> NDArray[np.bool_]:
-        """The values of these places in a row."""
+        """Which values of a row belong to these places."""
         return np.repeat(places, np.diff(self._edges, append=len(row)))
 
     def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Verdict, F32]:
-        """Whether this step took an adoption back; and the optimizer's part of it, without what it may have taken back.
+        """Whether this step took an adoption back; and the optimizer's step, without what it may have taken back.
 
-        moved, whole: what it moved, and its size in each place. step: the optimizer's part of it. later: it may be
-        large enough to take back what is older than a step.
+        moved, whole: the change over the cycle, and its norm per place. step: the optimizer's part of it. later: it is
+        large enough to take back an adoption that is older than one step.
         """
-        other = step  # of a reversal that is too small to be told only the rest counts: else it would look usual
+        other = step  # only the rest of an undetected small reversal counts, so that reversals do not become usual
         for given in list(self._watched):
-            if given.age == 0 and not whole[given.places].any():  # as when a scaler skips it
+            if given.age == 0 and not whole[given.places].any():  # such as when a gradient scaler skips the step
                 continue
             given.age += 1
             undone = False
@@ -261,7 +266,7 @@ class Moves:
         return Verdict.FINE, other
 
     def _takes_back(self, moved: F32, given: _Given) -> bool:
-        """Whether a step is the reversal of an adoption and an ordinary step."""
+        """Whether a step is the reversal of an adoption plus an ordinary step."""
         kind, unit = AT_ONCE if given.age == 1 else LATER, given.change / given.size
         if not kind.looks_so(moved, given):
             return False

@@ -1,6 +1,6 @@
-"""Sees what moves the parameters beside this learner: reads them around each step of the optimizer, and judges in time.
+"""Detects what else moves the parameters: reads a few values around each optimizer step, and judges the movements.
 
-In time is before anything is taken. A device is not waited for until then: rows are copied beside its work.
+It judges before the next pseudo-gradient is taken. Until then it waits for no device: rows are copied asynchronously.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FOUND = {
     "averaged weights), and steps those; name them: Learner(copies=lambda: [(parameter, its copy), ...])",
 }
 
-AT_ONCE = 32  # boundaries that are judged together where nothing is taken
+AT_ONCE = 32  # movements that are judged together while nothing is taken
 NONE = -1
 
 
 class Watch:
-    """Begins before entering gives the parameters other values; hears optimizers until `end`."""
+    """Watches all optimizers of the process until `end`. Make it before joining changes the parameters."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
         self._mine: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
-        self._last: torch.optim.Optimizer | None = None  # that it is mine is known
+        self._last: torch.optim.Optimizer | None = None  # the last optimizer that is known to update these parameters
         self._begin()
         _listeners.add(self)
 
@@ -45,41 +45,41 @@ class Watch:
         self._before = self._after = NONE  # the rows around the optimizer's steps since then
 
     def end(self) -> None:
-        """Hears nothing more, and lets go of the parameters."""
+        """Stops watching, and drops all references to the parameters' memory."""
         _listeners.remove(self)
         self._samples.forget()
 
     def forget(self) -> None:
-        """Lets go of the parameters' memory: it can be moved or freed."""
+        """Drops all references to the parameters' memory, so that it can be moved or freed."""
         self._samples.forget()
 
     def adopted(self, fragments: tuple[int, ...]) -> None:
-        """A boundary, or entering, gave these fragments other values."""
+        """Records that a boundary, or joining, changed these fragments."""
         before, self._start = self._start, self._read()
         self._happened.append(Adoption(before, self._start, fragments))
 
     def step(self) -> None:
-        """A boundary begins."""
+        """Records that a step boundary begins; starts anew when the parameters' memory has changed its layout."""
         if self._samples.settle():
             self._begin()
         else:
             self._cycle(leaving=False)
 
     def leave(self) -> Verdict:
-        """There is no further boundary. On all that happened."""
+        """Records that the learner leaves; returns the verdict on all movements."""
         if self._samples.settle():
             return Verdict.FINE
         self._cycle(leaving=True)
         return self.judge()
 
     def judge(self) -> Verdict:
-        """On all that happened; waits for a device."""
+        """The verdict on all movements; waits for the device."""
         verdict = self._settled()
         self._collect()
         return max(verdict, self._settled())
 
     def glance(self) -> Verdict:
-        """On what needs no waiting, when it is enough to be looked at together."""
+        """The verdict on movements that can be judged without waiting, AT_ONCE or more at a time; else FINE."""
         if self._waiting is None and len(self._happened) >= AT_ONCE:
             self._collect()
         return self._settled() if self._waiting is not None and self._waiting[0].there else Verdict.FINE
@@ -114,21 +114,21 @@ class Watch:
     # ------------------------------------------------------------------------------ called around optimizers' steps
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer of this process, mine or not, begins a step."""
+        """Called before each step of any optimizer in this process."""
         if self._before == NONE and self._has(optimizer):
             self._before = self._read()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has made the step."""
+        """Called after each step of any optimizer in this process."""
         if self._before == NONE or not self._has(optimizer):
             return
         if self._after == NONE:
             self._after = self._read()
-        else:  # several optimizers, or several steps: the last counts
+        else:  # several optimizers or steps: the last one counts
             self._rows[self._after] = self._samples.read()
 
     def _has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it updates what is read here, and not while a CUDA graph records it: replayed, it calls nobody."""
+        """Whether an optimizer updates sampled parameters; False while it is captured: graph replays call no hooks."""
         if self._samples.recorded():
             return False
         if optimizer is self._last:
@@ -144,9 +144,9 @@ class Watch:
 
 
 class _Listeners:
-    """Hear each step of each optimizer in this process.
+    """Calls all watches around each optimizer step in this process.
 
-    torch keeps such hooks in a dictionary, which a thread that steps iterates over: they are set once, and stay.
+    torch keeps its hooks in a dictionary that stepping threads iterate over: ours are set once and stay.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Copies of the parameters that an optimizer keeps: float32 masters, slow or averaged weights. They move with them.
+"""Moves an optimizer's copies of the parameters along with them: float32 masters, slow or averaged weights.
 
 An optimizer that steps its own copies, and writes those to the parameters, would undo each adoption at its next step.
-Copies in the state of the learner's optimizers are recognised: tensors of a parameter's shape, and near its values.
-Whoever keeps them elsewhere names them.
+Copies in the state of the learner's optimizers are detected: tensors of a parameter's shape with nearly its values.
+Users must name copies that are kept elsewhere.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ import torch
 
 Pairs = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
-NEAR = 0.1  # relative distance of a copy; a momentum's is around 1, whatever its direction
-LOOKED_AT = 4096  # values
+NEAR = 0.1  # largest relative distance of a copy; a momentum's is around 1, whatever its direction
+LOOKED_AT = 4096  # how many values are compared
 
 
 @dataclass(slots=True)
 class Copies:
-    """named: gives pairs of a parameter and its copy; asked each time, since optimizers make their state late."""
+    """named: returns (parameter, copy) pairs; it is called each time, since optimizers create their state late."""
 
     optimizers: Sequence[torch.optim.Optimizer]
     named: Pairs = tuple
-    _known: dict[tuple[int, str], bool] = field(default_factory=dict)  # whether a parameter's state is a copy
+    _known: dict[tuple[int, str], bool] = field(
+        default_factory=dict
+    )  # by parameter and state key: whether it is a copy
 
     @contextlib.contextmanager
     def following(self, parameters: Sequence[torch.Tensor], *, restart: bool = False) -> Iterator[None]:
-        """Around a change of parameters: their copies change by as much. restart: they become equal."""
+        """Context of a change of parameters: their copies change by as much. restart: they become equal instead."""
         pairs = self._of(parameters)
         before = [None if restart else parameter.detach().clone() for parameter, _ in pairs]
         yield
@@ -53,7 +55,7 @@ class Copies:
         return pairs
 
     def _is_copy(self, parameter: torch.Tensor, key: str, value: object) -> bool:
-        """Judged once: what is one goes its own way later."""
+        """Whether a state tensor is a copy. It is judged once, since copies diverge later."""
         if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.is_floating_point():
             return False
         found = self._known.get((id(parameter), key))
@@ -63,7 +65,7 @@ class Copies:
 
 
 def _near(parameter: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether values here and there are nearly the same."""
+    """Whether a sample of both tensors' values is nearly the same."""
     stride = max(1, parameter.numel() // LOOKED_AT)
     with torch.no_grad():
         ours, theirs = ((t[::stride] if t.dim() else t).float() for t in (parameter, value))

@@ -1,4 +1,4 @@
-"""What of a PyTorch model is trained: its tensors and their names, whatever device, type and wrapping they have."""
+"""The trainable tensors of a PyTorch model and their names, for any device, type and wrapper."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 class Parameters:
-    """The trainable parameters: those that require gradients and that an optimizer updates, tied ones once.
+    """The trainable parameters: those that require gradients and that an optimizer updates; tied ones once.
 
-    unshared: names, or patterns such as "teacher.*", of parameters that stay this learner's own: neither trained by the
-    run nor compared with it. copies: of parameters, which optimizers may have in their stead.
+    unshared: names, or patterns such as "teacher.*", of parameters that stay this learner's own: the run neither trains
+    nor compares them. copies: see `optimizer_copies`; optimizers may update these in place of the parameters.
+    Raises LearnerError for models that cannot be trained.
     """
 
     def __init__(
@@ -70,19 +71,20 @@ class Parameters:
         self.tensors = tuple(specs)
         if len(updated) > len({id(p) for p in self._names} & set(updated)):
             raise LearnerError(
-                "the optimizer updates parameters that the model does not have: give both the same model"
+                "the optimizer updates parameters that the model does not have: "
+                "make it from the same model's parameters"
             )
         if forgotten:
             raise LearnerError(
-                f"{_listed(forgotten)}: no optimizer that was given to the learner updates what requires gradients "
-                "there: give it all optimizers as a list, freeze with requires_grad_(False), or name them in unshared="
+                f"{_listed(forgotten)} requires gradients, but none of the learner's optimizers updates it: give the "
+                "learner all optimizers as a list, freeze it with requires_grad_(False), or name it in unshared="
             )
         self._refuse_shared_memory()
         self._size = self._optimizers_size()
         self._asleep = [parameter for _, parameter in self._frozen if id(parameter) in updated]
 
     def check_unchanged(self) -> None:
-        """Raises LearnerError when an optimizer trains more than it did when the learner was entered."""
+        """Raises LearnerError when an optimizer trains more parameters than when the learner was entered."""
         if self._optimizers_size() == self._size and not any(parameter.requires_grad for parameter in self._asleep):
             return
         known = {id(parameter) for parameter in self.values} | self._unshared
@@ -90,8 +92,8 @@ class Parameters:
         if new:
             names = [self._names.get(parameter, ["a parameter that the model did not have"])[0] for parameter in new]
             raise LearnerError(
-                f"{_listed(names)}: trained since after the learner was entered, which would not be shared: give the "
-                "optimizer all that will ever be trained, requiring gradients, before entering, or name it in unshared="
+                f"{_listed(names)} is trained only since the learner was entered, and is not shared: before entering, "
+                "give the optimizer all parameters that will be trained, with gradients, or name it in unshared="
             )
         self._size = self._optimizers_size()
 
@@ -109,12 +111,12 @@ class Parameters:
             place = (value.device, value.data_ptr())
             if value.data_ptr() and places.setdefault(place, tensor.name) != tensor.name:
                 raise LearnerError(
-                    f'"{places[place]}" and "{tensor.name}" are two parameters in one memory: tie them by making both '
-                    "the same nn.Parameter"
+                    f'"{places[place]}" and "{tensor.name}" are two parameters with the same memory: '
+                    "tie them by making both the same nn.Parameter"
                 )
 
     def frozen_digest(self) -> bytes:
-        """SHA-256 over names, shapes, types and bytes of the frozen parameters, in name order."""
+        """SHA-256 of names, shapes, types and bytes of the frozen parameters, in the order of names."""
         digest = hashlib.sha256()
         for name, parameter in sorted(self._frozen, key=lambda item: item[0]):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
@@ -122,7 +124,7 @@ class Parameters:
         return digest.digest()
 
     def save(self, path: Path) -> None:
-        """Writes the whole state_dict as a safetensors file: the first parameters of a run. Tied tensors once."""
+        """Writes the whole state_dict as a safetensors file, tied tensors once: a run's first parameters."""
         skip = {name for tensor in self.tensors for name in tensor.tied_names}
         tensors: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
@@ -136,21 +138,21 @@ class Parameters:
         save_file(tensors, path, metadata={"format": "pt", "atoll.initial": json.dumps(sorted(own & set(tensors)))})
 
     def warn(self, learner: str) -> None:
-        """Says what of the model is trained and will not be shared."""
+        """Logs a warning for trained values that are not shared. learner: its name."""
         if averages := [_plain(name) for name, _ in self.model.named_buffers() if name.endswith("running_mean")]:
             log.warning(AVERAGES, learner=learner, layers=len(averages), first=averages[0])
 
     def of(self, fragment: Fragment) -> list[nn.Parameter]:
-        """The parameters that a fragment touches."""
+        """The parameters that have values in a fragment."""
         return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
 
     def on_accelerator(self) -> bool:
-        """Whether any parameter lies outside the host's memory."""
+        """Whether any parameter is outside host memory."""
         return not all(value.is_cpu for value in self.values)
 
 
 def _check_whole(model: nn.Module) -> None:
-    """FSDP's first kind flattens parameters and gives each rank a part: looking at them is a collective, and hangs."""
+    """Raises LearnerError for FSDP1: it shards flat parameters, and reading them is a collective that would hang."""
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise LearnerError(
@@ -160,7 +162,7 @@ def _check_whole(model: nn.Module) -> None:
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Each parameter once, in the model's order, with all its names; wrappers leave no trace in them."""
+    """Each parameter once, in the model's order, with all its names, without wrappers' prefixes."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(_plain(name))
@@ -168,14 +170,12 @@ def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 
 def _matching(names: dict[nn.Parameter, list[str]], patterns: Collection[str]) -> set[int]:
-    """The parameters with a name that fits. Raises LearnerError for a pattern that fits none."""
+    """Ids of the parameters whose name matches a pattern. Raises LearnerError for a pattern without a match."""
     found = set[int]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         fits = {id(p) for p, given in names.items() if any(fnmatchcase(name, pattern) for name in given)}
         if not fits:
-            raise LearnerError(
-                f'unshared="{pattern}" fits no parameter: give names as model.named_parameters() has them'
-            )
+            raise LearnerError(f'unshared="{pattern}" matches no parameter: give names as in model.named_parameters()')
         found |= fits
     return found
 
@@ -185,12 +185,12 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Without what torch.compile and DistributedDataParallel put in."""
+    """A name without the prefixes of torch.compile and DistributedDataParallel."""
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def _embedding_like(model: nn.Module) -> set[int]:
-    """Weights of embeddings, their tied copies, and an output head: the last Linear as wide as an embedding's table."""
+    """Ids of embedding weights and of an output head: the last Linear, if it is as wide as an embedding's table."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     found = {id(table.weight) for table in tables}
     sizes = {table.num_embeddings for table in tables}

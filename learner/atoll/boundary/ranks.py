@@ -1,7 +1,7 @@
-"""The processes of one learner: a single one, or all ranks of a torch.distributed job that move as one.
+"""The processes of one learner: a single one, or all ranks of a torch.distributed job.
 
-Under torchrun every rank calls `Learner.step()`; rank 0 talks to the core. One small all-reduce a step adds up the
-tokens and spreads rank 0's decision, and an adoption is broadcast, so that all ranks apply it at the same step.
+Under torchrun every rank calls `Learner.step()`, and rank 0 talks to the core. One small all-reduce per step sums the
+tokens and distributes rank 0's decision. Adoptions are broadcast, so that all ranks apply them at the same step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ RESTORE = 3
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks know at this step.
+    """What all ranks agreed on at this step.
 
-    tokens: of this step, all ranks together. wish: GO_ON, STOP, STAND (the run is paused: all ask again),
-    or RESTORE (all parameters).
-    run_tokens, total_tokens: rank 0's, so that schedules and loops that follow them are the same everywhere: trained
-    before this step by everybody, and to be trained. adopt: fragments.
+    tokens: of this step, summed over ranks. wish: GO_ON, STOP, STAND (the run is paused: agree again), or RESTORE (all
+    parameters). run_tokens: trained by the run before this step; total_tokens: to be trained. Both are rank 0's, so
+    that schedules are the same on all ranks. adopt: fragments.
     """
 
     tokens: int
@@ -39,46 +38,49 @@ class Agreed:
 
 
 class Island(Protocol):
-    """How the ranks agree."""
+    """The ranks of one learner. talks: whether this rank talks to the core."""
 
     talks: bool
 
     def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """Called by every rank at every step; all but `tokens` count on the rank that talks. adopt: AT_ONCE at most."""
+        """Every rank calls it at every step. Only the talking rank's arguments count, except tokens: they are summed.
+
+        adopt: fragments, AT_ONCE at most.
+        """
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Gives every rank the talking rank's values."""
+        """Sets the parameters of every rank to the talking rank's values."""
 
     def leave(self) -> None:
-        """Returns when every rank has come to its end: nobody tears the job down while rank 0 still sends."""
+        """Returns when every rank has called it: no rank ends the job while rank 0 is still sending."""
 
 
 class Alone:
-    """One process."""
+    """A learner of one process."""
 
     talks = True
 
     def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """What it knows itself."""
+        """Returns its own arguments: there are no other ranks."""
         return Agreed(tokens, wish, run_tokens, total_tokens, tuple(adopt))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
-        """There is nobody else."""
+        """Does nothing: there are no other ranks."""
 
     def leave(self) -> None:
-        """There is nobody to wait for."""
+        """Does nothing: there are no other ranks."""
 
 
 class Ranks:
     """All ranks of the default process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """group: of the host, where decisions travel, whatever backend the gradients use. `leave` ends it."""
+        """group: for decisions, in host memory, whatever backend the gradients use; `leave` destroys it."""
         self.talks = dist.get_rank() == 0
         self._group = group
 
     def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """One all-reduce of a few numbers: only rank 0 adds what it decided and knows to the sums."""
+        """See Island. It is one all-reduce of a few numbers, to which only rank 0 adds its decision."""
         message = torch.zeros(4 + AT_ONCE, dtype=torch.int64)
         message[0] = tokens
         if self.talks:
@@ -90,18 +92,18 @@ class Ranks:
         return Agreed(tokens, wish, run_tokens, total_tokens, tuple(f - 1 for f in fragments if f))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
-        """A broadcast over the default group: the one that moves these devices' tensors."""
+        """See Island. It broadcasts over the default group, whose backend can send these devices' tensors."""
         for parameter in parameters:
             dist.broadcast(parameter.detach(), src=0)
 
     def leave(self) -> None:
-        """A barrier, then the end of the group that decisions travelled on."""
+        """See Island. It is a barrier; it then destroys the group of `agree`."""
         dist.barrier(group=self._group)
         dist.destroy_process_group(self._group)
 
 
 def island() -> Island:
-    """Ranks when torch.distributed runs with more than one, else Alone. All ranks call it together."""
+    """Ranks when torch.distributed runs with more than one process, else Alone. All ranks must call it together."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return Ranks(dist.new_group(backend="gloo"))
     return Alone()

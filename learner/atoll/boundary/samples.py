@@ -1,4 +1,4 @@
-"""Values at a few places of the parameters, read often: microseconds each time, and nobody waits for a device."""
+"""Reads values at a few places of the parameters. A read takes microseconds, and does not wait for a device."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import nn
 
 from atoll.fragments.segments import I64, gather
 
-PLACES = 8  # in all
+PLACES = 8  # in all; one per fragment, if there are more fragments
 VALUES = 256  # in all
-LEAST_VALUES = 8  # of a place, where there are many fragments
+LEAST_VALUES = 8  # per place, where there are many fragments
 MOST_PLACES = VALUES // LEAST_VALUES
 
-Row = F32 | torch.Tensor  # values of all places, one after the other; on a device they are still on their way
+Row = F32 | torch.Tensor  # values of all places, concatenated; on a device they may not be computed yet
 
 
 class Samples:
-    """Of all fragments where there are not too many. values: the trainable parameters, as the layout numbers them.
+    """Places in all fragments, or in MOST_PLACES of them. values: the trainable parameters, as the layout numbers them.
 
-    edges: where each place begins in a row. fragments: of each place. rounding: relative, of its type. parameters: that
-    places are in.
+    edges: where each place begins in a row. fragments: fragment of each place. rounding: relative rounding of each
+    place's type. parameters: those that have places.
     """
 
     def __init__(self, values: Sequence[nn.Parameter], fragments: Sequence[Fragment]) -> None:
@@ -44,7 +44,7 @@ class Samples:
         self._look()
 
     def settle(self) -> bool:
-        """The parameters may have other memory now: looks where they are. Whether rows are not what they were."""
+        """Finds the parameters' memory again if it moved. Returns whether rows have another shape than before."""
         if self._views and self._at == [parameter.data_ptr() for parameter in self.parameters]:
             return False
         before = self.edges
@@ -52,12 +52,12 @@ class Samples:
         return not np.array_equal(before, self.edges)
 
     def forget(self) -> None:
-        """Lets go of the parameters' memory."""
+        """Drops all references to the parameters' memory."""
         self._views.clear()
         self._direct = None
 
     def read(self) -> Row:
-        """A new row."""
+        """The values of all places now, in new memory."""
         if not self._views:
             self._look()
         if self._direct is not None:
@@ -67,7 +67,7 @@ class Samples:
         return torch.cat(self._views)
 
     def recorded(self) -> bool:
-        """Whether what is read now would be recorded in a CUDA graph."""
+        """Whether a CUDA graph is being captured, which would record reads."""
         return self.parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
     def _look(self) -> None:
@@ -87,7 +87,7 @@ class Samples:
 
 
 class Block:
-    """Rows on their way to the host."""
+    """Rows that are being copied to the host."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -105,18 +105,18 @@ class Block:
 
     @property
     def there(self) -> bool:
-        """Whether `rows` would not wait."""
+        """Whether `rows` returns without waiting."""
         return self._event is None or self._event.query()
 
     def rows(self) -> F32:
-        """Float32 (rows, values)."""
+        """The rows, float32 (rows, values); waits for the device."""
         if self._event is not None:
             self._event.synchronize()
         return self._rows if isinstance(self._rows, np.ndarray) else self._rows.numpy()
 
 
 def _chosen(fragment: Fragment, count: int) -> list[tuple[Piece, int]]:
-    """So many places in a fragment's largest pieces, apart from each other."""
+    """`count` places in a fragment's largest pieces, evenly spaced: (piece, first element)."""
     largest = sorted(fragment.pieces, key=lambda piece: -piece.length)[:count]
     found = []
     for turn in range(count):
@@ -127,7 +127,7 @@ def _chosen(fragment: Fragment, count: int) -> list[tuple[Piece, int]]:
 
 
 def _view(tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """Values from flat element `start` on: of one row at most where the tensor's memory is in another order."""
+    """Values from flat element `start` on; at most of one row if the tensor is not contiguous."""
     if tensor.is_contiguous():
         return tensor.view(-1)[min(start, max(0, tensor.numel() - length)) :][:length]
     while tensor.dim() > 1:

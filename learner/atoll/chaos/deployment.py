@@ -1,4 +1,4 @@
-"""What chaos is let loose on: a core and reference learners, or the processes of a Procfile."""
+"""The processes that `atoll chaos` runs: a core and reference learners, or those of a Procfile."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):\s*(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Commands by name, the core's among them; address: where the core answers."""
+    """commands: by process name, the core's included. address: the core's HOST:PORT."""
 
     address: str
     commands: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def learners(self) -> list[str]:
-        """Names of all but the core."""
+        """Names of all processes except the core."""
         return [name for name in self.commands if name != CORE]
 
 
@@ -37,14 +37,14 @@ def reference(
     for number in range(learners):
         name = NAMES[number] if number < len(NAMES) else f"island-{number + 1}"
         commands[name] = [
-            *ATOLL, "learner", "--server", address, "--name", name, "--region", name, "--size", size, "--batch",
-            str(batch), "--seed", str(seed), "--device", "cpu",
-        ]  # fmt: skip
+            *(*ATOLL, "learner", "--server", address, "--name", name, "--region", name),
+            *("--size", size, "--batch", str(batch), "--seed", str(seed), "--device", "cpu"),
+        ]
     return Deployment(address, commands)
 
 
 def procfile(path: Path, address: str) -> Deployment:
-    """One `name: command` a line; the name of a learner's process is the learner's, the core's is `core`."""
+    """Reads a Procfile with one `name: command` per line: `core`, and learners by their names. Raises DemoError."""
     commands: dict[str, list[str]] = {}
     try:
         lines = path.read_text().splitlines()

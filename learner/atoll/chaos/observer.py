@@ -1,4 +1,4 @@
-"""What can be seen of a deployment from outside: the core's status, and how long each came back from a blow."""
+"""Observes a deployment from outside: the core's status, and how long killed processes take to recover."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ASK_S = 1.0
 
 @dataclass(slots=True)
 class Hit:
-    """A process was killed. Seconds; None: it is not back yet.
+    """A kill and the recovery from it, in seconds; None: not recovered yet.
 
-    A learner comes back in parts: prepared (interpreter, imports, model, data), joining, first step.
-    serving_s: from a core's start to its first answer; all_back_s: from there until every learner was heard again.
+    A learner recovers in phases: prepared (interpreter, imports, model, data), joining, first step.
+    serving_s: from a core's start to its first answer; all_back_s: from then until every learner was heard again.
     """
 
     at_s: float
@@ -35,7 +35,7 @@ class Hit:
     all_back_s: float | None = None
 
     def row(self) -> dict[str, Any]:
-        """For the JSON object."""
+        """The fields that are known, for the JSON object."""
         names = ("at_s", "target", "prepared_s", "joining_s", "first_step_s", "serving_s", "all_back_s")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -48,7 +48,7 @@ def observing(address: str) -> Iterator[Observer]:
 
 
 class Observer:
-    """Asks one core, over and over."""
+    """Polls one core's status. address: HOST:PORT."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._stub = rpc.OperatorStub(channel)
@@ -56,22 +56,22 @@ class Observer:
         self._learners_waiting: dict[str, tuple[Hit, int]] = {}  # name -> its last death, incarnation before
         self._core_waiting: Hit | None = None
         self._core_answered_at: float | None = None
-        self.status = pb.StatusReply()  # the newest
+        self.status = pb.StatusReply()  # the newest answer
 
     def struck_learner(self, hit: Hit) -> None:
-        """A learner was killed, and its new process started."""
+        """Records that a learner was killed and its new process was started."""
         self.hits.append(hit)
         incarnation = next((each.incarnation for each in self.status.learners if each.learner == hit.target), 0)
         self._learners_waiting[hit.target] = (hit, incarnation)
 
     def struck_core(self, hit: Hit) -> None:
-        """The core was killed, and its new process started."""
+        """Records that the core was killed and its new process was started."""
         self.hits.append(hit)
         self._core_waiting = hit
         self._core_answered_at = None
 
     def look(self) -> bool:
-        """Asks once; whether the core answered."""
+        """Asks for the status once; returns whether the core answered."""
         try:
             self.status = self._stub.Status(pb.StatusRequest(), timeout=ASK_S)
         except grpc.RpcError as error:
@@ -101,11 +101,11 @@ class Observer:
             self._core_waiting = None
 
     def all_train(self, learners: int) -> bool:
-        """Whether so many learners are live."""
+        """Whether at least `learners` learners are live."""
         return sum(each.state == "live" for each in self.status.learners) >= learners
 
     def export(self, path: str) -> None:
-        """Writes the published model."""
+        """Writes the published model as a safetensors file."""
         with (
             opened("ExportCheckpoint", self._stub.ExportCheckpoint(pb.ExportCheckpointRequest())) as call,
             open(path, "wb") as file,  # noqa: PTH123 - a plain write

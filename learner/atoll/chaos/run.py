@@ -1,4 +1,4 @@
-"""Chaos itself: starts a deployment, strikes by the schedule, starts again what died, and sums up."""
+"""Runs `atoll chaos`: starts a deployment, injects failures by a schedule, restarts killed processes, and reports."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from atoll.demo.processes import Child, Children, DemoError, children
 from atoll.demo.show import Progress
 
 TICK_S = 0.1
-READY_S = 180.0  # for all learners to train
-LEAVE_S = 90.0
-BACK_S = 120.0  # a core is waited for at the end
+READY_S = 180.0  # until all learners train
+LEAVE_S = 90.0  # for all learners to leave at the end
+BACK_S = 120.0  # for a core to be back at the end
 
 
 def run_chaos(settings: ChaosSettings) -> None:
-    """Runs it and prints what it cost. DemoError when a process ends by itself; Ctrl-C ends every child."""
+    """Runs chaos and prints its cost. Raises DemoError when a process ends by itself; Ctrl-C ends every child."""
     console = Console()
     with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
         directory = Path(place)
@@ -54,7 +54,7 @@ def run_chaos(settings: ChaosSettings) -> None:
             if settings.procfile is None:
                 observer.export(str(directory / "last.safetensors"))
         if settings.procfile is None:
-            from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded when the children ended
+            from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded only after the children have ended
 
             summary["validation_loss"] = loss_of_file(directory / "last.safetensors", settings.size, None)
     console.print(summary_table(summary))
@@ -63,7 +63,7 @@ def run_chaos(settings: ChaosSettings) -> None:
 
 
 def _blows(settings: ChaosSettings, deployment: Deployment) -> list[Blow]:
-    """What is to happen."""
+    """The failures to inject: those of --schedule, or random ones."""
     if settings.schedule is not None:
         return parse(settings.schedule, list(deployment.commands))
     return drawn(
@@ -72,7 +72,7 @@ def _blows(settings: ChaosSettings, deployment: Deployment) -> list[Blow]:
 
 
 class Chaos:
-    """One run of a deployment."""
+    """One run of a deployment, with failures."""
 
     def __init__(
         self, settings: ChaosSettings, deployment: Deployment, group: Children, observer: Observer, progress: Progress
@@ -88,12 +88,12 @@ class Chaos:
         self._done: list[Blow] = []
 
     def run(self, blows: list[Blow]) -> dict[str, Any]:
-        """From the first start to the last good-bye; returns the summary."""
+        """Runs from the first start until all learners have left; returns the summary."""
         for name, command in self._deployment.commands.items():
             self._alive[name] = self._group.start(name, command)
         self._wait_until_all_train()
         began, left = time.monotonic(), list(blows)
-        self._progress.note(f"all {len(self._deployment.learners)} learners train; {len(blows)} blows to come")
+        self._progress.note(f"all {len(self._deployment.learners)} learners train; {len(blows)} failures are scheduled")
         while (elapsed := time.monotonic() - began) < self._settings.seconds and self._anybody_trains():
             left = [blow for blow in left if blow.at_s > elapsed or not self._strike(blow, elapsed)]
             self._tick()
@@ -110,7 +110,7 @@ class Chaos:
             time.sleep(TICK_S)
 
     def _strike(self, blow: Blow, elapsed: float) -> bool:
-        """Whether it could be carried out now: a process that is down or paused is struck when it is back."""
+        """Kills or pauses a process. Returns False when it is down or paused already: then it is tried again later."""
         name = blow.target
         if name in self._again or name in self._paused:
             return False
@@ -145,7 +145,7 @@ class Chaos:
         time.sleep(TICK_S)
 
     def _check(self) -> None:
-        """A process that ended by itself, and not well, ends chaos: that was not its doing."""
+        """Raises DemoError when a process ended that chaos did not kill."""
         for name, child in self._alive.items():
             status = child.process.poll()
             if name not in self._again and (status not in {None, 0} or (status == 0 and name == CORE)):
@@ -156,7 +156,7 @@ class Chaos:
         return any(name in self._again or self._alive[name].process.poll() is None for name in names)
 
     def _end(self) -> None:
-        """Everything is up again, learners leave as they should, and what they sent is merged."""
+        """Waits until all processes are back, lets learners leave cleanly, and waits for their last merges."""
         for name in list(self._paused):
             self._paused[name] = 0.0
         deadline = time.monotonic() + BACK_S

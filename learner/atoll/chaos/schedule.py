@@ -1,4 +1,4 @@
-"""Which process is hit, when, and how: dice with a seed, or a list."""
+"""Which process fails, when, and how: random with a seed, or a given list."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CORE = "core"
 
 
 class ScheduleError(UserError):
-    """A schedule that cannot be read; one line, with the remedy."""
+    """A schedule that cannot be read; the message is one line, with the fix."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Blow:
-    """at_s: since the run's learners all train. kill: SIGKILL, started again. pause: SIGSTOP, SIGCONT after for_s."""
+    """A failure, at_s seconds after all learners train. kill: SIGKILL and restart. pause: SIGSTOP for for_s seconds."""
 
     at_s: float
     what: str
@@ -27,7 +27,7 @@ class Blow:
 
 
 def parse(text: str, targets: Sequence[str]) -> list[Blow]:
-    """Reads "12:kill:eu-west,30:pause:us-east:5,40:kill:core"."""
+    """Reads a schedule such as "12:kill:eu-west,30:pause:us-east:5,40:kill:core". Raises ScheduleError."""
     return sorted(_parse(part.strip(), targets) for part in text.split(",") if part.strip())
 
 
@@ -48,10 +48,10 @@ def _parse(part: str, targets: Sequence[str]) -> Blow:
 def drawn(
     seed: int, seconds: float, learners: Sequence[str], mtbf_s: float, core_mtbf_s: float, pauses: float
 ) -> list[Blow]:
-    """Failures with exponential times between them, the same for the same seed.
+    """Random failures with exponentially distributed intervals; a seed always gives the same ones.
 
     mtbf_s: mean seconds between failures of any learner; core_mtbf_s: of the core; 0: none.
-    pauses: the share of learner failures that are pauses, of 5 s in the mean, instead of kills.
+    pauses: share of learner failures that are pauses (5 s on average) and not kills.
     """
     rng = random.Random(f"learners {seed}")  # noqa: S311 - dice, not secrets
     blows = []

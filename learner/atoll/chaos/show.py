@@ -1,4 +1,4 @@
-"""What chaos shows at its end."""
+"""The summary of `atoll chaos`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CAUSES = {
     "joining": "joining: the run's current parameters",
     "blocked": "blocked in step()",
     "thrown_away": "work thrown away",
-    "other": "other: the first reports, the good-bye",
+    "other": "other: the first reports, leaving",
 }
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """The same figures as the JSON object."""
+    """The summary as a table: the figures of the JSON object."""
     table = Table("what", "figure", title="atoll chaos")
     kills, counts = summary["kills"], summary["contributions"]
     table.add_row("run", f"{summary['learners']} learners, {summary['seconds']:.0f} s")

@@ -1,4 +1,4 @@
-"""`atoll demo`: real processes on one machine, with a SIGKILL of each kind on the way.
+"""`atoll demo`: a run of real processes on one machine, in which a learner, the core and a front are killed.
 
 May import: reference.
 """

@@ -1,4 +1,4 @@
-"""Children of the demo and of chaos: started by a command, logged to files, ended each by its own pid."""
+"""Child processes of `atoll demo` and `atoll chaos`: started by a command, logged to files, ended by their pid."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ START_S, STOP_S = 120.0, 40.0
 
 
 class DemoError(UserError):
-    """A child failed; one line, with the place of its log."""
+    """A child process failed; the message is one line, with its last log line or the log's path."""
 
 
 @dataclass(slots=True)
 class Child:
-    """One process and the command that it can be started with again."""
+    """A child process, and the command to restart it with."""
 
     name: str
     command: list[str]
@@ -36,27 +36,27 @@ class Child:
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        """SIGKILL: no good-bye, no flush."""
+        """Sends SIGKILL and waits: the process neither leaves the run nor flushes anything."""
         self.process.kill()
         self.process.wait()
 
     def tail(self) -> str:
-        """The last line of its log, for an error message."""
+        """The last line of its log."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"
 
 
 class Children:
-    """All of them; leaving the block ends whichever still run."""
+    """All child processes, by name. directory: of their logs."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._all: dict[str, Child] = {}
         self._starting = False
-        self._interrupted = False  # while a child was being started
+        self._interrupted = False  # by a signal that came while a child was being started
 
     def start(self, name: str, command: list[str], *, piped: bool = False) -> Child:
-        """Starts a command; again under the same name after it ended. piped: what it prints is read, not logged."""
+        """Starts a command; a name may be reused after its process ended. piped: stdout is a pipe, not logged."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{name}.log"
         environment = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
@@ -81,7 +81,7 @@ class Children:
         return child
 
     def interrupt(self) -> None:
-        """Ctrl-C, once a child that is being started is known here: it would outlive this process."""
+        """Raises KeyboardInterrupt. It waits while a child is being started, which would else outlive this process."""
         if self._starting:
             self._interrupted = True
             return
@@ -104,11 +104,11 @@ class Children:
         return child, self.serving(child)
 
     def launch_core(self, name: str, directory: Path, listen: str, options: list[str]) -> Child:
-        """Starts a core and does not wait for it."""
+        """Starts a core without waiting until it serves."""
         return self.start(name, [*ATOLL, "core", "--dir", str(directory), "--listen", listen, *options], piped=True)
 
     def serving(self, child: Child) -> str:
-        """Waits until a core, front or dashboard serves; returns its address."""
+        """Waits until a core, front, relay or dashboard serves; returns its address. Raises DemoError."""
         stream, deadline = child.process.stdout, time.monotonic() + START_S
         assert stream is not None, "a core's output is read"
         while time.monotonic() < deadline:
@@ -121,7 +121,7 @@ class Children:
         raise DemoError(f"{child.name} did not serve within {START_S:.0f} s: see {child.log}")
 
     def stop(self, child: Child) -> None:
-        """SIGTERM and wait; SIGKILL when it takes too long."""
+        """Sends SIGTERM and waits; sends SIGKILL after STOP_S seconds."""
         if child.process.poll() is None:
             child.process.send_signal(signal.SIGTERM)
             try:
@@ -132,7 +132,7 @@ class Children:
             child.process.stdout.close()
 
     def end(self) -> None:
-        """Ends every child that still runs; nobody is waited for longer than needed."""
+        """Kills every child that still runs."""
         for child in self._all.values():
             if child.process.poll() is None:
                 child.kill()
@@ -142,9 +142,9 @@ class Children:
 
 @contextlib.contextmanager
 def children(directory: Path) -> Iterator[Children]:
-    """Children that do not outlive the block, whatever ends it; SIGTERM ends it like Ctrl-C.
+    """A group of children that are killed when the block ends, for any reason; SIGTERM ends it like Ctrl-C.
 
-    Both handlers are set: a process that a script put into the background was started with SIGINT ignored.
+    It sets both handlers, since a process that a script starts in the background ignores SIGINT.
     """
     group = Children(directory)
     before = {number: signal.signal(number, lambda *_: group.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -157,7 +157,7 @@ def children(directory: Path) -> Iterator[Children]:
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """A port of 127.0.0.1 that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

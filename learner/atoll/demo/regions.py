@@ -1,4 +1,4 @@
-"""Regions of the demo: in each a front, behind a link that is long and narrow and can be cut."""
+"""Regions of the demo: each has a front behind a relay that limits rate and delay, and can be cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERIES = {
 
 @dataclass(slots=True)
 class Region:
-    """One. address: of its front; before: what fronts that were killed had counted."""
+    """One region. address: of its front; counts: the relay's file; before: bytes counted by killed fronts."""
 
     name: str
     relay: Child
@@ -36,7 +36,7 @@ class Region:
 
 
 class Regions:
-    """All of them, in front of one core."""
+    """All regions, in front of one core. core: its address."""
 
     def __init__(self, group: Children, directory: Path, core: str, names: list[str]) -> None:
         self._group = group
@@ -52,22 +52,22 @@ class Regions:
         return Region(name, relay, link, counts, port, front, address)
 
     def kill_front(self, region: Region) -> None:
-        """SIGKILL, and another one in its place."""
+        """Kills a region's front and starts another one at the same address."""
         region.before.update(_counted(region))
         region.front.kill()
         options = _options(region.name, region.metrics_port)
         region.front, _ = self._group.start_front(f"front {region.name}", region.address, region.link, options)
 
     def cut(self, region: Region) -> None:
-        """A region's link."""
+        """Cuts a region's link: nothing arrives until `mend`."""
         region.relay.process.send_signal(signal.SIGUSR1)
 
     def mend(self, region: Region) -> None:
-        """The same."""
+        """Restores a region's link; delayed data arrives."""
         region.relay.process.send_signal(signal.SIGUSR2)
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """Of each region: payload bytes between its front and the core, and all bytes over its link."""
+        """By region: payload bytes between its front and the core, and all bytes over its link."""
         found = {}
         for region in self.all:
             link = json.loads(region.counts.read_text())
@@ -84,7 +84,7 @@ def _options(name: str, metrics_port: int) -> list[str]:
 
 
 def _counted(region: Region) -> Counter[str]:
-    """By the front that runs now."""
+    """Payload bytes that the running front has counted, by the names of SERIES."""
     with urllib.request.urlopen(f"http://127.0.0.1:{region.metrics_port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return Counter(

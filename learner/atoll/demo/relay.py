@@ -1,9 +1,9 @@
-"""A long, narrow link between two places on this machine, without root: TCP in, TCP out, with rate, delay and cuts.
+"""Emulates a slow link on one machine without root: a TCP relay with a rate, a delay and cuts.
 
 python -m atoll.demo.relay --listen 127.0.0.1:0 --to HOST:PORT --mbit 100 --delay-ms 40 [--counts PATH]
 
-SIGUSR1 cuts it, SIGUSR2 mends it: nothing arrives meanwhile, and nobody is told. It is a relay, not a network: no
-packet is lost in it, and a window opens on each side of it at once.
+SIGUSR1 cuts the link and SIGUSR2 restores it; meanwhile nothing arrives, and no connection ends. It is not a network
+emulator: no packet is lost, and TCP's windows open on both sides at once.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
-QUEUED_S = 0.1  # that what has come may wait for its turn, as in a router: beyond that nothing more is read
-COUNT_S = 0.5
-QUEUED = 256  # chunks on the way: 16 MiB, more than 100 Mbit/s has in a second
+QUEUED_S = 0.1  # received data may wait this long, as in a router; beyond that the relay stops reading
+COUNT_S = 0.5  # how often counts are written to their file
+QUEUED = 256  # chunks in flight: 16 MiB, more than 100 Mbit/s carries in a second
 
 
 @dataclass(slots=True)
 class Counts:
-    """Bytes, headers of TCP left out."""
+    """Bytes in each direction, without TCP headers."""
 
     up: int = 0
     down: int = 0
 
 
 class Way:
-    """One direction, shared by all connections."""
+    """One direction of the link, shared by all connections. open_: cleared while the link is cut."""
 
     def __init__(self, bytes_per_s: float, delay_s: float, open_: asyncio.Event) -> None:
         self._bytes_per_s = bytes_per_s
@@ -45,7 +45,7 @@ class Way:
     async def carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, carried: Callable[[int], None]
     ) -> None:
-        """Until one side ends. carried: told how much comes."""
+        """Carries data until one side ends. carried: called with the size of each chunk in bytes."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED)
         leaving = asyncio.create_task(self._deliver(queue, writer))
         try:
@@ -77,7 +77,7 @@ class Way:
 
 
 class Relay:
-    """From one address to another. cut: whether anything arrives."""
+    """Relays connections to one target. target: HOST:PORT; bytes_per_s, delay_s: of each direction."""
 
     def __init__(self, target: str, bytes_per_s: float, delay_s: float) -> None:
         host, _, port = target.rpartition(":")
@@ -88,15 +88,15 @@ class Relay:
         self._up, self._down = (Way(bytes_per_s, delay_s, self._open) for _ in range(2))
 
     def cut(self) -> None:
-        """Nothing arrives from now on."""
+        """Cuts the link: nothing arrives any more."""
         self._open.clear()
 
     def mend(self) -> None:
-        """What was sent meanwhile arrives."""
+        """Restores the link: delayed data arrives."""
         self._open.set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection from beginning to end."""
+        """Relays one accepted connection until it ends."""
         await self._open.wait()
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
@@ -113,7 +113,7 @@ class Relay:
         try:
             await asyncio.gather(*tasks)
         except OSError:
-            pass  # one side was reset: so is the other
+            pass  # one side was reset: the other is closed too
         finally:
             for task in tasks:
                 task.cancel()
@@ -125,7 +125,7 @@ class Relay:
 
 
 async def serve(listen: str, relay: Relay, counts: Path | None) -> None:
-    """Until the process is ended."""
+    """Serves until the process ends. counts: the file for the byte counts, JSON; None: not written."""
     host, _, port = listen.rpartition(":")
     server = await asyncio.start_server(relay.connected, host, int(port))
     loop = asyncio.get_running_loop()
@@ -142,7 +142,7 @@ async def serve(listen: str, relay: Relay, counts: Path | None) -> None:
 
 
 def main() -> None:
-    """Relays."""
+    """Runs a relay with the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--listen", default="127.0.0.1:0")
     parser.add_argument("--to", required=True)

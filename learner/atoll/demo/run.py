@@ -1,4 +1,4 @@
-"""The demo itself: a core and learners of unequal speed; one of each is killed and started again; then the figures."""
+"""Runs the demo: a core and learners of unequal speed; one of each is killed and restarted; then it prints figures."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from atoll.demo.settings import BATCH, CONTEXT, DemoSettings, region_name
 from atoll.demo.show import Progress, summary_table
 from atoll.reference.settings import TrainSettings
 
-SLOW_DOWN = (1.0, 1.15, 1.35)  # unequal on purpose, in turn
-FRAGMENTS = 8  # a model of 1M parameters does not fill 24
-KILL_FRONT_AT = 0.2  # of the tokens, as the next three
+SLOW_DOWN = (1.0, 1.15, 1.35)  # learners' slow-down factors, in turn: unequal on purpose
+FRAGMENTS = 8  # a model of 1M parameters is too small for 24
+KILL_FRONT_AT = 0.2  # part of the tokens; the next three likewise
 KILL_LEARNER_AT = 0.3
 CUT_AT = 0.4
 KILL_CORE_AT = 0.6
@@ -37,7 +37,7 @@ ANSWER_S = 20.0
 
 @dataclass(slots=True)
 class Killed:
-    """How many of each kind so far."""
+    """How many processes of each kind were killed so far, and how many links were cut."""
 
     learner: int = 0
     core: int = 0
@@ -46,7 +46,7 @@ class Killed:
 
 
 def run_demo(settings: DemoSettings) -> None:
-    """Runs it and prints the summary. DemoError when a process fails; Ctrl-C ends every child."""
+    """Runs the demo and prints the summary. Raises DemoError when a process fails; Ctrl-C ends every child."""
     _check_writable(settings)
     console, began = Console(), time.monotonic()
     with tempfile.TemporaryDirectory() if settings.keep is None else nullcontext(settings.keep) as place:
@@ -67,7 +67,7 @@ def run_demo(settings: DemoSettings) -> None:
 
 
 def _check_writable(settings: DemoSettings) -> None:
-    """Found out now, not after minutes of training."""
+    """Raises DemoError for paths that cannot be used, before minutes of training."""
     if settings.data is not None and not os.access(settings.data, os.R_OK):
         raise DemoError(f"--data {settings.data} cannot be read: give a text file or a folder")
     if settings.json_path is not None:
@@ -86,7 +86,7 @@ def _train(
     options += ["--record"] if settings.keep is not None else []
     core, address = group.start_core(directory / "run", "127.0.0.1:0", options)
     progress.note(f"core serves {address}; {settings.count} learners start")
-    if find_spec("fastapi") is not None:  # not everybody who trains needs a page
+    if find_spec("fastapi") is not None:  # the dashboard is an optional extra
         _, url = group.start_dashboard("127.0.0.1:0", address)
         progress.note(f"dashboard: {url}")
     regions = Regions(group, directory, address, [region_name(n) for n in range(settings.regions)])
@@ -138,23 +138,23 @@ def _train(
 
 def _learner(settings: DemoSettings, number: int, address: str) -> list[str]:
     data = ["--data", str(settings.data)] if settings.data is not None else []
+    slow_down = SLOW_DOWN[number % len(SLOW_DOWN)]
     return [
-        *ATOLL, "learner", "--server", address, "--name", settings.name(number), "--region", settings.region(number),
-        "--size", "tiny",
-        "--batch", str(BATCH), "--seed", str(settings.seed),
-        "--slow-down", str(SLOW_DOWN[number % len(SLOW_DOWN)]), "--device", "cpu", *data,
-    ]  # fmt: skip
+        *(*ATOLL, "learner", "--server", address, "--name", settings.name(number), "--region", settings.region(number)),
+        *("--size", "tiny", "--batch", str(BATCH), "--seed", str(settings.seed)),
+        *("--slow-down", str(slow_down), "--device", "cpu", *data),
+    ]
 
 
 def _check(learners: list[Child], *servers: Child) -> None:
-    """A child that ended by itself and not well ends the demo."""
+    """Raises DemoError when a child ended unexpectedly."""
     for child in (*learners, *servers):
         if child.process.poll() not in {None, 0} or (child in servers and child.process.poll() is not None):
             raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
 
 
 def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """Asks until the core answers: the connection may be one that died with the core before."""
+    """Asks until the core answers: a connection may have died with the core. Raises DemoError after ANSWER_S."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:
@@ -166,7 +166,7 @@ def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
 
 
 def _settled(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """The state once nothing is pending any more: the core merges what is open when everybody has left."""
+    """The state once nothing is pending: the core merges open rounds when all learners have left."""
     deadline = time.monotonic() + 30.0
     while True:
         status = _status(stub)
@@ -214,14 +214,14 @@ def _summary(
 
 
 def _evaluate(settings: DemoSettings, path: Path) -> float:
-    """Validation loss of an exported checkpoint in the plain model, without anything of Atoll's in between."""
-    from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded when the children have ended
+    """Validation loss of an exported checkpoint in the plain model, without Atoll's code."""
+    from atoll.reference.train import loss_of_file  # noqa: PLC0415 - torch is loaded only after the children have ended
 
     return loss_of_file(path, "tiny", settings.data)
 
 
 def _alone(settings: DemoSettings, status: pb.StatusReply, console: Console) -> float:
-    """Validation loss of one learner trained alone on the tokens that the busiest one saw."""
+    """Validation loss of a single learner that trains the busiest learner's tokens without a core."""
     from atoll.reference import data  # noqa: PLC0415 - see above
     from atoll.reference.train import train_alone, validation_loss  # noqa: PLC0415 - see above
 

@@ -1,4 +1,4 @@
-"""Settings of `atoll demo`, and what follows from them: names and tokens."""
+"""Settings of `atoll demo`, and the names and tokens that follow from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCH, CONTEXT = 8, 128
 
 
 class DemoSettings(Settings):
-    """One demo."""
+    """The options of `atoll demo`."""
 
     command: ClassVar[str] = "demo"
 
@@ -21,45 +21,48 @@ class DemoSettings(Settings):
     regions: Annotated[
         int,
         Field(
-            ge=0, le=6,
-            description="Regions with a front each, behind a link of 100 Mbit/s and 40 ms. 0: learners call the core.",
+            ge=0,
+            le=6,
+            description="Regions, each with a front behind a link of 100 Mbit/s and 40 ms. 0: learners call the core.",
         ),
-    ] = 0  # fmt: skip
-    steps: Annotated[int, Field(ge=30, description="Inner steps of all learners together.")] = 2700
-    kills: Annotated[bool, Field(description="Kill a learner, and later the core, on the way.")] = True
-    solo: Annotated[bool, Field(description="Afterwards train the busiest learner's tokens alone, and compare.")] = (
-        False
-    )
-    seed: Annotated[int, Field(ge=0, description="Of the first parameters and the text's order.")] = 0
+    ] = 0
+    steps: Annotated[int, Field(ge=30, description="Inner steps, summed over all learners.")] = 2700
+    kills: Annotated[bool, Field(description="Kill a learner, and later the core, during training.")] = True
+    solo: Annotated[
+        bool, Field(description="Afterwards train the busiest learner's tokens without a run, and compare.")
+    ] = False
+    seed: Annotated[int, Field(ge=0, description="Seed of the first parameters and of the text's order.")] = 0
     data: Annotated[
         Path | None,
-        Field(description="A text file or a folder of them; else the Python standard library's sources."),
+        Field(description="A text file, or a folder of text files. Default: the Python standard library's sources."),
     ] = None
-    json_path: Annotated[Path | None, Field(description="Write the summary there."), Option(name="json")] = None
+    json_path: Annotated[Path | None, Field(description="Write the summary to this file."), Option(name="json")] = None
     keep: Annotated[
         Path | None,
-        Field(description="Keep the run there, recorded for atoll replay PATH/run, and the processes' logs."),
+        Field(
+            description="Keep the run (recorded, for atoll replay PATH/run) and the processes' logs in this directory."
+        ),
     ] = None
 
     @property
     def count(self) -> int:
-        """Of learners."""
+        """The number of learners in all regions."""
         return self.learners or 2 * self.regions or 3
 
     @property
     def total_tokens(self) -> int:
-        """At which the run ends."""
+        """Tokens after which the run ends."""
         return self.steps * BATCH * CONTEXT
 
     def region(self, learner: int) -> str:
-        """Of a learner: its own, where there are no fronts."""
+        """A learner's region; without fronts, each learner has its own."""
         return region_name(learner % self.regions if self.regions else learner)
 
     def name(self, learner: int) -> str:
-        """As which it joins."""
+        """The name that a learner joins with. learner: its number, from 0."""
         return f"{self.region(learner)}-{learner // self.regions + 1}" if self.regions else region_name(learner)
 
 
 def region_name(number: int) -> str:
-    """Of a region, or of a learner that is alone in it."""
+    """The name of a region, and of a learner that is alone in it. number: from 0."""
     return NAMES[number] if number < len(NAMES) else f"island-{number + 1}"

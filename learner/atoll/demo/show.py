@@ -1,4 +1,4 @@
-"""What the demo shows: progress as it happens, and the summary."""
+"""Output of the demo: live progress, and the summary."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-PLAIN_EVERY_S = 10.0  # between lines where there is no terminal
+PLAIN_EVERY_S = 10.0  # between two lines without a terminal
 
 
 class Progress:
-    """A live table on a terminal; a line every ten seconds elsewhere."""
+    """A live table on a terminal; elsewhere a line every ten seconds."""
 
     def __init__(self, console: Console, total_tokens: int) -> None:
         self._console = console
@@ -38,14 +38,14 @@ class Progress:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """Something happened that must be seen."""
+        """Shows a line with the elapsed seconds, and keeps it on the screen."""
         line = f"[{time.monotonic() - self._began:5.0f} s] {text}"
         self._notes.append(line)
         if self._live is None:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, status: pb.StatusReply) -> None:
-        """The run at this moment."""
+        """Shows the run's state; without a terminal, at most every PLAIN_EVERY_S."""
         if self._live is not None:
             self._live.update(Group(self._line(status), _learners(status), Text("\n".join(self._notes))))
         elif time.monotonic() - self._said_at >= PLAIN_EVERY_S:
@@ -81,7 +81,7 @@ def _learners(status: pb.StatusReply) -> Table:
 
 
 def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
-    """The same figures as the JSON object."""
+    """The summary as a table: the figures of the JSON object."""
     table = Table("what", "figure", title="atoll demo")
     loss, contributions = summary["validation_loss"], summary["contributions"]
     fall = 100 * (1 - loss["last"] / loss["first"])
@@ -97,8 +97,8 @@ def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
     table.add_row("merges", f"{summary['merges']:,}")
     table.add_row("contributions", ", ".join(f"{count} {fate}" for fate, count in contributions.items()))
     bits, size = summary["wire_bits_per_parameter"], summary["wire_bytes"]
-    table.add_row("wire, up", f"{bits['up']:.2f} bits a parameter, {size['up'] / 1e6:.1f} MB")
-    table.add_row("wire, down", f"{bits['down']:.2f} bits a parameter, {size['down'] / 1e6:.1f} MB")
+    table.add_row("wire, up", f"{bits['up']:.2f} bits per parameter, {size['up'] / 1e6:.1f} MB")
+    table.add_row("wire, down", f"{bits['down']:.2f} bits per parameter, {size['down'] / 1e6:.1f} MB")
     table.add_row("whole fragments, apart from that", f"{summary['whole_bytes'] / 1e6:.1f} MB")
     for name, moved in summary.get("regions", {}).items():
         table.add_row(

@@ -1,8 +1,8 @@
-"""Text as bytes: the Python standard library's own sources (real text, on every machine), or any files of yours.
+"""Text as bytes: the Python standard library's own sources (real text, on every machine), or your files.
 
-A file of a folder belongs to training or to validation by a hash of its name; a single file, or a folder of few, is
-cut near its end. Batches are random windows that a seed, a stream and their number fix, so that islands see different
-text and a restarted one can go on where it was.
+A hash of its name assigns each file of a folder to training or validation; a single file, or a folder of few files, is
+cut near its end. Batches are random windows that depend only on a seed, a stream and the batch's number. So learners
+see different text, and a restarted learner continues where it was.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import torch
 from atoll_wire.errors import UserError
 from numpy.typing import NDArray
 
-MOST_BYTES = 8_000_000  # read at most: a restarted learner should not read for long
-HELD_OUT = 20  # one file in so many, or one byte in so many
-LEAST_HELD_OUT, MOST_HELD_OUT = 0.01, 0.25  # of a folder's bytes: outside, its files are too few to be dealt out whole
+MOST_BYTES = 8_000_000  # how much is read at most: a restarted learner should start quickly
+HELD_OUT = 20  # one in this many files, or bytes, is held out
+LEAST_HELD_OUT, MOST_HELD_OUT = 0.01, 0.25  # of a folder's bytes: outside, its files are too few to split by file
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
 
 class DataError(UserError):
-    """Text that cannot be read, or too little of it."""
+    """The text cannot be read, or is too short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """uint8 training and validation text; sha256 over both, so that runs can be compared."""
+    """Training and validation text, uint8 (bytes,). sha256: over both, to compare runs."""
 
     training: NDArray[np.uint8]
     validation: NDArray[np.uint8]
@@ -40,7 +40,7 @@ class Corpus:
 
 
 def load(path: Path | None, context: int) -> Corpus:
-    """Reads a file, a folder, or (None) the standard library. Raises DataError."""
+    """Reads a file, a folder, or (None) the standard library. context: bytes per window. Raises DataError."""
     try:
         if path is not None and not path.exists():
             raise DataError(f"--data {path} does not exist: give a text file or a folder")
@@ -56,7 +56,7 @@ def load(path: Path | None, context: int) -> Corpus:
 
 
 def _beginning(file: Path) -> bytes:
-    """Never the whole of a large file: it may be larger than memory."""
+    """At most MOST_BYTES of a file, which may be larger than memory."""
     with file.open("rb") as opened:
         return opened.read(MOST_BYTES)
 
@@ -68,7 +68,7 @@ def _cut(text: bytes) -> list[NDArray[np.uint8]]:
 
 
 def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
-    """Whole files to either side, so that held-out text is of other files; few files cannot be dealt out like that."""
+    """Training and validation text from different files; with few files, both from a cut through all of them."""
     chosen: tuple[list[bytes], list[bytes]] = ([], [])
     everything: list[bytes] = []
     total = 0
@@ -86,7 +86,7 @@ def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
 
 
 def _files(path: Path | None) -> Iterator[tuple[str, Path]]:
-    """Files below a folder in a fixed order, each with its name there; no tests of the standard library."""
+    """Files below a folder in a fixed order, with their relative names; without the standard library's tests."""
     root = path if path is not None else Path(sysconfig.get_path("stdlib"))
     for place, folders, names in os.walk(root, onerror=_refuse):
         folders[:] = sorted(name for name in folders if path is not None or name not in LEFT_OUT)
@@ -97,16 +97,16 @@ def _files(path: Path | None) -> Iterator[tuple[str, Path]]:
 
 
 def _refuse(error: OSError) -> None:
-    """os.walk would pass over a folder that it cannot read, and the text would be another one than was asked for."""
+    """Makes os.walk raise: it would skip an unreadable folder, and the text would silently differ."""
     raise error
 
 
 def batches(
     text: NDArray[np.uint8], batch: int, context: int, seed: int, stream: str, first: int = 0
 ) -> Iterator[torch.Tensor]:
-    """Endless int64 (batch, context + 1) windows, from batch number `first` on: each batch depends on its number alone.
+    """Endless batches of windows, int64 (batch, context + 1), from batch number `first` on.
 
-    stream: another name gives another order of the same text.
+    A batch depends only on its number, the seed and the stream: another stream is another order of the same text.
     """
     number = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big")
     for nth in itertools.count(first):
@@ -115,11 +115,11 @@ def batches(
 
 
 def windows(text: NDArray[np.uint8], starts: NDArray[np.int64], context: int) -> torch.Tensor:
-    """int64 (len(starts), context + 1)."""
+    """Windows of text that begin at `starts`, int64 (len(starts), context + 1)."""
     return torch.from_numpy(text[starts[:, None] + np.arange(context + 1)].astype(np.int64))
 
 
 def validation_windows(corpus: Corpus, count: int, context: int) -> torch.Tensor:
-    """The same evenly spaced windows of held-out text, every time."""
+    """Evenly spaced windows of held-out text, always the same ones; int64 (count, context + 1)."""
     starts = np.linspace(0, len(corpus.validation) - context - 2, count).astype(np.int64)
     return windows(corpus.validation, starts, context)

@@ -14,7 +14,7 @@ VOCABULARY = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Width, depth, heads, and the longest text it sees at once."""
+    """Width, number of layers and heads, and the longest text that the model sees, in bytes."""
 
     width: int
     layers: int
@@ -43,7 +43,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * size.width, size.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x: (batch, time, width)."""
+        """x: (batch, time, width); returns the same shape. cos, sin: (time, head / 2)."""
         batch, time, width = x.shape
         q, k, v = self.qkv(self.norm_attention(x)).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         y = functional.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
@@ -53,13 +53,13 @@ class Block(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (2104.09864): halves of each head are the two coordinates. x: (..., time, head)."""
+    """Rotary position embedding (2104.09864); the halves of a head are the two coordinates. x: (..., time, head)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
 class Transformer(nn.Module):
-    """Bytes in, logits of the next byte out. Embedding and head are not tied: at 256 symbols that saves nothing."""
+    """Predicts the next byte. Embedding and head are not tied: at 256 symbols that would save nothing."""
 
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Transformer(nn.Module):
         return logits
 
     def loss(self, window: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of each next byte. window: int64 (batch, time + 1)."""
+        """Mean cross-entropy of each next byte, in nats. window: int64 (batch, time + 1)."""
         logits = self(window[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1).float(), window[:, 1:].flatten())
 
@@ -95,7 +95,7 @@ def _angles(size: ModelSize) -> Tensor:
 
 
 def build(size: str | ModelSize, seed: int) -> Transformer:
-    """A new model; the same seed gives the same parameters, whatever the global generator did before."""
+    """A new model; a seed always gives the same parameters, independent of torch's global generator."""
     model = Transformer(SIZES[size] if isinstance(size, str) else size)
     generator = torch.Generator().manual_seed(seed)
     scale = 0.02 if model.size.width >= 512 else 0.05

@@ -1,4 +1,4 @@
-"""What `atoll learner` runs: an ordinary PyTorch loop with the three lines in it, and the same loop without them."""
+"""`atoll learner`: an ordinary PyTorch loop with Atoll's three lines, and the same loop without them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from atoll.stats import Stats
 
 log = structlog.get_logger()
 
-WARM_UP = 0.05  # of the tokens
-LAST_LR = 0.1  # of the peak
-OWN_WARM_UP = 30  # steps of a process: one that was restarted has an optimizer without history
+WARM_UP = 0.05  # part of the run's tokens
+LAST_LR = 0.1  # part of the peak
+OWN_WARM_UP = 30  # steps of each process: a restarted one has a fresh optimizer
 SAY_EVERY_S = 5.0
 EVALUATION_WINDOWS, EVALUATION_BATCH = 256, 32
 
 
 class DeviceError(UserError):
-    """A device that torch does not have here."""
+    """A device that torch cannot use here."""
 
 
 def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW with decay on matrices only."""
+    """AdamW with weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -44,9 +44,9 @@ def optimizer_for(model: Transformer, learning_rate: float) -> torch.optim.AdamW
 
 
 def learning_rate(peak: float, done: float, own_steps: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth; and a short warm-up of each process of its own.
+    """Linear warm-up, then a cosine down to a tenth of the peak; and a short warm-up of each process.
 
-    done: the part of the run's tokens that is trained, 0 to 1; WARM_UP, the peak, where nobody knows. own_steps: of
+    done: part of the run's tokens that is trained, 0 to 1; if unknown, WARM_UP, which gives the peak. own_steps: of
     this process so far.
     """
     peak *= min(1.0, (own_steps + 1) / OWN_WARM_UP)
@@ -57,11 +57,11 @@ def learning_rate(peak: float, done: float, own_steps: int) -> float:
 
 
 def train(settings: TrainSettings, joining: Joining) -> None:
-    """Trains as one learner until the run has its tokens, max_steps are done, or SIGTERM or SIGINT asks to leave.
+    """Trains as one learner until the run has its tokens, max_steps are done, or SIGTERM or SIGINT arrives.
 
-    How many tokens those are, and the schedule that follows them, is the core's to say. Where it was not told, training
-    goes on at the peak of the rate.
-    slow_down above 1 makes the learner pause after each step, so that it runs at 1/slow_down of its speed.
+    The core knows the run's total tokens, which the learning rate's schedule follows. If it was not given any, training
+    continues at the peak rate.
+    With slow_down above 1 the learner pauses after each step, so that it runs at 1/slow_down of its speed.
     """
     model, corpus, device = _prepare(settings)
     optimizer = optimizer_for(model, settings.learning_rate)
@@ -85,8 +85,8 @@ def train(settings: TrainSettings, joining: Joining) -> None:
         ) as learner,
     ):
         leaving.learner = learner
-        # The run has at least this name's own steps, but for those that it died before reporting: a restarted learner
-        # goes on in text that it did not see.
+        # The run's tokens include this name's own, except steps that it made after its last report. So a restarted
+        # learner continues with text that it has not seen.
         first = learner.run_tokens // tokens
         log.info("joined", learner=joining.name, run_tokens=learner.run_tokens, first_batch=first)
         batches = _batches(settings, corpus, joining.name, first)
@@ -129,7 +129,7 @@ def _say(name: str, stats: Stats, loss: float) -> None:
 
 
 def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:
-    """The same loop without a core, over `tokens` tokens of the learner `stream`. tell: called with steps and loss."""
+    """The same loop without a core, on `tokens` tokens of the learner `stream`. tell: called with step and loss."""
     model, corpus, device = _prepare(settings)
     optimizer, batches = optimizer_for(model, settings.learning_rate), _batches(settings, corpus, stream)
     steps = tokens // (settings.batch * SIZES[settings.size].context)
@@ -140,7 +140,7 @@ def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callabl
 
 
 def validation_loss(model: Transformer, corpus: data.Corpus, count: int = EVALUATION_WINDOWS) -> float:
-    """Mean loss in nats a byte over so many fixed windows of held-out text."""
+    """Mean loss in nats per byte over `count` fixed windows of held-out text."""
     device = next(model.parameters()).device
     windows = data.validation_windows(corpus, count, model.size.context)
     model.eval()
@@ -151,7 +151,7 @@ def validation_loss(model: Transformer, corpus: data.Corpus, count: int = EVALUA
 
 
 def loss_of_file(path: Path, size: str, text: Path | None) -> float:
-    """Validation loss of an exported checkpoint in the plain model, without anything of Atoll's in between."""
+    """Validation loss of an exported checkpoint in the plain model, without Atoll's code. text: see `data.load`."""
     model = build(size, 0)
     model.load_state_dict(load_file(path), strict=True)
     return validation_loss(model, data.load(text, SIZES[size].context))
@@ -180,13 +180,13 @@ def _batches(settings: TrainSettings, corpus: data.Corpus, stream: str, first: i
 
 
 def usable_device(chosen: str) -> torch.device:
-    """auto: a GPU if there is one. Raises DeviceError when nothing can be computed there."""
+    """The device to train on; auto: a GPU if there is one. Raises DeviceError when torch cannot compute on it."""
     if chosen == "auto":
         chosen = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(chosen)
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:  # torch has all of these for it
+    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:  # torch raises any of these
         fact = str(error).split(" device type at start of device string")[0].split(". ")[0]
         raise DeviceError(f"--device {chosen} cannot be used ({fact}): give auto, cpu or cuda") from error
     return device
@@ -195,7 +195,7 @@ def usable_device(chosen: str) -> torch.device:
 def inner_step(
     model: Transformer, optimizer: torch.optim.Optimizer, window: torch.Tensor, rate: float, device: torch.device
 ) -> float:
-    """One step of the optimizer at this rate; returns the loss before it. window: int64 (batch, context + 1)."""
+    """One optimizer step at this learning rate; returns the loss before it. window: int64 (batch, context + 1)."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     narrow = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
@@ -209,9 +209,10 @@ def inner_step(
 
 
 class Leaving:
-    """SIGTERM and SIGINT end the wait for a core at once; later the loop ends after its step, and leaves cleanly.
+    """Handles SIGTERM and SIGINT in a block: they end the wait for a core at once, and later set `asked`.
 
-    For a block; behind it they do what they did before. learner: once it has joined.
+    The loop then ends after its step and leaves cleanly. The old handlers return after the block. learner: set it once
+    the learner has joined.
     """
 
     def __init__(self) -> None:
@@ -219,12 +220,10 @@ class Leaving:
         self.learner = cast("Learner | None", None)
 
     def __enter__(self) -> Leaving:
-        """Hears them from now on."""
         self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hears them no more."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

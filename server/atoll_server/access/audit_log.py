@@ -27,7 +27,7 @@ log = structlog.get_logger()
 FILE_BYTES, FILES = 16 << 20, 4
 WAITING = 4096  # lines; beyond them they are counted only
 AGAIN_S = 60.0
-KNOWN = 1024  # acts that are watched for repetition
+KNOWN = 1024  # refusals that are watched for repetition
 LINES_PER_MINUTE = 30  # of one address's refusals of a kind, or of one learner: 64 MiB last half a day and more
 
 
@@ -46,7 +46,7 @@ class _Minute:
     left_out: int = 0
 
 
-class Acts:
+class AuditLog:
     """path: None keeps nothing. Nothing is kept before `start`."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:

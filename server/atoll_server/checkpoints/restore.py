@@ -27,7 +27,7 @@ from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState, Merged, Update
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.outer_step import OuterRule
-from atoll_server.storage import ledger, lineage
+from atoll_server.storage import lineage, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.lineage import Line
@@ -57,8 +57,25 @@ class Restored:
     undone: list[SnapshotRow] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a shard must be told of the run to restore its fragments: the rest is in its own part of the ledger.
+
+    line: the history of the generation to restore. initial_sha256: of the file of the first parameters, in hex.
+    """
+
+    line: Line
+    layout: Layout
+    initial_sha256: str
+
+    @classmethod
+    def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
+        """Of the run's values in the ledger. generation: None: the current one. Raises LedgerError."""
+        return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"])
+
+
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """The layout that the run was begun with."""
+    """The layout that the run was begun with. Raises LedgerError when it cannot be planned any more."""
     tensors = [
         TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
         for t in meta["tensors"]
@@ -107,29 +124,28 @@ def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event |
 
 def restore(
     db: sqlite3.Connection,
+    origin: Origin,
     directory: Path,
     disk: Disk = DISK,
     clock: Clock = SYSTEM,
     *,
     from_start: bool = False,
     owned: Collection[int] | None = None,
-    generation: int | None = None,
 ) -> Restored:
     """Rebuilds the state of a generation; every merge's checksums are compared with the ledger's.
 
     from_start: replay from version 0 (needs the payloads of the whole run, --record). owned: the fragments that are in
-    this directory; None: all of the run. generation: None: the current one.
+    this directory; None: all of the run.
     Raises LedgerError, SpoolError or TensorFileError, each naming what is damaged.
     """
-    meta = ledger.get_meta(db)
-    line, layout = lineage.line_of(meta, generation), stored_layout(meta)
+    line, layout = origin.line, origin.layout
     initial = open_tensors(directory / INITIAL, disk)
     fragments = [each for each in layout.fragments if owned is None or each.index in owned]
     snapshots = lineage.snapshots(db, line)
-    undone = [row for row in ledger.snapshots(db) if not line.has(row)]
+    undone = [row for row in shard_ledger.snapshots(db) if not line.has(row)]
     states = None if from_start else _newest_sound(snapshots, directory, fragments, disk)
     if states is None:
-        check_initial(initial.path, meta["initial_sha256"], disk)
+        check_initial(initial.path, origin.initial_sha256, disk)
         states = {each.index: initial_state(layout, initial, each) for each in fragments}
     spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=disk)
     updates: dict[int, list[Update]] = {}
@@ -190,7 +206,7 @@ def check_merge(merged: Merged, row: MergeRow) -> None:
 
 def contribution_of(db: sqlite3.Connection, generation: int, key: Key) -> ContributionRow:
     """What the ledger has of a contribution to a merge. Raises LedgerError."""
-    found = ledger.contribution(db, generation, key)
+    found = shard_ledger.contribution(db, generation, key)
     if found is None:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
     return found[0]
@@ -199,9 +215,9 @@ def contribution_of(db: sqlite3.Connection, generation: int, key: Key) -> Contri
 def drop_damaged(db: sqlite3.Connection, directory: Path, restored: Restored, disk: Disk) -> bool:
     """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use. Whether one was."""
     sound = [*restored.snapshots, *restored.undone]
-    damaged = [row for row in ledger.snapshots(db) if row not in sound]
+    damaged = [row for row in shard_ledger.snapshots(db) if row not in sound]
     for row in damaged:
-        ledger.drop_snapshot(db, row.id)
+        shard_ledger.drop_snapshot(db, row.id)
     kept = {snapshot_path(directory, row.id) for row in sound}
     for path in disk.files(directory / "snapshots"):
         if path not in kept:

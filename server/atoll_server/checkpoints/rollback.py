@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from atoll_wire.clock import SYSTEM, Clock
+from atoll_wire.contract import Fate
 from atoll_wire.errors import SettingsError
 from atoll_wire.layout import Layout
 
 from atoll_server.checkpoints.restore import LEDGER, stored_layout
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.learners.accounts import Account
-from atoll_server.storage import crash_points, database, ledger, lineage
+from atoll_server.storage import crash_points, database, lineage, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.lineage import Beginning, Line
 from atoll_server.storage.rows import FateRow, LearnerRow, SnapshotRow, TallyRow
@@ -61,10 +62,10 @@ def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock 
 
 
 def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: Disk, clock: Clock) -> RolledBack:
-    meta = ledger.get_meta(db)
+    meta = run_ledger.get_meta(db)
     if "fingerprint" not in meta:
         raise SettingsError(f"the run in {directory} has no parameters yet: it has no checkpoint")
-    rows = ledger.snapshots(db)
+    rows = shard_ledger.snapshots(db)
     row = next((each for each in rows if each.id == checkpoint), None)
     layout, line = stored_layout(meta), lineage.line_of(meta)
     if row is None:
@@ -78,12 +79,12 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
     if line.beginnings and line.beginnings[0].checkpoint == checkpoint and _untouched(db, line.generation):
         return RolledBack(row, line.generation, began=False)
     generation = line.generation + 1
-    begun = Beginning(generation, row.generation, row.id, row.versions, clock.wall())
+    begun = Beginning(generation, row.generation, row.id, row.versions, meta["epoch"], clock.wall())
     with database.transaction(db):
         _refuse_pending(db, line.generation, begun)
         meta |= {"generation": generation, lineage.META: [*meta.get(lineage.META, []), begun.as_data()]}
         for key in ("generation", lineage.META):
-            ledger.put_meta(db, key, meta[key])
+            run_ledger.put_meta(db, key, meta[key])
         _count_again(db, lineage.line_of(meta), row, layout)
         crash_points.point("rollback.rows written")
     crash_points.point("rollback.committed")
@@ -100,14 +101,14 @@ def _listed(rows: list[SnapshotRow]) -> str:
 
 def _untouched(db: sqlite3.Connection, generation: int) -> bool:
     """Whether nothing was sent in this generation."""
-    return next(ledger.contributions(db, generation, "LIMIT 1"), None) is None
+    return next(shard_ledger.contributions(db, generation, "LIMIT 1"), None) is None
 
 
 def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -> None:
     """What waits for its merge in the old generation gets its receipt."""
     why = f"the run was restored to checkpoint {begun.checkpoint} (generation {begun.generation}) before its merge"
-    waiting = [row.key for row, _ in ledger.contributions(db, generation, "AND fate='pending'")]
-    ledger.put_fates(db, generation, [FateRow(key, "refused", reason=why, dropped=True) for key in waiting])
+    waiting = [row.key for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'")]
+    shard_ledger.put_fates(db, generation, [FateRow(key, Fate.REFUSED, reason=why, dropped=True) for key in waiting])
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
@@ -116,12 +117,12 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
     merged: dict[Sender, int] = defaultdict(int)
     through = 0
     for made_in in range(1, line.generation):
-        for number, sent, fate in ledger.came_after(db, made_in, 0):
+        for number, sent, fate in shard_ledger.came_after(db, made_in, 0):
             key = sent.key
             sender = (key.learner, key.incarnation, key.fragment)
             sums[sender] = sums.get(sender, TallyRow(*sender)).plus(number, sent, fate)
             through = max(through, number)
-            if fate.fate == "merged":
+            if fate.fate is Fate.MERGED:
                 merged[sender] += sent.tokens
     counted: dict[Sender, int] = defaultdict(int)
     for fragment in layout.fragments:
@@ -129,10 +130,10 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
             counted[sent.key.learner, sent.key.incarnation, fragment.index] += sent.tokens
     for sender, tally in sums.items():
         # No sequence number: this learner has sent nothing in this generation.
-        ledger.put_tally(db, line.generation, replace(tally, through=through, tokens=counted[sender], seq=0))
+        shard_ledger.put_tally(db, line.generation, replace(tally, through=through, tokens=counted[sender], seq=0))
     undone = {sender: tokens - counted[sender] for sender, tokens in merged.items()}
-    for learner in ledger.learners(db):
-        ledger.put_learner(db, _restored(learner, row, undone, layout))
+    for learner in run_ledger.learners(db):
+        run_ledger.put_learner(db, _restored(learner, row, undone, layout))
 
 
 def _restored(learner: LearnerRow, row: SnapshotRow, undone: dict[Sender, int], layout: Layout) -> LearnerRow:

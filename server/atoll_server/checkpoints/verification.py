@@ -13,7 +13,7 @@ from atoll_wire.clock import Clock
 from atoll_wire.errors import UserError
 
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial
-from atoll_server.storage import database, ledger
+from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.disk import Disk
 
 log = structlog.get_logger()
@@ -64,7 +64,7 @@ class Audit:
             number = 0
             while True:
                 began = self._clock.monotonic()
-                number = ledger.read_again(db, number, ROWS)
+                number = shard_ledger.read_again(db, number, ROWS)
                 if not number or self._ending.wait(min(LONGEST_REST_S, REST * (self._clock.monotonic() - began))):
                     return
 

@@ -1,4 +1,4 @@
-"""Subcommands that make certificates: `atoll certs`."""
+"""`atoll certs`: make and show certificates."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from typing import Annotated
 import typer
 
 Folder = Annotated[
-    Path, typer.Option("--dir", help="Where the authority and what it issued lie.", envvar="ATOLL_CERTS_DIR")
+    Path,
+    typer.Option(
+        "--dir",
+        help="Directory of the certificate authority and the certificates that it issued.",
+        envvar="ATOLL_CERTS_DIR",
+    ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds them."""
-    certs = typer.Typer(no_args_is_help=True, help="Make and show certificates: who may be what in a run.")
+    """Adds `atoll certs` and its subcommands."""
+    certs = typer.Typer(
+        no_args_is_help=True,
+        help="Make and show certificates, which give processes and operators their roles in a run.",
+    )
     certs.command("init")(init_command)
     certs.command("issue")(issue_command)
     certs.command("show")(show_command)
@@ -23,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init_command(directory: Folder = Path("certs")) -> None:
-    """Make an authority. Its key, ca-key.pem, is for nobody else: whoever has it can be anybody."""
+    """Make a certificate authority. Keep its key, ca-key.pem, secret: it can issue a certificate for any name and role."""
     from atoll_server.access.certificates import init
 
     print(f"{init(directory)}: the authority; issue certificates with `atoll certs issue`")
@@ -31,12 +39,19 @@ def init_command(directory: Folder = Path("certs")) -> None:
 
 def issue_command(
     role: Annotated[str, typer.Argument(help="core, front, learner or operator.")],
-    name: Annotated[str, typer.Argument(help="Unique; of a learner the one that it joins with, or eu.* for any that begins so.")],
-    host: Annotated[list[str], typer.Option(help="A name or address by which a core or front is called; may be given several times.")] = [],  # noqa: B006 - typer copies it
-    days: Annotated[float, typer.Option(help="How long it is valid.", min=0.001, max=3650.0)] = 365.0,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A unique name. For a learner: the name that it joins with, or eu.* for every name that begins with eu."
+        ),
+    ],
+    host: Annotated[
+        list[str], typer.Option(help="A host name or address of this core or front; may be given several times.")
+    ] = [],  # noqa: B006 - typer copies it
+    days: Annotated[float, typer.Option(help="Days until it expires.", min=0.001, max=3650.0)] = 365.0,
     directory: Folder = Path("certs"),
-) -> None:  # fmt: skip
-    """Make, or renew, the directory of certificates that a process is given as --tls."""
+) -> None:
+    """Make or renew a process's directory of certificates, for its --tls."""
     from atoll_wire.certificate import Role, show
 
     from atoll_server.access.certificates import issue
@@ -52,8 +67,10 @@ def issue_command(
     )
 
 
-def show_command(path: Annotated[Path, typer.Argument(help="A certificate, or the directory of a process.")]) -> None:
-    """Show what a certificate says."""
+def show_command(
+    path: Annotated[Path, typer.Argument(help="A certificate, or a process's directory of certificates.")],
+) -> None:
+    """Show a certificate's role, name, hosts and validity."""
     from atoll_wire.certificate import show
 
     found = show(path)

@@ -1,7 +1,7 @@
-"""Subcommands of `atoll` for those who run a core: core, status, receipts, pause, resume, evict, checkpoint,
-token, replay.
+"""Subcommands of `atoll` for operators of a core: core, status, receipts, pause, resume, evict, checkpoint, token,
+replay.
 
-What they need is loaded when they run, so that `atoll --help` is quick and a front's image stays small.
+Each imports its dependencies when it runs, so that `atoll --help` is fast and a front's image stays small.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from atoll_wire.errors import UserError, need
 
 KEEPING = ("numba", "zstandard")
 REACH = "How a core is reached"
-Server = Annotated[
-    str, typer.Option(help="Address of a core, or of a front.", metavar="HOST:PORT", rich_help_panel=REACH)
-]
+Server = Annotated[str, typer.Option(help="Address of a core or a front.", metavar="HOST:PORT", rich_help_panel=REACH)]
 Tls = Annotated[
     Path | None,
     typer.Option(
@@ -27,7 +25,7 @@ Tls = Annotated[
     ),
 ]
 Token = Annotated[
-    str, typer.Option(help="Of an operator, see atoll token.", envvar="ATOLL_TOKEN", rich_help_panel=REACH)
+    str, typer.Option(help="Operator's token, see atoll token.", envvar="ATOLL_TOKEN", rich_help_panel=REACH)
 ]
 Plaintext = Annotated[
     bool,
@@ -36,8 +34,8 @@ Plaintext = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this package's subcommands."""
-    text = "Run the outer optimizer of one run: a directory, a port, and nothing else to keep."
+    """Adds this package's subcommands to `atoll`."""
+    text = "Run the outer optimizer of one run. It needs a directory and a port, nothing else."
     lazy_commands.add(app, "core", text, _start_core)
     app.command("status")(status_command)
     app.command("receipts")(receipts_command)
@@ -77,8 +75,8 @@ def status_command(
     tls: Tls = None,
     token: Token = "",
     insecure_plaintext: Plaintext = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole message as JSON.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole status as JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second, until Ctrl-C.")] = False,
 ) -> None:
     """Show a run: goodput, learners, fragments, contributions, bytes."""
     from atoll_server.cli.watch import show_status, watch_status
@@ -96,9 +94,9 @@ def pause_command(
     tls: Tls = None,
     token: Token = "",
     insecure_plaintext: Plaintext = False,
-    reason: Annotated[str, typer.Option(help="Told to everybody.")] = "no reason given",
+    reason: Annotated[str, typer.Option(help="Shown to learners and operators.")] = "no reason given",
 ) -> None:
-    """Pause the run: learners stand in step() and no round opens, until `atoll resume`; a restarted core is paused too."""
+    """Pause the run: no round opens and learners wait in step(), until `atoll resume`. A restarted core stays paused."""
     from atoll_server.cli.remote import pause
 
     pause(_core(server, tls, token, insecure_plaintext), reason or "no reason given")
@@ -107,7 +105,7 @@ def pause_command(
 def resume_command(
     server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
 ) -> None:
-    """Let a paused run go on."""
+    """Resume a run that `atoll pause` paused."""
     from atoll_server.cli.remote import pause
 
     pause(_core(server, tls, token, insecure_plaintext), "")
@@ -122,12 +120,12 @@ def receipts_command(
         Path | None,
         typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_RECEIPTS_DIR"),
     ] = None,
-    learner: Annotated[str, typer.Option(help="Of this learner only.")] = "",
-    fate: Annotated[str, typer.Option(help="pending, merged or refused only.")] = "",
-    last: Annotated[int, typer.Option(help="How many, newest first.", min=1)] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    learner: Annotated[str, typer.Option(help="Show only this learner's.")] = "",
+    fate: Annotated[str, typer.Option(help="Show only this fate: pending, merged or refused.")] = "",
+    last: Annotated[int, typer.Option(help="How many to show, newest first.", min=1)] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Show what became of contributions: merged in which version, with which weight; or refused, and why."""
+    """Show the fate of contributions: merged (version, weight), refused (why), or pending."""
     need("receipts", "server", *KEEPING)
     from atoll_server.cli.receipts import from_core, from_directory, show
 
@@ -139,28 +137,30 @@ def receipts_command(
 
 
 def evict_command(
-    learner: Annotated[str, typer.Argument(help="Its name.")],
+    learner: Annotated[str, typer.Argument(help="Name of the learner.")],
     server: Server = "127.0.0.1:7070",
     tls: Tls = None,
     token: Token = "",
     insecure_plaintext: Plaintext = False,
-    reason: Annotated[str, typer.Option(help="Told to the learner, and kept.")] = "by an operator",
-    undo: Annotated[bool, typer.Option("--undo", help="Let it in again.")] = False,
+    reason: Annotated[str, typer.Option(help="Shown to the learner and recorded.")] = "by an operator",
+    undo: Annotated[bool, typer.Option("--undo", help="Let it join again.")] = False,
     tokens: Annotated[
-        int | None, typer.Option(min=0, help="What counts of the tokens that it reported, if it lied.")
+        int | None, typer.Option(min=0, help="How many of its reported tokens count, if its reports were false.")
     ] = None,
 ) -> None:
-    """Send a learner away: it stops, what waits of its work is refused, and its name is not let in again."""
+    """Evict a learner: it stops, its pending work is refused, and its name cannot join again."""
     from atoll_server.cli.remote import evict
 
     evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator", tokens)
 
 
 def token_command(
-    name: Annotated[str, typer.Argument(help="Of the operator, for the audit log.")],
-    file: Annotated[Path, typer.Option(help="What the core is given as --operator-tokens.")] = Path("operator-tokens"),
+    name: Annotated[str, typer.Argument(help="Name of the operator, for the audit log.")],
+    file: Annotated[Path, typer.Option(help="The file that the core gets as --operator-tokens.")] = Path(
+        "operator-tokens"
+    ),
 ) -> None:
-    """Make a token for an operator, who is then asked for one; made again, the one before counts no more."""
+    """Make a token for an operator; a new one replaces the old. From then on, operators need a token."""
     from atoll_server.access.tokens import new
 
     print(new(file, name))
@@ -244,12 +244,24 @@ def checkpoint_export(
 
 
 def replay_command(
-    directory: Annotated[Path, typer.Argument(help="Of a core that was started with --record.")],
-    changes: Annotated[list[str], typer.Option("--set", help="What if: outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. May be given several times.", metavar="NAME=VALUE")] = [],  # noqa: B006 - typer copies it
-    out: Annotated[Path | None, typer.Option(help="Write the model that comes out there, as checkpoint export does.")] = None,
-    generation: Annotated[int | None, typer.Option(help="Another than the current one, of a run that was restored to a checkpoint.", min=1)] = None,
-) -> None:  # fmt: skip
-    """Make every merge of a recorded run again, from its ledger: the same parameters, byte for byte, or what if."""
+    directory: Annotated[Path, typer.Argument(help="Directory of a core that was started with --record.")],
+    changes: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            help="Replay with another outer_lr, outer_momentum, outer_warm_up, staleness_exponent or codec. May be given several times.",
+            metavar="NAME=VALUE",
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    out: Annotated[
+        Path | None, typer.Option(help="Write the resulting model to this file, as checkpoint export does.")
+    ] = None,
+    generation: Annotated[
+        int | None,
+        typer.Option(help="Another than the current one, of a run that was restored to a checkpoint.", min=1),
+    ] = None,
+) -> None:
+    """Repeat every merge of a recorded run from its ledger, byte for byte, or with other outer settings."""
     need("replay", "server", *KEEPING)
     from rich.progress import Progress
 
@@ -265,16 +277,16 @@ def replay_command(
         )
     if changes:
         print(
-            f"{done.merges:,} merges made again with {', '.join(changes)}: {100 * done.apart:.3g} % away from the recorded result, of how far the run moved"
+            f"{done.merges:,} merges repeated with {', '.join(changes)}: the result differs from the recorded one by {100 * done.apart:.3g} % of the distance that the run moved"
         )
         if out is None:
-            print("whether that is better, an evaluation says: --out PATH writes the model")
+            print("to evaluate the result, write the model with --out PATH")
     else:
         print(
-            f"{done.merges:,} merges made again, each with the ledger's checksums; the last parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
+            f"{done.merges:,} merges repeated, each with the ledger's checksums; the last parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
         )
         if not done.snapshot:
-            print("no snapshot could be read: nothing but the ledger's own checksums was there to compare with")
+            print("no snapshot could be read: the merges were compared with the ledger's checksums only")
     if out is not None:
         write_model(out, done.layout, done.initial, done.states)
     if not changes and not done.identical:

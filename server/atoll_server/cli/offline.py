@@ -1,4 +1,4 @@
-"""Reading a run's directory without a core: the export of its last state."""
+"""Reads a run's directory without a core, for exports and replays."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from atoll_wire.errors import SettingsError
 from atoll_wire.layout import Layout
 
 from atoll_server.checkpoints.export import write_checkpoint
-from atoll_server.checkpoints.restore import LEDGER, Restored, check_initial, initial_states, restore
+from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, check_initial, initial_states, restore
 from atoll_server.checkpoints.rollback import roll_back
 from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.checkpoints.unshared_tensors import warning_of
 from atoll_server.cli.tables import print_checkpoints
 from atoll_server.merging.merge import FragmentState
 from atoll_server.service.operator_service import checkpoint
-from atoll_server.storage import ledger
+from atoll_server.storage import run_ledger, shard_ledger
 from atoll_server.storage.database import read_ledger
 from atoll_server.storage.disk import DISK
 
@@ -26,37 +26,37 @@ from atoll_server.storage.disk import DISK
 def read_run(
     directory: Path, *, from_start: bool = False, check: bool = False, generation: int | None = None
 ) -> Restored:
-    """The state that a core would come up with; `from_start` replays the whole ledger (needs --record).
+    """The state that a core would start with. from_start: replay the whole ledger (needs --record).
 
-    check: reads all of the first parameters, too, for what of them never changes. generation: another than the current
-    one. Raises SettingsError when there is none of that number.
+    check: read all first parameters too and compare their digest; an export has tensors that never change. generation:
+    another than the current one. Raises SettingsError when there is none of that number.
     """
-    with run_ledger(directory) as db:
-        meta = ledger.get_meta(db)
+    with ledger_of(directory) as db:
+        meta = run_ledger.get_meta(db)
         if generation is not None and not 1 <= generation <= meta["generation"]:
             raise SettingsError(f"--generation {generation}: the run in {directory} has 1 to {meta['generation']}")
-        run = restore(db, directory, from_start=from_start, generation=generation)
+        run = restore(db, Origin.of(meta, generation), directory, from_start=from_start)
         if check:
             check_initial(run.initial.path, meta["initial_sha256"], DISK)
         return run
 
 
 @contextmanager
-def run_ledger(directory: Path) -> Iterator[sqlite3.Connection]:
-    """The ledger of a run that has parameters, for a block that reads it. Raises SettingsError, LedgerError."""
+def ledger_of(directory: Path) -> Iterator[sqlite3.Connection]:
+    """Opens the ledger of a run that has parameters, read-only. Raises SettingsError, LedgerError."""
     path = directory / LEDGER
     if not path.is_file():
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
     with read_ledger(path) as db:
-        if "fingerprint" not in ledger.get_meta(db):
+        if "fingerprint" not in run_ledger.get_meta(db):
             raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
         yield db
 
 
 def list_from_directory(directory: Path) -> None:
     """Prints the checkpoints of a run's directory."""
-    with run_ledger(directory) as db:
-        print_checkpoints([checkpoint(row) for row in ledger.snapshots(db)])
+    with ledger_of(directory) as db:
+        print_checkpoints([checkpoint(row) for row in shard_ledger.snapshots(db)])
 
 
 def restore_checkpoint(directory: Path, checkpoint: int) -> None:
@@ -71,13 +71,13 @@ def restore_checkpoint(directory: Path, checkpoint: int) -> None:
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:
-    """Writes the published model of a run's directory, at its last durable state or as it began."""
+    """Writes the published model from a run's directory. initial: the first parameters, else the last durable state."""
     run = read_run(directory, check=True)
     write_model(out, run.layout, run.initial, initial_states(run.layout, run.initial) if initial else run.states)
 
 
 def write_model(out: Path, layout: Layout, initial: TensorFile, states: Mapping[int, FragmentState]) -> None:
-    """Writes the published model at these states, whole or not at all, and says so. Raises SettingsError."""
+    """Writes the published model at these states, completely or not at all, and prints a line. Raises SettingsError."""
     part = out.with_name(out.name + ".part")
     try:
         with part.open("wb") as file:

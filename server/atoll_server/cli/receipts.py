@@ -1,4 +1,4 @@
-"""`atoll receipts`: what became of contributions, asked of a core or read from a run's directory."""
+"""`atoll receipts`: the fate of contributions, from a core or from a run's directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.contract import FATE_NAMES, FATES
+from atoll_wire.contract import FATE_NAMES, FATES, Fate
 from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
@@ -15,19 +15,18 @@ from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.cli.remote import TIMEOUT_S, OperatorError, Remote, operator
 from atoll_server.cli.tables import console
 from atoll_server.service.operator_service import logged_receipt
-from atoll_server.storage import ledger
+from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import read_ledger
 
 
 def from_core(remote: Remote, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
-    """Asks a core, as often as its answers are shorter than what is wanted."""
+    """Asks a core, in several calls where its answers are limited. last: how many receipts, newest first."""
     found: list[pb.LoggedReceipt] = []
+    wanted = FATES[_fate(fate)] if fate else pb.FATE_UNSPECIFIED
     with operator(remote) as stub:
         while len(found) < last:
             before = found[-1].number if found else 0
-            request = pb.ListReceiptsRequest(
-                learner=learner, fate=_fate(fate), limit=last - len(found), before=before
-            )  # fmt: skip
+            request = pb.ListReceiptsRequest(learner=learner, fate=wanted, limit=last - len(found), before=before)
             reply = stub.ListReceipts(request, timeout=TIMEOUT_S)
             if not reply.receipts:
                 break
@@ -36,27 +35,31 @@ def from_core(remote: Remote, learner: str, fate: str, last: int) -> list[pb.Log
 
 
 def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
-    """Reads a ledger, whether or not a core runs on it."""
+    """Reads a run's ledger; a core may be running on it. last: how many receipts, newest first."""
     path = directory / LEDGER
     if not path.is_file():
         raise OperatorError(f"{directory} holds no run: give the --dir of a core")
-    _fate(fate)
+    wanted = _fate(fate) if fate else None
     with read_ledger(path) as db:
-        return [logged_receipt(*row) for row in ledger.receipts(db, learner, fate, 0, last)]
+        return [logged_receipt(*row) for row in shard_ledger.receipts(db, learner, wanted, 0, last)]
 
 
-def _fate(name: str) -> pb.Fate:
-    if name and name not in FATES:
-        raise OperatorError(f'--fate "{name}" is none: give pending, merged or refused')
-    return FATES[name] if name else pb.FATE_UNSPECIFIED
+def _fate(name: str) -> Fate:
+    for fate in FATES:
+        if fate == name:
+            return fate
+    raise OperatorError(f'--fate "{name}" does not exist: give pending, merged or refused')
 
 
 def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
-    """Prints them, newest first."""
+    """Prints receipts in the given order, as a table or as one JSON object per line."""
     if as_json:
         for each in receipts:
-            print(MessageToJson(each, preserving_proto_field_name=True, indent=None,
-                                always_print_fields_with_no_presence=True))  # fmt: skip
+            print(
+                MessageToJson(
+                    each, preserving_proto_field_name=True, indent=None, always_print_fields_with_no_presence=True
+                )
+            )
         return
     table = Table("came", "contribution", "tokens", "steps", "norm", "fate", "version", "weight", "staleness", "why")
     for each in receipts:
@@ -67,8 +70,15 @@ def show(receipts: Sequence[pb.LoggedReceipt], *, as_json: bool) -> None:
         fate = FATE_NAMES.get(receipt.fate, "")
         clipped = f" clipped to {each.clipped:.2f}" if each.clipped < 1 else ""
         table.add_row(
-            when, name, f"{each.tokens:,}", str(each.steps), f"{each.norm:.3g}{clipped}", fate,
-            str(receipt.version) if receipt.fate != pb.FATE_PENDING else "", f"{receipt.weight:.4f}" if merged else "",
-            f"{receipt.staleness:.3g}" if merged else "", receipt.reason,
-        )  # fmt: skip
+            when,
+            name,
+            f"{each.tokens:,}",
+            str(each.steps),
+            f"{each.norm:.3g}{clipped}",
+            fate,
+            str(receipt.version) if receipt.fate != pb.FATE_PENDING else "",
+            f"{receipt.weight:.4f}" if merged else "",
+            f"{receipt.staleness:.3g}" if merged else "",
+            receipt.reason,
+        )
     console().print(table)

@@ -1,4 +1,4 @@
-"""What the operator's subcommands ask of a core over gRPC."""
+"""Calls of the operator's subcommands to a core, over gRPC."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TIMEOUT_S = 10.0
 
 
 class OperatorError(UserError):
-    """The core could not be asked, or would not do it; one line."""
+    """The core could not be reached, or refused; the message is one line with the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A core, or a front of it, as an operator reaches it."""
+    """How an operator reaches a core or a front. address: HOST:PORT; token: empty where the core asks for none."""
 
     address: str
     access: Access = LOCAL
@@ -38,7 +38,7 @@ class Remote:
 
 @contextlib.contextmanager
 def operator(remote: Remote) -> Iterator[rpc.OperatorStub]:
-    """A stub for one core; OperatorError when it cannot be reached or refuses, AccessError for certificates."""
+    """A stub for a core. Raises OperatorError when it is unreachable or refuses, AccessError for certificates."""
     address = remote.address
     remote.access.check([address])
     if not (remote.token.isascii() and remote.token.isprintable()):
@@ -55,7 +55,7 @@ def operator(remote: Remote) -> Iterator[rpc.OperatorStub]:
 
 
 class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Shows a token with each call."""
+    """Sends the operator's token with each call."""
 
     def __init__(self, token: str) -> None:
         self._metadata = token_metadata(token)
@@ -71,28 +71,28 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 def pause(remote: Remote, reason: str) -> None:
-    """Lets all learners stand, or go on (no reason)."""
+    """Pauses the run, or with an empty reason resumes it."""
     with operator(remote) as stub:
         stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
     print(f"the run is paused: {reason}" if reason else "the run goes on")
 
 
 def evict(remote: Remote, learner: str, reason: str, tokens: int | None) -> None:
-    """Sends a learner away, or lets it in again (no reason). tokens: what counts of those that it reported."""
+    """Evicts a learner, or with an empty reason lets it join again. tokens: how many of its reported tokens count."""
     with operator(remote) as stub:
         stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
     print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
 
 
 def list_checkpoints(remote: Remote) -> None:
-    """Prints the snapshots that a core has."""
+    """Prints the snapshots on a core's disk."""
     with operator(remote) as stub:
         reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
     print_checkpoints(reply.checkpoints)
 
 
 def take_checkpoint(remote: Remote) -> None:
-    """Takes a snapshot and prints it."""
+    """Takes a snapshot, waits until it is durable, and prints it."""
     with operator(remote) as stub:
         taken = stub.TakeCheckpoint(pb.TakeCheckpointRequest())
     number, when, merges, size, _ = checkpoint_row(taken)
@@ -100,7 +100,7 @@ def take_checkpoint(remote: Remote) -> None:
 
 
 def export_checkpoint(remote: Remote, out: Path, *, initial: bool) -> None:
-    """Streams the published model into a file; nothing is left of it when the stream breaks."""
+    """Streams the published model into a file; a broken stream leaves no file."""
     part = out.with_name(out.name + ".part")
     try:
         request = pb.ExportCheckpointRequest(initial=initial)

@@ -1,4 +1,4 @@
-"""A recorded run again, from its ledger alone: as it was, byte for byte, or as other outer settings had made it."""
+"""Replays a recorded run from its ledger: byte for byte, or with other outer settings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from atoll_wire.layout import Fragment, Layout
 
 from atoll_server.checkpoints.restore import check_merge, initial_state, merge_again
 from atoll_server.checkpoints.tensor_file import TensorFile
-from atoll_server.cli.offline import read_run, run_ledger
+from atoll_server.cli.offline import ledger_of, read_run
 from atoll_server.merging.merge import FragmentState, Merged
 from atoll_server.settings import RunSettings
-from atoll_server.storage import ledger, lineage
+from atoll_server.storage import lineage, run_ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import MergeRow
 from atoll_server.storage.spool import Spool, SpoolError
@@ -31,11 +31,11 @@ Tell = Callable[[int, int], None]  # merges so far, and in all
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came out, and how it compares with what a core would start with.
+    """The result of a replay, compared with the state that a core would start with.
 
-    identical: every bit of parameters and momentum. snapshot: one could be read, so that what a core would start with
-    is not this same ledger's merges alone. apart: the norm of the difference of what is published, relative to how far
-    the recorded run moved from its first parameters.
+    identical: every bit of parameters and momentum. snapshot: whether a snapshot could be read; without one, that
+    state comes from the same ledger. apart: norm of the difference of the published parameters, relative to the
+    distance that the recorded run moved from its first parameters.
     """
 
     layout: Layout
@@ -48,20 +48,19 @@ class Replayed:
 
 
 def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int | None = None) -> Replayed:
-    """Makes every merge again, from the first parameters. changes: NAME=VALUE; none: each is checked with the ledger.
+    """Repeats every merge from the first parameters. changes: NAME=VALUE; if empty, it checks the ledger's checksums.
 
-    generation: whose merges, with those that it has of its ancestors; None: the current one.
-
-    With changes, contributions stay those that were recorded, of learners that had trained from other anchors. A core
-    may run meanwhile: what it merges after the beginning is left out.
+    With changes, the contributions stay as recorded, from learners that trained on the recorded anchors. A core may
+    run meanwhile: merges after the beginning of the replay are left out. generation: whose merges, with those that it
+    has of its ancestors; None: the current one.
     Raises SettingsError, LedgerError, SpoolError, TensorFileError.
     """
     recorded = read_run(directory, check=True, generation=generation)
     layout, initial = recorded.layout, recorded.initial
     total, done = sum(state.version for state in recorded.states.values()), itertools.count(1)
     identical, apart, moved, states = True, 0.0, 0.0, dict[int, FragmentState]()
-    with run_ledger(directory) as db:
-        meta = ledger.get_meta(db)
+    with ledger_of(directory) as db:
+        meta = run_ledger.get_meta(db)
         what_if = _WhatIf(RunSettings.model_validate(meta["settings"]), changes)
         spool = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=DISK)
         for fragment in layout.fragments:
@@ -97,7 +96,7 @@ def _again(
 
 
 class _WhatIf:
-    """The run's settings as they were at its end, with what is asked for: changes of a merge's own, and no others."""
+    """The run's last settings with the requested changes. Only settings of the merge itself may change."""
 
     def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
         given: dict[str, str] = {}
@@ -112,7 +111,7 @@ class _WhatIf:
         self._names, self._settings = given.keys(), recorded.changed(**given)
 
     def of(self, row: MergeRow) -> MergeRow:
-        """A merge as it would have been."""
+        """A merge's row with the changed settings."""
         rule, settings = dict(row.rule), self._settings
         lr, momentum = settings.outer_at(rule["age"], rule["heat"])
         if "outer_lr" in self._names:

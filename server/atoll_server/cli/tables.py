@@ -1,4 +1,4 @@
-"""A run's state in a terminal: as tables for people."""
+"""A run's state as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import LearnerState
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 WIDE = 200
-FEW = 40  # learners, and fragments, that fit on a screen
+FEW = 40  # learners and fragments that fit on a screen
 
 
 def console() -> Console:
-    """As wide as the terminal; where there is none (a pipe, a log), wide enough that no word of a table is lost."""
+    """As wide as the terminal; in a pipe or a log, WIDE columns, so that no table is cut."""
     made = Console()
     return made if made.is_terminal else Console(width=WIDE)
 
@@ -36,7 +37,7 @@ def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
 
 
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
-    """All of it; most: so many learners and fragments at most, those in trouble first."""
+    """The whole status. most: limit on learners and on fragments shown; learners in trouble come first."""
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {size}"
@@ -66,21 +67,46 @@ def _totals(reply: pb.StatusReply) -> str:
 
 
 def _bits(size_bytes: int, parameters: int) -> str:
-    return f"{8 * size_bytes / parameters:.2f} bits a parameter" if parameters else "nothing yet"
+    return f"{8 * size_bytes / parameters:.2f} bits per parameter" if parameters else "nothing yet"
 
 
 def _learners(reply: pb.StatusReply, most: int | None) -> Table:
-    words = ("learner", "region", "state", "since", "steps", "tokens", "loss", "step s", "goodput", "lost", "blocked",
-             "heard", "came back in", "waited for")  # fmt: skip
-    wanted = sorted(reply.learners, key=lambda each: each.state in {"live", "left"}) if most else reply.learners
+    words = (
+        "learner",
+        "region",
+        "state",
+        "since",
+        "steps",
+        "tokens",
+        "loss",
+        "step s",
+        "goodput",
+        "lost",
+        "blocked",
+        "heard",
+        "came back in",
+        "waited for",
+    )
+    fine = {LearnerState.LIVE, LearnerState.LEFT}
+    wanted = sorted(reply.learners, key=lambda each: each.state in fine) if most else reply.learners
     table = Table(*words, caption=_left_out(len(wanted), most, "learners"))
     for each in wanted[:most]:
         table.add_row(
-            each.learner, escape(each.region), each.state, _time(each.since), f"{each.steps:,}", f"{each.tokens:,}",
-            f"{each.loss:.3f}", f"{each.step_time_s:.3f}", f"{each.goodput.ratio:.3f}",
-            f"{sum(each.goodput.lost_s.values()):.0f} s", f"{each.blocked_fraction:.4f}", f"{each.heard_s:.1f} s ago",
-            _comeback(each), escape(each.waiting_for),
-        )  # fmt: skip
+            each.learner,
+            escape(each.region),
+            each.state,
+            _time(each.since),
+            f"{each.steps:,}",
+            f"{each.tokens:,}",
+            f"{each.loss:.3f}",
+            f"{each.step_time_s:.3f}",
+            f"{each.goodput.ratio:.3f}",
+            f"{sum(each.goodput.lost_s.values()):.0f} s",
+            f"{each.blocked_fraction:.4f}",
+            f"{each.heard_s:.1f} s ago",
+            _comeback(each),
+            escape(each.waiting_for),
+        )
     return table
 
 
@@ -93,7 +119,7 @@ def _left_out(count: int, most: int | None, what: str) -> str | None:
 
 
 def _comeback(each: pb.LearnerStatus) -> str:
-    """Start of the process, joining, first step."""
+    """Seconds for the process's start, its joining, and its first step; empty for a first incarnation."""
     parts = each.comeback
     if each.incarnation < 2 or not parts.first_step_s:
         return ""

@@ -1,4 +1,4 @@
-"""`atoll status`: once, or again every second."""
+"""`atoll status`: once, or refreshed every second."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def show_status(remote: Remote, *, as_json: bool) -> None:
 
 
 def watch_status(remote: Remote) -> None:
-    """Until Ctrl-C."""
+    """Shows a run's state as tables, refreshed every second, until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
         _watch(remote)
 
 
 def _watch(remote: Remote) -> None:
-    """While the core does not answer, what was seen last stays, and how old it is is said."""
+    """While the core does not answer, the last state stays on the screen, with its age."""
     with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
         reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()
         live.update(shown(reply, FEW), refresh=True)

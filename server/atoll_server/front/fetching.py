@@ -20,7 +20,7 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.routes import Routes
 from atoll_server.front.shelf import Item, NoRoomError, Place, Shelf, SpoiltError
-from atoll_server.front.upstream import Upstream
+from atoll_server.front.upstream import UpstreamShard
 from atoll_server.rpc.calls import ending, wanted_frames
 
 log = structlog.get_logger()
@@ -68,27 +68,27 @@ class Fetching:
         async for reply in self._relay(request):
             yield reply
 
-    def told(self, upstream: Upstream, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
+    def told(self, shard: UpstreamShard, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
         """A shard spoke. log: of one process of it; versions: of fragments, that are."""
-        if not upstream.told(log, session, versions):
-            self.shelf.clear(upstream.address)
+        if not shard.told(log, session, versions):
+            self.shelf.clear(shard.fragments)
         self._metrics.vouched(session.learner)
 
     async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, Item, Sequence[int]]:
         """What is asked for, here or on its way; its header for who asks; and the frames that are wanted of it."""
         session, header = request.session, None
-        upstream = self._routes.owner(session, request.fragment)
+        shard = self._routes.owner(session, request.fragment)
         fragment = (session.run, session.generation, request.fragment)
-        place = Place(*fragment, request.whole, request.version, shard=upstream.address)
-        known = upstream.sessions.known(session, upstream.clock.monotonic()) and fragment in upstream.counts
-        there = self.shelf.find(place) is not None or request.version <= upstream.newest.get(fragment, 0)
+        place = Place(*fragment, request.whole, request.version)
+        known = shard.sessions.known(session, self._routes.clock.monotonic()) and fragment in shard.counts
+        there = self.shelf.find(place) is not None or request.version <= shard.newest.get(fragment, 0)
         if request.whole or not known or not there:
             # The core says who may ask; and of a whole fragment, which version it is, and what became of whose work.
             header = await self._header(request)
-            upstream.counts[fragment] = header.frames
+            shard.counts[fragment] = header.frames
             place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)
-        wanted = wanted_frames(request, upstream.counts[fragment])
-        item = self.shelf.find(place) or self.shelf.begin(place, upstream.counts[fragment])
+        wanted = wanted_frames(request, shard.counts[fragment])
+        item = self.shelf.find(place) or self.shelf.begin(place, shard.counts[fragment])
         if claimed := item.claim(wanted):
             task = asyncio.create_task(self._bring(request, item, claimed))  # goes on when its learner goes away
             self._bringing.add(task)
@@ -97,25 +97,25 @@ class Fetching:
         return header or begun, item, wanted
 
     async def _header(self, request: pb.FetchRequest) -> pb.FetchHeader:
-        upstream = self._routes.owner(request.session, request.fragment)
+        shard = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest(header_only=True)
         asked.MergeFrom(request)
         asked.ClearField("frames")
-        began = upstream.clock.monotonic()
+        began = self._routes.clock.monotonic()
         with (
-            upstream.link.quick.use() as connection,
+            shard.link.quick.use() as connection,
             opened("Fetch", connection.stub.Fetch(asked, timeout=ASK_S)) as call,
         ):
             reply = await call.read()
-        upstream.link.answered(upstream.clock.monotonic() - began)
+        shard.link.answered(self._routes.clock.monotonic() - began)
         if not isinstance(reply, pb.FetchReply) or not reply.header.frames > 0:
             raise Refused(Status.UNAVAILABLE, "the core answered without a header: ask again")
-        upstream.sessions.answered(request.session, upstream.clock.monotonic())
+        shard.sessions.answered(request.session, self._routes.clock.monotonic())
         return reply.header
 
     async def _bring(self, request: pb.FetchRequest, item: Item, claimed: Sequence[int]) -> None:
         """Fetches frames of what has been begun. What goes wrong is told to whoever waits for them."""
-        upstream = self._routes.owner(request.session, request.fragment)
+        shard = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest()
         asked.CopyFrom(request)
         asked.ClearField("frames")
@@ -126,14 +126,14 @@ class Fetching:
             item.took(header, frame)
 
         try:
-            if not await download(upstream.link, asked, claimed, took):
+            if not await download(shard.link, asked, claimed, took):
                 raise SpoiltError
         except (SpoiltError, NoRoomError) as error:
             self.shelf.drop(item)  # the core has another version by now, or this front has no room
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
             if error.code() in OF_THE_SESSION:  # not of those who wait for it as well: each asks for itself
-                upstream.sessions.refused(request.session)
+                shard.sessions.refused(request.session)
                 item.failed(claimed, SpoiltError)
             else:
                 mark = SAID if said(error) else ()

@@ -13,7 +13,7 @@ from atoll_wire.calling import LinkLost, opened, until_it_ends
 from atoll_wire.contract import AUTHORIZATION
 from atoll_wire.links import said
 
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.upstream import Upstream
@@ -22,7 +22,7 @@ from atoll_server.rpc.calls import Context, abort, end, let_go
 Passing = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 
 
-def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str, acts: Acts, *, near: bool) -> None:
+def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str, audit_log: AuditLog, *, near: bool) -> None:
     """Adds the services of operators and doctors. near: nobody but this machine can call.
 
     A certificate says nothing at the core, which sees the front's; and a core that lets everybody on its machine do
@@ -32,14 +32,13 @@ def pass_on(server: grpc.aio.Server, upstream: Upstream, region: str, acts: Acts
     for name, mark in marks.items():
         handlers: dict[str, Any] = {}
         for method in pb.DESCRIPTOR.services_by_name[name].methods:
-            passing = _passing(
-                upstream, f"/atoll.v1.{name}/{method.name}", mark, acts, token_needed=name == "Operator" and not near
-            )
+            path, token_needed = f"/atoll.v1.{name}/{method.name}", name == "Operator" and not near
+            passing = _passing(upstream, path, mark, audit_log, token_needed=token_needed)
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(passing)  # one message is a short stream
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"atoll.v1.{name}", handlers),))
 
 
-def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_needed: bool) -> Passing:
+def _passing(upstream: Upstream, path: str, mark: bytes, audit_log: AuditLog, *, token_needed: bool) -> Passing:
     """mark: put behind each answer; of a message in two parts protobuf makes one."""
     method = path.rpartition("/")[2]
 
@@ -61,7 +60,7 @@ def _passing(upstream: Upstream, path: str, mark: bytes, acts: Acts, *, token_ne
                         sending.cancel()
                         await asyncio.gather(sending, return_exceptions=True)  # it reads what is let go below
         except Refused as refused:
-            acts.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
+            audit_log.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
             await end(context, error.code(), error.details() or "", meant=said(error))

@@ -11,11 +11,11 @@ from atoll_wire.clock import Clock
 from atoll_wire.links import Link
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.upstream import WATCH_S, Dial, Upstream
+from atoll_server.front.upstream import WATCH_S, Dial, Upstream, UpstreamShard
 
 
 class Routes:
-    """core: takes Join, Initialise and what operators ask, and whatever no other shard is known for."""
+    """core: takes Join, Initialise and what operators ask. default: stands for its shards before a Join names them."""
 
     def __init__(
         self,
@@ -28,13 +28,14 @@ class Routes:
         self._access, self._dial = access, dial
         self.core = Upstream(address, access, clock, dial)
         self._run = ("", 0)  # and generation, whose shards these are
-        self._shards: list[Upstream] = []  # by number
-        self._owners: dict[int, Upstream] = {}  # by fragment
+        self.default = UpstreamShard(self.core, None)
+        self._shards: list[UpstreamShard] = []  # by number
+        self._owners: dict[int, UpstreamShard] = {}  # by fragment
 
     @property
     def up(self) -> bool:
-        """Whether the core and every shard answered when they were last heard."""
-        return all(shard.up for shard in self._all())
+        """Whether every shard answered when it was last heard."""
+        return all(shard.up for shard in self._shards or [self.default])
 
     async def joined(self, reply: pb.JoinReply) -> None:
         """Takes over where a ready run's shards are, and hides that: learners call all of them here.
@@ -43,18 +44,20 @@ class Routes:
         """
         if reply.state != pb.JoinReply.STATE_READY:
             return
-        known = {shard.address: shard for shard in (self.core, *self._shards)}
-        shards = [self._at(place.address, known) for place in reply.shards]
+        known = {(shard.upstream, shard.fragments): shard for shard in self._shards}
+        upstreams = {upstream.address: upstream for upstream in self._upstreams()}
+        shards = list[UpstreamShard]()
+        for place in reply.shards:
+            upstream = self._at(place.address, upstreams)
+            fragments = frozenset(place.fragments)
+            shards.append(known.get((upstream, fragments)) or UpstreamShard(upstream, fragments))
+            place.address = ""
         self._run = (reply.run, reply.generation)
         self._shards = shards
-        self._owners = {
-            fragment: shard for shard, place in zip(shards, reply.shards, strict=True) for fragment in place.fragments
-        }
-        for place in reply.shards:
-            place.address = ""
-        for shard in known.values():
-            if shard not in (self.core, *shards):
-                await shard.close()
+        self._owners = {fragment: shard for shard in shards for fragment in shard.fragments or ()}
+        for upstream in upstreams.values():
+            if upstream not in self._upstreams():
+                await upstream.close()
 
     def _at(self, address: str, known: dict[str, Upstream]) -> Upstream:
         if not address:
@@ -68,27 +71,33 @@ class Routes:
             known[address] = Upstream(address, self._access, self.clock, self._dial)
         return known[address]
 
-    def owner(self, session: pb.Session, fragment: int) -> Upstream:
-        """The shard that has a fragment; the core, which then refuses, when none is known."""
+    def owner(self, session: pb.Session, fragment: int) -> UpstreamShard:
+        """The shard that has a fragment, or the default."""
         mine = (session.run, session.generation) == self._run
-        return self._owners.get(fragment, self.core) if mine else self.core
+        return self._owners.get(fragment, self.default) if mine else self.default
 
-    def numbered(self, session: pb.Session, number: int) -> Upstream:
-        """The shard of this number; the core when none is known."""
+    def numbered(self, session: pb.Session, number: int) -> UpstreamShard:
+        """The shard of this number, or the default."""
         mine = (session.run, session.generation) == self._run and number < len(self._shards)
-        return self._shards[number] if mine else self.core
+        return self._shards[number] if mine else self.default
+
+    def near(self, session: pb.Session) -> UpstreamShard:
+        """The first shard where the run is joined, or the default."""
+        mine = (session.run, session.generation) == self._run
+        shards = self._shards if mine else []
+        return next((shard for shard in shards if shard.upstream is self.core), self.default)
 
     async def watch(self) -> None:
         """Goes on for ever: looks after the connections."""
         while True:
             await asyncio.sleep(WATCH_S)
-            for shard in self._all():
-                await shard.look()
+            for upstream in self._upstreams():
+                await upstream.look()
 
     async def close(self) -> None:
         """Hangs up at once."""
-        for shard in self._all():
-            await shard.close()
+        for upstream in self._upstreams():
+            await upstream.close()
 
-    def _all(self) -> list[Upstream]:
-        return list(dict.fromkeys((self.core, *self._shards)))
+    def _upstreams(self) -> list[Upstream]:
+        return list(dict.fromkeys((self.core, *(shard.upstream for shard in self._shards))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
+from functools import partial
 
 import structlog
 from atoll_wire import allocator, frames, scrape
@@ -12,7 +13,7 @@ from atoll_wire.access import on_loopback
 from atoll_wire.certificate import Role, check_role
 from atoll_wire.clock import SYSTEM
 
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.passing import pass_on
@@ -35,14 +36,14 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     allocator.lean()
     open_files()
     told, metrics = told_to_stop(), FrontMetrics(settings.region)
-    routes, acts = Routes(settings.core, settings.access, SYSTEM), Acts(settings.audit_log, SYSTEM)
-    acts.start()
-    service = FrontService(routes, metrics, settings.cache_bytes, acts)
-    gate = Gate(settings.quotas, _said, metrics.limited, lambda: acts, SYSTEM)
+    routes, audit_log = Routes(settings.core, settings.access, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
+    audit_log.start()
+    service = FrontService(routes, metrics, settings.cache_bytes, audit_log)
+    gate = Gate(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, metrics.served)
     frames.serve(service, public.server)
-    pass_on(public.server, routes.core, settings.region, acts, near=on_loopback(settings.listen))
+    pass_on(public.server, routes.core, settings.region, audit_log, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
     pulse, where = scrape.Pulse(SYSTEM), settings.metrics_listen
     scraped = scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready) if where else None
@@ -71,8 +72,12 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
         beating.cancel()
         if scraped:
             scraped.end()
-        acts.close()
+        audit_log.close()
     log.info("stopped")
+
+
+def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
+    audit_log.refused("limited", peer, method=method, detail=detail)
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:

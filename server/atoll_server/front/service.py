@@ -21,13 +21,13 @@ from atoll_wire.frames import Pushed, Sent
 from atoll_wire.links import Link, said
 from atoll_wire.logs import contribution
 
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.routes import Routes
-from atoll_server.front.upstream import Upstream, lost
+from atoll_server.front.upstream import UpstreamShard, lost
 from atoll_server.rpc.calls import Context, Waits, end, let_go
 
 log = structlog.get_logger()
@@ -38,12 +38,13 @@ QUICK_S = 20.0
 class Route:
     """Where a call goes on to. link: the shard's connections when that was found."""
 
-    def __init__(self, shard: Upstream) -> None:
+    def __init__(self, shard: UpstreamShard) -> None:
         self.to(shard)
 
-    def to(self, shard: Upstream) -> Link:
+    def to(self, shard: UpstreamShard) -> Link:
         """The call goes on to this shard."""
         self.shard = shard
+        self.address = shard.upstream.address
         self.link = shard.link
         return self.link
 
@@ -51,9 +52,9 @@ class Route:
 class FrontService(rpc.OuterServicer):
     """What learners of a region call."""
 
-    def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, acts: Acts) -> None:
+    def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, audit_log: AuditLog) -> None:
         """cache_bytes: of updates and whole fragments."""
-        self._routes, self._metrics, self._acts = routes, metrics, acts
+        self._routes, self._metrics, self._audit_log = routes, metrics, audit_log
         self.fetching = Fetching(routes, metrics, cache_bytes)
         self._waits, self._stopping = Waits(), False
 
@@ -79,8 +80,9 @@ class FrontService(rpc.OuterServicer):
                 token=reply.token,
             )  # fmt: skip
             if reply.state != pb.JoinReply.STATE_CONFIRM:
-                versions = [each for each in reply.versions.items() if self._routes.owner(session, each[0]) is core]
-                self.fetching.told(core, reply.log, session, versions)
+                near = self._routes.near(session)
+                versions = [each for each in reply.versions.items() if each[0] in (near.fragments or ())]
+                self.fetching.told(near, reply.log, session, versions)
                 log.info("joined", learner=request.learner, incarnation=reply.incarnation, region=request.region)
             return reply
 
@@ -236,33 +238,33 @@ class FrontService(rpc.OuterServicer):
 
     @asynccontextmanager
     async def _answering(
-        self, context: Context, shard: Upstream | None = None, session: pb.Session | None = None
+        self, context: Context, shard: UpstreamShard | None = None, session: pb.Session | None = None
     ) -> AsyncIterator[Route]:
         """Ends a call as the shard ended it, or with what was refused here. shard: as far as it is known by now."""
-        route = Route(shard or self._routes.core)
+        route = Route(shard or self._routes.default)
         try:
             yield route
         except Refused as refused:
             code, details = grpc.StatusCode[refused.status.name], refused.detail
             if refused.status is not Status.UNAVAILABLE:  # that is no judgement on who called
-                self._acts.refused("refused", context.peer(), status=refused.status.value, detail=details)
+                self._audit_log.refused("refused", context.peer(), status=refused.status.value, detail=details)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
             if lost(error):
                 self._answered(route.shard, up=False)
-                route.shard.suspect(route.link)
+                route.shard.upstream.suspect(route.link)
             if not said(error):  # by gRPC, or by a stranger on the core's port: it ends no learner
-                code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.shard.address}: {details}"
+                code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.address}: {details}"
             if session is not None:
                 route.shard.sessions.refused(session)
         except LinkLost:
-            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {route.shard.address} is silent: try again"
+            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {route.address} is silent: try again"
         else:
             return
         self._metrics.refused.labels(code.name.lower()).inc()
         await end(context, code, details)
 
-    def _answered(self, shard: Upstream, *, up: bool) -> None:
+    def _answered(self, shard: UpstreamShard, *, up: bool) -> None:
         shard.up = up
         self._metrics.core_up.set(self._routes.up)
 

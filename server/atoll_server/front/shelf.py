@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from atoll_wire.frames import WireFrame
 class Place(NamedTuple):
     """What stays the same under this name, as long as its shard has this log: an update, or a whole fragment.
 
-    crc32c: of a whole fragment. shard: the address of the shard that it is fetched from.
+    crc32c: of a whole fragment.
     """
 
     run: str
@@ -29,7 +29,6 @@ class Place(NamedTuple):
     whole: bool
     version: int
     crc32c: int = 0
-    shard: str = ""
 
 
 class NoRoomError(Exception):
@@ -150,9 +149,9 @@ class Shelf:
         if self._items.get(item.place) is item:
             del self._items[item.place]
 
-    def clear(self, shard: str) -> None:
-        """Nothing of a shard is found any more; who reads it still does."""
-        for item in [item for item in self._items.values() if item.place.shard == shard]:
+    def clear(self, fragments: Collection[int] | None) -> None:
+        """Nothing of these fragments is found any more, of all if None; who reads it still does."""
+        for item in [each for each in self._items.values() if fragments is None or each.place.fragment in fragments]:
             self.drop(item)
 
     def _make_room(self, newcomer: Item, size_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""One shard as a front sees it: the connections to it, dialled anew when they are dead, and what it told lately."""
+"""Where a front calls: connections to an address, dialled anew when they are dead, and what each shard there told."""
 
 from __future__ import annotations
 
@@ -25,42 +25,17 @@ FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
 
 
 class Upstream:
-    """A shard at an address. All learners of a region share its connections.
-
-    link: its connections of now. up: whether it answered when it was last heard. sessions: that it answered lately.
-    counts: frames of its fragments. newest: versions of them that were heard of.
-    """
+    """The connections to one address, which all learners of a region share. link: those of now."""
 
     def __init__(self, address: str, access: Access, clock: Clock, dial: Dial) -> None:
         self.address, self.clock = address, clock
         self._access, self._dial = access, dial
         self._closing: set[asyncio.Task[None]] = set()
-        self.up = False
-        self.sessions = Sessions()
-        self.counts: dict[FragmentKey, int] = {}
-        self.newest: dict[FragmentKey, int] = {}
-        self._log = 0
         self._open()
 
     def _open(self) -> None:
         self.link = self._dial(self.address, self._access, self.clock)
         self._opened_at, self._suspected = self.clock.monotonic(), False
-
-    def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
-        """The shard spoke: of fragments and their versions. False: what is kept of its log before may never have been.
-
-        log: as of Happening.
-        """
-        same = log == self._log
-        if not same:
-            self._log = log
-            self.sessions.clear()
-            self.newest.clear()
-        self.sessions.answered(session, self.clock.monotonic())
-        for number, version in versions:
-            fragment = (session.run, session.generation, number)
-            self.newest[fragment] = max(version, self.newest.get(fragment, 0))
-        return same
 
     async def look(self) -> None:
         """Called now and then: dials anew when that is due, and hangs up idle connections."""
@@ -89,6 +64,43 @@ class Upstream:
         for task in self._closing:
             task.cancel()
         await self.link.close()
+
+
+class UpstreamShard:
+    """One shard as a front knows it. Several may be at one address.
+
+    fragments: that it has; None: all those at the address. up: whether it answered when it was last heard. sessions:
+    that it answered lately. counts: frames of its fragments. newest: versions of them that were heard of.
+    """
+
+    def __init__(self, upstream: Upstream, fragments: frozenset[int] | None) -> None:
+        self.upstream, self.fragments = upstream, fragments
+        self.up = False
+        self.sessions = Sessions()
+        self.counts: dict[FragmentKey, int] = {}
+        self.newest: dict[FragmentKey, int] = {}
+        self._log = 0
+
+    @property
+    def link(self) -> Link:
+        """The connections of now."""
+        return self.upstream.link
+
+    def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
+        """The shard spoke: of fragments and their versions. False: what is kept of its log before may never have been.
+
+        log: as of Happening.
+        """
+        same = log == self._log
+        if not same:
+            self._log = log
+            self.sessions.clear()
+            self.newest.clear()
+        self.sessions.answered(session, self.upstream.clock.monotonic())
+        for number, version in versions:
+            fragment = (session.run, session.generation, number)
+            self.newest[fragment] = max(version, self.newest.get(fragment, 0))
+        return same
 
 
 def lost(error: grpc.aio.AioRpcError) -> bool:

@@ -1,10 +1,10 @@
-"""PURE: useful / provisioned learner-seconds, and where the rest went.
+"""PURE: goodput: useful / provisioned learner-seconds, and the causes of lost time.
 
-Provisioned: from a name's first joining until it leaves or the run ends, downtime included; deliberate pauses are
-left out. Useful: time in inner steps whose tokens were merged or are pending. What a learner reports is bounded by
-what the core saw: it cannot have trained longer than it was there, a process that was silent for longer than its steps
-explain was frozen, and tokens of a dead incarnation count only when the core acknowledged them. Times are wall-clock
-seconds, since accounts outlive a core process.
+Provisioned: from a name's first join until it leaves or the run ends, downtime included; deliberate pauses are left
+out. Useful: time in inner steps whose tokens were merged or are pending. The core bounds what a learner reports: it
+cannot have trained for longer than it was joined. A process that was silent for longer than its steps explain was
+frozen. Tokens of a dead incarnation count only when the core acknowledged them. Times are wall-clock seconds, since
+accounts outlive a core process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from atoll_server.learners.plausibility import Most, Rate, counted
 
 SILENT_S = 10.0
-RATE_STEPS = 4  # that a learner has made before others are compared with it
-SLOW = 2.0  # times its usual step time: what a step may take that is made while nothing is heard
+RATE_STEPS = 4  # a learner must have made this many steps before others are compared with it
+SLOW = 2.0  # a step during a silence may take this many times the usual step time
 
 CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
 
@@ -35,36 +35,55 @@ class Spent:
     joining_s: float = 0.0
     paused_s: float = 0.0
     abandoned_tokens: float = 0.0
-    accepted_tokens: float = 0.0  # acknowledged, mean over fragments weighted by parameters
     grown_at: float = 0.0  # when new steps were last reported; 0: never
-    steps_paid: float = 0.0  # see influence.counted; 0: since it joined
+    steps_paid: float = 0.0  # see plausibility.counted; 0: since it joined
     tokens_paid: float = 0.0
-    frozen_s: float = 0.0  # of stepping_s as it was said: the process stood, and did not know
-    undone_tokens: float = 0.0  # merged, and then left behind when an older checkpoint was restored; as accepted_tokens
+    frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen unknowingly
+    undone_tokens: float = 0.0  # merged, then undone when an older checkpoint was restored; as accepted_tokens
     restored_to: int | None = None  # an older checkpoint was restored since its last report: tokens that counted then
-    said_steps: int = 0  # as reported; `steps` and `tokens` are what counts of them
+    said_steps: int = 0  # as reported; `steps` and `tokens` are the counted part
     said_tokens: int = 0
 
     def tokens_counted(self, said: int, most: Most, now: float) -> tuple[int, float]:
-        """What counts now of so many tokens, and until when time is used up by that."""
+        """How many of `said` tokens count now, and up to when the learner's time is used for them."""
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
         """By the learner, or with what a restored checkpoint left behind."""
         return self.abandoned_tokens + self.undone_tokens
 
-    def thrown_away_s(self, dead: bool) -> float:
-        """Stepping time of tokens that will never be merged."""
+    def thrown_away_s(self, accepted: float | None = None) -> float:
+        """Stepping time of tokens that will never be merged.
+
+        accepted: tokens of a dead incarnation that were acknowledged; None: it lives, and more may be.
+        """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
-            return self.stepping_s if dead else 0.0
-        lost = max(self.abandoned_tokens, tokens - self.accepted_tokens) if dead else self.given_up_tokens()
+            return self.stepping_s if accepted is not None else 0.0
+        lost = max(self.given_up_tokens(), tokens - accepted if accepted is not None else 0.0)
         return self.stepping_s * min(1.0, max(0.0, lost) / tokens)
+
+
+@dataclass(slots=True)
+class ShardSums:
+    """What one shard has of a learner's contributions.
+
+    merged_token_parameters: tokens of each merged one times its fragment's parameters, so that sums are exact.
+    bytes_up: payloads of acknowledged ones; parameters_up: that these stand for. accepted_tokens: of acknowledged ones
+    of the living incarnation, as a mean over all fragments of the run weighted by parameters; accepted_before: of the
+    dead ones.
+    """
+
+    merged_token_parameters: int = 0
+    bytes_up: int = 0
+    parameters_up: int = 0
+    accepted_tokens: float = 0.0
+    accepted_before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Learner-seconds of one learner, or of all."""
+    """Learner-seconds of one learner, or of all. lost_s: by cause, see CAUSES."""
 
     useful_s: float
     provisioned_s: float
@@ -78,31 +97,32 @@ class Balance:
 
 @dataclass(slots=True)
 class Account:
-    """One learner over all its incarnations."""
+    """The time account of one learner, over all its incarnations."""
 
     first_joined_at: float
     heard_at: float
-    began_at: float = 0.0  # when the process was started that speaks for the learner
+    began_at: float = 0.0  # when the learner's current process was started
     left_at: float | None = None
-    away_s: float = 0.0  # between clean good-byes and returns: not provisioned
+    away_s: float = 0.0  # between leaving and returning: not provisioned
     down_s: float = 0.0
     restarting_s: float = 0.0
-    merged_token_parameters: int = 0  # tokens of each contribution times its fragment's parameters: sums are exact
-    bytes_up: int = 0  # payloads: of acknowledged contributions,
-    bytes_down: int = 0  # of published updates,
+    bytes_down: int = 0  # payloads: of published updates,
     bytes_whole: int = 0  # of whole fragments and first parameters, both ways
-    parameters_up: int = 0  # that the coded bytes stand for
-    parameters_down: int = 0
+    parameters_down: int = 0  # that bytes_down stand for
     step_time_s: float | None = None  # of its inner steps, as last seen
     silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
     woke_at: float = 0.0  # when the last such silence ended
-    struck_tokens: int = 0  # by an operator: they were reported and do not count
-    undone_tokens: int = 0  # reported, and not counted since an older checkpoint was restored
+    struck_tokens: int = 0  # reported tokens that an operator struck: they do not count
+    undone_tokens: int = 0  # reported tokens that do not count since an older checkpoint was restored
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each counts again when it starts
 
     def joined(self, now: float, process_age_s: float, returning: bool) -> None:
-        """A new incarnation joins; the gap since the last sign of life is lost, unless it had left."""
+        """A new incarnation joins. The time since the last one was heard is lost, unless that one had left.
+
+        now: wall-clock seconds. process_age_s: since the new process was started. returning: the name had joined.
+        """
         if returning:
             gap = max(0.0, now - (self.left_at if self.left_at is not None else self.heard_at))
             if self.left_at is not None:
@@ -119,9 +139,9 @@ class Account:
         self.current = Spent(joined_at=now)
 
     def heard(self, now: float, seen: Spent, most: Most | None = None) -> None:
-        """Takes in the counters of a report; time spent cannot exceed the time since joining.
+        """Takes in a report's counters; reported times are capped by the time since joining.
 
-        most: what may be counted of its steps and tokens; None: all.
+        most: the rates up to which its steps and tokens count; None: all count.
         """
         was = self.current
         seen.said_steps = max(was.said_steps, seen.steps)
@@ -132,14 +152,13 @@ class Account:
             seen.tokens, seen.tokens_paid = was.tokens_counted(seen.tokens, most, now)
         seen.grown_at = now if seen.steps > was.steps else was.grown_at
         seen.joined_at = was.joined_at
-        seen.accepted_tokens = was.accepted_tokens
         seen.frozen_s = was.frozen_s
         seen.undone_tokens = was.undone_tokens
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
             setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
-        # It tells how long joining took from its own start on; provisioned it is from its first Join.
+        # The learner counts joining from its own start, but it is provisioned only from its first Join.
         seen.joining_s = min(seen.joining_s, was.joining_s or there)
         if silent_s := self._silent_s(now):
             self.silence_s = self.silence_s + silent_s
@@ -154,39 +173,50 @@ class Account:
         self.left_at = None
 
     def _explain(self, seen: Spent, stepping_s: float, steps: int, now: float) -> None:
-        """Charges a silence to steps that began before its end: what they cannot have taken, the process was frozen.
+        """Splits a silence into step time and frozen time, by the steps that began before its end.
 
-        stepping_s: what the new steps took, as reported. A report after the silence may have only steps that ended
-        before it; a later one then has the step that stood. A learner that is only cut off trains on: its steps
-        explain the time.
+        stepping_s: reported time of the new steps. A report after the silence may hold only steps that ended before
+        it; a later report then holds the step that was frozen. A learner that was only cut off kept training, and its
+        steps explain the time.
         """
         awake_s = now - self.woke_at
-        during_s = min(self.silence_s, stepping_s - awake_s)  # at least so much of the steps' time lies in the silence
+        during_s = min(
+            self.silence_s, stepping_s - awake_s
+        )  # at least this much of the steps' time lies in the silence
         if during_s > 0.0 and self.step_time_s is not None:
-            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that were not made since it woke
+            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that were made before it woke
             frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
             seen.frozen_s += frozen_s
             self.down_s += frozen_s
         if during_s > 0.0:
             self.silence_s -= during_s
-        if stepping_s + SILENT_S < awake_s:  # all that is reported from now on began after the silence
+        if stepping_s + SILENT_S < awake_s:  # all steps reported from now on began after the silence
             self.silence_s = 0.0
 
-    def forget_contributions(self) -> None:
-        """Before they are counted again from the ledger, which is exact; this account was written some time before."""
-        self.merged_token_parameters = 0
-        self.bytes_up = 0
-        self.parameters_up = 0
-        for spent in (self.current, *self.past):
-            spent.accepted_tokens = 0.0
+    @property
+    def merged_token_parameters(self) -> int:
+        """At all shards, as each of the three: see ShardSums."""
+        return sum(sums.merged_token_parameters for sums in self.by_shard.values())
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(sums.bytes_up for sums in self.by_shard.values())
+
+    @property
+    def parameters_up(self) -> int:
+        return sum(sums.parameters_up for sums in self.by_shard.values())
+
+    def uncounted_tokens(self) -> int:
+        """Of all that it reported: struck, or undone."""
+        return self.struck_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
         """Of all that it reported, what counts."""
-        count: int = self.total("tokens") - self.struck_tokens - self.undone_tokens
+        count: int = self.total("tokens") - self.uncounted_tokens()
         return count
 
     def strike(self, tokens: int) -> None:
-        """So many count of all that it reported; struck ones never count again."""
+        """Reduces its reported tokens to `tokens`; struck tokens never count again."""
         self.struck_tokens = max(self.struck_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
     def restored(self, tokens: int, undone_tokens: float) -> None:
@@ -202,16 +232,27 @@ class Account:
     def _count_only(self, tokens: int) -> None:
         self.undone_tokens = max(0, self.total("tokens") - self.struck_tokens - tokens)
 
-    def accepted(self, tokens: float, current: bool) -> None:
-        """The core acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
-        spent = self.current if current or not self.past else self.past[0]
-        spent.accepted_tokens += tokens
+    def at(self, shard: int) -> ShardSums:
+        """What a shard has of it, to be counted on."""
+        return self.by_shard.setdefault(shard, ShardSums())
+
+    def accepted(self, shard: int, tokens: float, current: bool) -> None:
+        """A shard acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
+        sums = self.at(shard)
+        if current or not self.past:
+            sums.accepted_tokens += tokens
+        else:
+            sums.accepted_before += tokens
 
     def _bury(self) -> None:
-        """Adds the dead incarnation to the past, its lost tokens included."""
+        """Adds the dead incarnation's counters to the past, its lost tokens included."""
         dead = self.current
-        dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - dead.accepted_tokens)
+        accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
+        dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - accepted)
         dead.undone_tokens = 0.0
+        for sums in self.by_shard.values():
+            sums.accepted_before += sums.accepted_tokens
+            sums.accepted_tokens = 0.0
         if not self.past:
             self.past = [dead]
             return
@@ -224,7 +265,6 @@ class Account:
             "joining_s",
             "paused_s",
             "abandoned_tokens",
-            "accepted_tokens",
             "frozen_s",
             "said_steps",
             "said_tokens",
@@ -232,7 +272,7 @@ class Account:
             setattr(total, name, getattr(total, name) + getattr(dead, name))
 
     def rate(self) -> Rate | None:
-        """How fast it trains; None before enough of its steps were seen: the first ones compile."""
+        """How fast it trains; None before RATE_STEPS steps: the first ones compile."""
         if not self.step_time_s or self.total("steps") < RATE_STEPS:
             return None
         current = self.current
@@ -246,10 +286,11 @@ class Account:
         return mine + getattr(self.past[0], name) if self.past else mine
 
     def balance(self, now: float) -> Balance:
-        """Useful and lost seconds so far."""
+        """Useful, provisioned and lost seconds up to `now`."""
         end = now if self.left_at is None else self.left_at
         provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
-        thrown = self.current.thrown_away_s(dead=False) + sum(spent.thrown_away_s(dead=True) for spent in self.past)
+        accepted = sum(sums.accepted_before for sums in self.by_shard.values())
+        thrown = self.current.thrown_away_s() + sum(spent.thrown_away_s(accepted) for spent in self.past)
         useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
         silent_s = self._silent_s(now)
         lost = {
@@ -263,22 +304,24 @@ class Account:
         return Balance(useful, provisioned, lost)
 
     def _trains(self) -> bool:
-        """Whether the process that speaks for it has said anything: before its first parameters it has nothing to."""
+        """Whether the current process has reported anything: it does not before it has parameters."""
         return bool(self.current.steps or self.current.joining_s)
 
     def _silent_s(self, now: float) -> float:
-        """Since it was last heard of, where that is long ago: until it comes back it is taken for dead."""
+        """Seconds since its last report if above SILENT_S, else 0: a silent learner counts as down until it reports."""
         silent_s = now - self.heard_at if self.left_at is None else 0.0
         return silent_s if silent_s > SILENT_S else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """For the ledger."""
+        """For the run's part of the ledger: without `by_shard`, which the shards' parts have."""
         spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
-        return _fields(self) | spent
+        data = _fields(self) | spent
+        del data["by_shard"]
+        return data
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Account:
-        """From the ledger."""
+        """Reads an account from what `as_data` returned."""
         spent = {"current": Spent(**data["current"]), "past": [Spent(**each) for each in data["past"]]}
         return cls(**(data | spent))
 
@@ -288,7 +331,7 @@ def _fields(of: Account | Spent) -> dict[str, Any]:
 
 
 def overall(balances: Iterable[Balance]) -> Balance:
-    """The run's balance: sums over learners."""
+    """The run's balance: the sum over learners."""
     parts = list(balances)
     lost = {cause: sum(part.lost_s.get(cause, 0.0) for part in parts) for cause in CAUSES}
     return Balance(sum(part.useful_s for part in parts), sum(part.provisioned_s for part in parts), lost)

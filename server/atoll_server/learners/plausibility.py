@@ -1,17 +1,18 @@
-"""PURE: how much of what a learner says that it trained is counted. Nobody can see it train; the core has a clock.
+"""PURE: how much of a learner's reported work counts. The core cannot see it train, but has a clock.
 
-- Reported steps and tokens count as far as the time since the last of them allows at FASTER times the rate of most of
-  the others. What is more is counted later, when time allows it. What a learner counted before excuses nothing.
-- Tokens are held back while there are others, and none of them has trained yet: they count as soon as there is a rate
-  to compare them with. A learner that is alone is the run: all of its tokens count.
-- A contribution's tokens count as far as they were counted of its learner and not given to this fragment before, and
-  what the time since its last report allows at its own rate, or that of the others while it has none: a contribution
-  may overtake the report.
-- Tokens of a step, which a weight grows with, are at most MIXED times those of the others' steps, or as many as a
-  learner takes at its step rate that trains FASTER times the others' tokens per second.
-- In a merge a learner weighs at most FASTER times what most of the others do.
+- Reported steps and tokens count up to FASTER times the median rate of the other learners, over the time since the
+  last counted ones. The excess counts later, when time allows it. Earlier counts of a learner allow it nothing more.
+- Tokens are held back while there are other learners and none of them has trained yet. They count as soon as there is
+  a rate to compare with. A learner that is alone is the run: all of its tokens count.
+- A contribution's tokens count if they were counted for its learner and not given to this fragment before. A
+  contribution may overtake the report: further tokens count by the time since the last report, at the learner's own
+  rate, or at the others' while it has none.
+- A weight grows with the tokens per step. They are at most MIXED times the others', or as many as a learner with this
+  step rate has that trains FASTER times the others' tokens per second.
+- In a merge a learner weighs at most FASTER times the median weight of the others.
 
-Honest learners are below all of these; a liar has the influence of an honest learner on much better hardware.
+Honest learners are below all of these limits. A liar has at most the influence of an honest learner on much better
+hardware.
 """
 
 from __future__ import annotations
@@ -20,40 +21,40 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-FASTER = 10.0  # times the others: hardware differs so much
-MOST_STEPS_S, MOST_TOKENS_S = 2e3, 1e9  # of a learner that is alone: no hardware does more
-SPARE_S = 10.0  # of time without steps that may be used later: reports come at any moment, and late
-OVERTAKEN = 2.0  # times its own rate, since the last report: what a contribution may be ahead of it
-OVERTAKEN_STEPS, OVERTAKEN_S = 4.0, 1.0  # and so many steps, and those of so long: the last report was late itself
-MIXED = 4.0  # times the usual tokens of a step, in a contribution of few of them
+FASTER = 10.0  # times the others' rate: how far hardware may differ
+MOST_STEPS_S, MOST_TOKENS_S = 2e3, 1e9  # limits per second of a learner that is alone: no hardware does more
+SPARE_S = 10.0  # unused time that may be used later: reports come at any moment, and late
+OVERTAKEN = 2.0  # times its own rate: how far a contribution may be ahead of the last report
+OVERTAKEN_STEPS, OVERTAKEN_S = 4.0, 1.0  # plus these steps, and those of this time: that report was late itself
+MIXED = 4.0  # times the usual tokens per step, in a contribution of few steps
 
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """Per second: what counts of a learner's reports."""
+    """How many reported steps and tokens count per second."""
 
     steps_s: float = MOST_STEPS_S
     tokens_s: float = MOST_TOKENS_S
 
 
-HELD = Most(MOST_STEPS_S, 0.0)  # steps count, for rounds follow them; tokens wait for a comparison
+HELD = Most(MOST_STEPS_S, 0.0)  # steps count, since rounds follow them; tokens wait for a rate to compare with
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a learner trains: inner steps per second by the core's clock, tokens of each as it reports them."""
+    """How fast a learner trains. steps_s: inner steps per second (core's clock); batch: reported tokens per step."""
 
     steps_s: float
     batch: float
 
     @property
     def tokens_s(self) -> float:
-        """Tokens per second."""
+        """Reported tokens per second of the core's clock."""
         return self.steps_s * self.batch
 
 
 class Rates:
-    """Those of all learners at one moment. starting: learners that have joined and have no rate yet."""
+    """The rates of all learners at one moment. starting: learners that have joined and have no rate yet."""
 
     def __init__(self, rates: Mapping[str, Rate], starting: Set[str] = frozenset()) -> None:
         self._rates = rates
@@ -64,18 +65,18 @@ class Rates:
         self._tokens = sorted(rate.tokens_s for rate in rates.values())
 
     def of(self, learner: str) -> Rate | None:
-        """Its own."""
+        """The learner's own rate; None when it has none yet."""
         return self._rates.get(learner)
 
     def usual(self, learner: str) -> Rate | None:
-        """That of most of the others; None when no other has one."""
+        """The median rate of the other learners; None when none of them has a rate."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         batch = _middle(self._batches, own.batch if own is not None else None)
         return None if steps_s is None or batch is None else Rate(steps_s, batch)
 
     def most(self, learner: str) -> Most:
-        """What may be counted of a learner's reports."""
+        """The rates up to which a learner's reports count."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         tokens_s = _middle(self._tokens, own.tokens_s if own is not None else None)
@@ -85,7 +86,7 @@ class Rates:
 
 
 def _middle(values: Sequence[float], own: float | None) -> float | None:
-    """The upper median of sorted values, one's own left out."""
+    """The upper median of sorted values without `own`; None when there are no others."""
     others = len(values) - (own is not None)
     if not others:
         return None
@@ -94,7 +95,7 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
 
 
 def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
-    """By learner, the part of its weight in a merge that counts: at most FASTER times what most of the others weigh."""
+    """By learner, the part of its weight that counts in a merge (0 to 1), see the module's last rule."""
     ordered, parts = sorted(weights.values()), {}
     for learner, weight in weights.items():
         usual = _middle(ordered, weight)
@@ -103,10 +104,10 @@ def parts_counted(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def counted(said: int, before: int, most_s: float, paid_until: float, now: float) -> tuple[int, float]:
-    """What is counted of a sum that a learner says, and until when time is used up by that.
+    """Returns how much of a reported total counts, and up to when the learner's time is used for it.
 
-    before: what was counted so far. most_s: that may be counted each second. paid_until: as was returned last, or when
-    it joined.
+    said: the reported total. before: counted so far. most_s: may be counted per second. paid_until: as the last call
+    returned it, or when the learner joined; wall-clock seconds.
     """
     allowed = max(0, said - before)
     if most_s * (now - paid_until) < allowed:
@@ -127,8 +128,10 @@ class Declared:
 def weighed(
     said: Declared, reported: Declared, given: int, unheard_s: float, own: Rate | None, usual: Rate | None
 ) -> Declared:
-    """What is counted of a contribution. reported: what is counted of its learner. given: tokens in its earlier
-    contributions to this fragment. unheard_s: since the learner's last report of new steps.
+    """What counts of a contribution's declared tokens and steps.
+
+    reported: what counts of its learner's reports. given: tokens in its earlier contributions to this fragment.
+    unheard_s: seconds since the learner's last report of new steps.
     """
     rate = own or usual
     if rate is None:
@@ -137,7 +140,7 @@ def weighed(
     if own is not None:
         ahead += OVERTAKEN_S * own.steps_s
     steps = max(1, min(said.steps, int(reported.steps + ahead)))
-    if usual is None:  # its tokens may be held back, and there is no work of others that it could outweigh
+    if usual is None:  # its reported tokens may be held back, and there is no other work that it could outweigh
         return Declared(said.tokens, steps)
     batch = _most_of_a_step(own, usual)
     most = min(reported.tokens + ahead * min(rate.batch, batch) - given, batch * steps)
@@ -145,6 +148,6 @@ def weighed(
 
 
 def _most_of_a_step(own: Rate | None, usual: Rate) -> float:
-    """Tokens, in a contribution. What a learner says of its own steps is no measure: only how fast they come is."""
+    """Tokens per step that a contribution may declare. It uses the learner's step rate, never its reported batch."""
     few_steps = FASTER * usual.tokens_s / own.steps_s if own is not None else 0.0
     return max(MIXED * usual.batch, few_steps)

@@ -1,4 +1,4 @@
-"""PURE: the names of a run, which process may speak for each, and what each has spent."""
+"""PURE: the learner names of a run, which process may use each, and their time accounts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from atoll_wire.arrivals import Arrivals
 from atoll_wire.certificate import NAME
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.accounts import Account
+from atoll_server.learners.accounts import Account, Spent
 from atoll_server.learners.plausibility import Rate, Rates
 
 LARGEST_REGION = 64
-MOST_REGIONS = 256  # of learners that have neither left nor been evicted: each is a series of metrics
-MOST_TOKENS = (1 << 63) - 1  # what a message can say
-LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # with a connected process that does not report
-CALLS_COME_S = 5.0  # after a Join: a process opens its calls at once
-LATENCY_S = 0.5  # of a Join: how far the starts of processes are off
-RATES_KEPT = 8  # learners whose rates are known; of fewer each look is a new one
-COMPARED_S = 3600.0  # a learner that was silent for so long, or joined so long ago and made no step, is no measure
-RATES_S = 1.0  # between two looks at how fast learners train
-REMEMBERED = 64  # processes of a name that are known to be fenced off
+MOST_REGIONS = 256  # of learners that have neither left nor been evicted: each region is a series of metrics
+MOST_TOKENS = (1 << 63) - 1  # the largest int64: what a message and the ledger can hold
+LEAST_PATIENCE_S, MOST_PATIENCE_S = 4.0, 60.0  # how long a connected process may be without a report
+CALLS_COME_S = 5.0  # a process opens its Follow and Report calls within this time after its Join
+LATENCY_S = 0.5  # of a Join: error of the start times of processes
+RATES_KEPT = 8  # with fewer known rates, they are computed anew each time
+COMPARED_S = (
+    3600.0  # learners that were silent this long, or made no step since they joined this long ago, do not count
+)
+RATES_S = 1.0  # how long computed rates are used
+REMEMBERED = 64  # earlier processes of a name that are recognised as fenced
 
 
 @dataclass(frozen=True, slots=True)
 class Comeback:
-    """How the process that speaks for a name came to its first inner step, part after part."""
+    """How long the name's current process took until its first inner step, by phase."""
 
     down_s: float = 0.0
     prepared_s: float = 0.0
@@ -38,34 +40,35 @@ class Comeback:
 
 @dataclass(slots=True)
 class Entry:
-    """One name. nonces: of the processes that spoke for it, newest last; token: proves that a call comes from that."""
+    """One name. nonces: of the processes that used it, newest last."""
 
     name: str
     region: str
     incarnation: int
     nonces: list[int]
     account: Account
-    token: bytes = b""  # empty until it joined this core process
+    session: int = 0  # number of the one that may speak; 0: it has not joined since this core started, or has left
     challenge: tuple[int, bytes] | None = None  # nonce of a process that may take the name over; proof that it lives
     streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
-    due_since: float | None = None  # monotonic: it was connected when it joined again, and its calls are to come
+    due_since: float | None = None  # monotonic: it joined again while connected, and must open its calls again
     reports: Arrivals = field(default_factory=lambda: Arrivals(LEAST_PATIENCE_S, MOST_PATIENCE_S))
     loss: float = float("nan")
     comeback: Comeback = Comeback()
-    evicted: str = ""  # why an operator sent it away; empty: nobody did
+    evicted: str = ""  # why an operator evicted it; empty: not evicted
     declined: dict[int, int] = field(default_factory=dict)  # by fragment, the newest cycle that it declined
-    adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it said it adopted
-    doubted: bool = False  # it was said that it reports more than it can have trained
-    dirty: bool = False  # the account changed since it was written down
+    adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it reported as adopted
+    announced: int = 0  # the newest incarnation whose joining is in the journal
+    doubted: bool = False  # a warning was given that it reports more than it can have trained
+    dirty: bool = False  # the account changed since it was last written to the ledger
 
     @property
     def nonce(self) -> int:
-        """Of the process that speaks for the name now."""
+        """The nonce of the name's current process."""
         return self.nonces[-1]
 
     @contextmanager
     def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
-        """While a Follow or Report call of the session lasts: it is connected. end: told when the session is over."""
+        """Context of an open Follow or Report call: the learner is connected. end: called when the session is over."""
         self.streams[end], self.due_since = None, None
         try:
             yield
@@ -74,17 +77,17 @@ class Entry:
 
     @property
     def connected(self) -> bool:
-        """Whether its process is there, as far as calls tell."""
+        """Whether its process has open calls, or is expected to open them after a Join."""
         return self.due_since is not None or bool(self.streams)
 
     def occupied(self, now: float) -> bool:
-        """Whether a living process has the name. A late Join of one that died is followed by no calls."""
+        """Whether a living process uses the name. A dead process's delayed Join is followed by no calls."""
         coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
-    def speaks(self, token: bytes, why: Refused) -> None:
-        """Another session, or none (no token); calls of the one before, that nobody may listen to, end with this."""
-        self.token = token
+    def speaks(self, session: int, why: Refused) -> None:
+        """Starts another session, or none (0); open calls of the previous session end with `why`."""
+        self.session = session
         old = self.streams
         self.streams = {}
         self.due_since = None
@@ -94,13 +97,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speaker:
-    """The process that a call came from. Whatever a call does after it has waited, it asks `still` first."""
+    """The process that a call came from. After every wait, a call checks `still` before it acts."""
 
     entry: Entry
     incarnation: int
 
     def still(self) -> None:
-        """Raises Refused when it may speak no longer: fenced, or evicted."""
+        """Raises Refused when the process was fenced or evicted meanwhile."""
         if self.entry.evicted:
             raise evicted(self.entry)
         if self.entry.incarnation != self.incarnation:
@@ -108,14 +111,17 @@ class Speaker:
 
 
 class Roster:
-    """All names, in a bounded number. Wall-clock times go into accounts."""
+    """All names of a run. limit: how many there may be. Times in accounts are wall-clock seconds."""
 
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, Entry] = {}
         self._limit = limit
+        self._trained = 0  # tokens of all accounts, struck and undone ones included
+        self._uncounted = 0  # struck or undone ones of all accounts
+        self._sessions = 0  # so many were given
         self._rates = Rates({})
         self._rates_at = -RATES_S
-        self.since = 0.0  # when this core began to listen: nobody could be heard before
+        self.since = 0.0  # when this core began to listen: before that, no learner could be heard
 
     def join(
         self,
@@ -125,15 +131,15 @@ class Roster:
         incarnation: int,
         age_s: float,
         proof: bytes,
-        token: bytes,
+        challenge: bytes,
         wall: float,
         now: float,
     ) -> Entry:
-        """Lets a process speak for a name: a retry gets the same incarnation, a restart the next one.
+        """Lets a process use a name: a retry gets the same incarnation, a restart the next one.
 
         wall, now: seconds of the run's clock, and monotonic ones. A process takes a name over only with the proof that
         it was given at its first attempt: a Join of a dead process that comes late cannot. Until then the entry is
-        returned as it was, with the challenge.
+        returned as it was, with the challenge, a proof that nobody else can know.
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
@@ -144,20 +150,22 @@ class Roster:
         if len(region) > LARGEST_REGION or not region.isprintable():
             raise Refused(Status.INVALID_ARGUMENT, "region must be at most 64 printable characters")
         if not nonce:
-            text = f'learner "{name}" says nonce 0, which is none: draw one at random for each process'
+            text = f'learner "{name}" sent nonce 0, which is invalid: draw a random nonce for each process'
             raise Refused(Status.INVALID_ARGUMENT, text)
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
             raise evicted(entry)
         self._check_region(name, region, nonce)
         if entry is None:
-            return self._add(name, region, nonce, age_s, token, wall)
-        over = Refused(Status.UNAUTHENTICATED, f'learner "{name}" joined again since: this call is of before')
+            return self._add(name, region, nonce, age_s, wall)
+        over = Refused(
+            Status.UNAUTHENTICATED, f'learner "{name}" joined again: this call belongs to its earlier session'
+        )
         was_here = entry.connected
         if entry.nonce != nonce:
             self._may_take_over(entry, nonce, incarnation, age_s, wall, now)
             if entry.challenge != (nonce, proof):
-                entry.challenge = (nonce, token)
+                entry.challenge = (nonce, challenge)
                 return entry
             over, was_here = fenced(name), False
             entry.nonces = [*entry.nonces[1 - REMEMBERED :], nonce]
@@ -165,7 +173,7 @@ class Roster:
             down_s = entry.account.down_s
             entry.account.joined(wall, age_s, returning=True)
             entry.comeback = Comeback(down_s=entry.account.down_s - down_s)
-        entry.speaks(token, over)
+        entry.speaks(self._next_session(), over)
         entry.due_since = now if was_here else None
         entry.region = region
         entry.dirty = True
@@ -173,9 +181,9 @@ class Roster:
         return entry
 
     def _may_take_over(self, entry: Entry, nonce: int, incarnation: int, age_s: float, wall: float, now: float) -> None:
-        """Raises Refused for another process than the one that speaks for a name, unless that one is gone."""
+        """Raises Refused unless the process that used the name is gone."""
         name = entry.name
-        if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # a late Join of a dead process, too
+        if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # also a delayed Join of a dead process
             raise fenced(name)
         if entry.occupied(now):
             raise Refused(
@@ -183,12 +191,12 @@ class Roster:
                 f'a learner named "{name}" is connected now: give each island a name of its own, '
                 "or stop the other one first",
             )
-        if self._older(entry, age_s, wall):  # or the younger one's Join came so late that it only seems younger
+        if self._older(entry, age_s, wall):  # or only seems older, since the other one's Join was delayed
             text = f'a younger process joined as "{name}" and may come back: wait for its {MOST_PATIENCE_S:.0f} s'
             raise Refused(Status.UNAVAILABLE, text)
 
     def _check_region(self, name: str, region: str, nonce: int) -> None:
-        """Raises Refused for a process that moves, and for one region too many. A name has one region at a time."""
+        """Raises Refused when a process changes its region, or when there are too many regions."""
         entry = self.entries.get(name)
         if entry is not None and entry.nonce == nonce and entry.region != region:
             text = f'learner "{name}" is in region "{entry.region}", and a process does not move: start another one'
@@ -197,62 +205,70 @@ class Roster:
             return
         used = self.regions(but=entry)
         if region not in used and len(used) >= MOST_REGIONS:
-            text = f"the learners of this run are in {MOST_REGIONS} regions, the most there may be: use one of them"
+            text = f"the learners of this run are in {MOST_REGIONS} regions, the limit: use one of them"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _older(self, entry: Entry, age_s: float, wall: float) -> bool:
-        """Whether a process was replaced by the one that speaks for the name, which may come back any moment."""
+        """Whether a process is older than the name's current one, and that one may still come back."""
         account = entry.account
         waited = wall - max(account.heard_at, self.since)
         older = wall - age_s < account.began_at - LATENCY_S
         return older and account.left_at is None and waited < MOST_PATIENCE_S
 
-    def _add(self, name: str, region: str, nonce: int, age_s: float, token: bytes, wall: float) -> Entry:
+    def _next_session(self) -> int:
+        """Grows over all names, so that a session that is over is no other one's."""
+        self._sessions += 1
+        return self._sessions
+
+    def _add(self, name: str, region: str, nonce: int, age_s: float, wall: float) -> Entry:
         if len(self.entries) >= self._limit:
             text = f"this run has seen {self._limit} learners, its limit: use a known name, or raise --limit-learners"
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
         twin = next((known for known in self.entries if known.lower() == name.lower()), None)
-        if twin is not None:  # payloads are files of that name, and some file systems do not tell the two apart
+        if twin is not None:  # names are file names of payloads, and some file systems ignore case
             text = f'learner name "{name}" differs from "{twin}" in case only: use that one, or another name'
             raise Refused(Status.INVALID_ARGUMENT, text)
         account = Account(first_joined_at=wall, heard_at=wall)
         account.joined(wall, age_s, returning=False)
-        entry = Entry(name, region, 1, [nonce], account, token, dirty=True)
+        entry = Entry(name, region, 1, [nonce], account, self._next_session(), dirty=True)
         self.entries[name] = entry
         return entry
 
-    def check(self, name: str, incarnation: int, token: bytes) -> Entry:
-        """The entry that a session speaks for. Refused: unknown here (join again), fenced, or evicted."""
+    def check(self, name: str, incarnation: int, session: int) -> Entry:
+        """The entry that a session speaks for. session: its number as its token proves it; 0: the token proves nothing.
+
+        Raises Refused: unknown here (join again), fenced, or evicted.
+        """
         entry = self.entries.get(name)
         if entry is not None and entry.evicted:
             raise evicted(entry)
-        if entry is None or not entry.token:
+        if entry is None or not entry.session:
             raise Refused(Status.UNAUTHENTICATED, f'learner "{name[:80]}" has not joined this core: join first')
         if incarnation < entry.incarnation:
             raise fenced(name)
-        if incarnation != entry.incarnation or token != entry.token:
+        if incarnation != entry.incarnation or session != entry.session:
             raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is not known here: join again')
         return entry
 
     def regions(self, but: Entry | None = None) -> set[str]:
-        """That learners are in which have neither left nor been evicted."""
+        """Regions of all learners that have neither left nor been evicted. but: an entry that does not count."""
         entries = (each for each in self.entries.values() if each is not but and not each.evicted)
         return {each.region for each in entries if each.account.left_at is None}
 
     def evict(self, entry: Entry, reason: str, wall: float) -> None:
-        """Sends a learner away, or lets it in again (no reason)."""
+        """Evicts a learner, or with an empty reason lets it join again."""
         entry.evicted = reason
         entry.dirty = True
         if reason:
-            entry.speaks(b"", evicted(entry))
+            entry.speaks(0, evicted(entry))
             entry.account.left_at = wall
 
     def rates(self, wall: float) -> Rates:
-        """How fast learners train, looked at once a second.
+        """How fast learners train, computed at most once per second.
 
-        Learners that were evicted, or not heard of for COMPARED_S while this core listened, are not among them.
+        It leaves out learners that were evicted, or silent for COMPARED_S while this core listened.
         """
-        # Who is looked at first must not find an older look, at nobody: then nothing would be implausible.
+        # With few learners a kept result could be empty, and then no report would be implausible.
         if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
             found: dict[str, Rate] = {}
             starting: set[str] = set()
@@ -273,9 +289,19 @@ class Roster:
         young = wall - max(account.current.joined_at, self.since) < COMPARED_S
         return here and young and account.left_at is None and not entry.evicted
 
+    def heard(self, entry: Entry, wall: float, spent: Spent) -> None:
+        """Takes in the counters of a report, as far as they count."""
+        before: int = entry.account.total("tokens")
+        uncounted = entry.account.uncounted_tokens()
+        entry.account.heard(wall, spent, self.rates(wall).most(entry.name))
+        self._trained += entry.account.total("tokens") - before
+        self._uncounted += entry.account.uncounted_tokens() - uncounted
+
     def strike(self, entry: Entry, tokens: int) -> None:
-        """So many count of all that a learner reported; struck ones never count again."""
+        """Reduces a learner's reported tokens to `tokens`; struck tokens never count again."""
+        before = entry.account.uncounted_tokens()
         entry.account.strike(tokens)
+        self._uncounted += entry.account.uncounted_tokens() - before
         entry.dirty = True
 
     def counted_tokens(self) -> dict[str, int]:
@@ -284,33 +310,34 @@ class Roster:
 
     def struck_tokens(self) -> int:
         """Of all learners: by operators, and with what a restored checkpoint left behind."""
-        accounts = [entry.account for entry in self.entries.values()]
-        return sum(account.struck_tokens + account.undone_tokens for account in accounts)
+        return min(MOST_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
-        """Trained by everybody so far, as reported."""
-        total: int = sum(entry.account.total("tokens") for entry in self.entries.values()) - self.struck_tokens()
-        return min(MOST_TOKENS, total)
+        """Trained by all learners so far, as far as reports count, without struck ones."""
+        return min(MOST_TOKENS, self._trained - self._uncounted)
 
     def restore(
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
     ) -> None:
-        """Takes a name up from the ledger; its process has to join again. reason: why it is evicted, if it is."""
-        self.entries[name] = Entry(name, region, incarnation, nonces, Account.from_data(account), evicted=reason)
+        """Adds a name from the ledger; its process must join again. reason: why it is evicted; empty: it is not."""
+        restored = Account.from_data(account)
+        self.entries[name] = Entry(name, region, incarnation, nonces, restored, evicted=reason, announced=incarnation)
+        self._trained += restored.total("tokens")
+        self._uncounted += restored.uncounted_tokens()
 
 
 def fenced(name: str) -> Refused:
-    """What a process is told whose name another one has taken over."""
+    """The refusal of a process whose name another process has taken over."""
     text = f'learner "{name}" was started again elsewhere: this older process is fenced off; stop it'
     return Refused(Status.FAILED_PRECONDITION, text)
 
 
 def evicted(entry: Entry) -> Refused:
-    """What a learner is told that an operator sent away."""
+    """The refusal of a learner that an operator evicted."""
     cure = f"`atoll evict {entry.name} --undo` lets it in again"
     return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {cure}')
 
 
 def unwanted(reason: str) -> str:
-    """What the receipts of an evicted learner say."""
+    """The reason in receipts of an evicted learner."""
     return f"its learner was evicted: {reason}"

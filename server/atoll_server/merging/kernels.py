@@ -1,7 +1,8 @@
-"""PURE: the inner loops of a merge over one frame of all contributions, block by block in the cache.
+"""PURE: the inner loops of a merge over one frame of all contributions, block by block in the CPU cache.
 
-contents: addresses of the contributions' contents of the frame, all in one codec; scales_from: where their scales
-begin; levels: of that codec; lengths: of the frame's segments; factors: float32 (contributions, segments).
+Arguments that the kernels share: contents: addresses of each contribution's content of the frame, all in one codec;
+scales_from: byte offset of the scales in a content; levels: of that codec; lengths: of the frame's segments;
+factors: float32 (contributions, segments).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ I64: TypeAlias = NDArray[np.int64]
 def _combine(
     contents: I64, scales_from: int, levels: int, code_at: int, number: int, factors: F32, segment: int, block: F32
 ) -> None:
-    """block = sum over contributions of factor x values of their block at `code_at`, the `number`th of the frame."""
+    """block = sum over contributions of factor x decoded values. code_at: byte offset; number: index of the block."""
     block[:] = np.float32(0.0)
     for given in range(len(contents)):
         factor = factors[given, segment]
@@ -51,7 +52,7 @@ def _combine(
 
 @kernel
 def frame_squares(contents: I64, scales_from: int, levels: int, lengths: I64, factors: F32, squares: F64) -> None:
-    """squares: of each segment's combination. contents: addresses; factors: (contributions, segments)."""
+    """Writes the squared norm of each segment's combination to `squares`, float64 (segments,)."""
     block, sums = np.empty(BLOCK, np.float32), np.empty(LANES, np.float64)
     code_at, number = 0, 0
     for segment in range(len(lengths)):
@@ -84,8 +85,8 @@ def frame_step(
 ) -> bool:
     """Delta = scale x combination; momentum' = decay momentum + Delta; theta' = theta - lr (Delta + push momentum').
 
-    scales: of each segment. rates: lr, decay, push. update: address of the content that becomes Q(theta' - theta_pub);
-    published: what becomes theta_pub + Q. False when a value is not finite.
+    scales: float32 (segments,). rates: lr, decay, push. update: address of the content that receives
+    Q(theta' - theta_pub). published: receives theta_pub + Q. Returns False when a value is not finite.
     """
     block = np.empty(BLOCK, np.float32)
     at = 0
@@ -112,7 +113,7 @@ def frame_step(
                 if bits < 0:
                     return False
                 scales_at(update[0] + update_scales_from, number + 1)[number] = bits
-                if old.ctypes.data == new.ctypes.data:  # two names for one memory would not be vectorised
+                if old.ctypes.data == new.ctypes.data:  # aliased arrays would not be vectorised
                     add_block(codes, scale_of(np.uint16(bits)), update_levels, new)
                 else:
                     advance_block(old, codes, scale_of(np.uint16(bits)), update_levels, new)
@@ -132,7 +133,7 @@ def _nesterov(
     momentum: F32,
     theta_pub: F32,
 ) -> None:
-    """combined is left holding theta' - theta_pub, which is what is to be published."""
+    """Nesterov's step on one block, in place. combined ends as theta' - theta_pub: what is to be published."""
     lr = rates[0]
     decay = rates[1]
     push = rates[2]

@@ -1,9 +1,9 @@
-"""PURE: contributions of one round into one new version of a fragment. No IO of its own, no clock.
+"""PURE: merges one round's contributions into a new version of a fragment. No IO of its own, no clock.
 
 Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
 1. sum of factor x contribution, where the factor is the weight w, or w / ||v|| for a piece that is merged
    by direction; only the norm of each piece's combination is kept, summed in float64, frame by frame.
-2. the same sum again: from codes it costs less than to write it down and read it. Delta = sum, or
+2. the same sum again: decoding it twice costs less than storing it. Delta = sum, or
    sum x (sum w ||v||) / ||sum|| for a piece merged by direction;
    momentum = decay momentum + Delta;  theta -= lr (Delta + push momentum);  theta_pub += Q(theta - theta_pub).
    Both are mu for a whole outer step, see `OuterRule`.
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from atoll_server.merging.kernels import frame_squares, frame_step
 from atoll_server.rounds.outer_step import OuterRule, part_of
 
-LARGEST_NORM = 1e12  # of a piece of a contribution: beyond it a sum could leave what float32 holds
+LARGEST_NORM = 1e12  # of a contribution's piece: above it a sum could overflow float32
 SMALLEST_NORM = 1e-30  # below it a piece has no direction
-CANCELLED = 1e-6  # a sum of directions shorter than this is rounding noise: they cancel
+CANCELLED = 1e-6  # a shorter sum of directions is rounding noise: the directions cancel
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
@@ -39,7 +39,7 @@ I64: TypeAlias = NDArray[np.int64]
 
 @dataclass(slots=True)
 class FragmentState:
-    """A fragment at one version: exact parameters, what learners were told of them, and momentum; float32 each."""
+    """A fragment at one version: parameters, published parameters, momentum; each float32 (fragment.length,)."""
 
     version: int
     theta: F32
@@ -56,27 +56,27 @@ class Contribution(Protocol):
 
     @property
     def learner(self) -> str:
-        """Its name: contributions are merged in this order."""
+        """The learner's name: contributions are merged in the order of names."""
 
     @property
     def codec(self) -> Codec:
-        """How its frames are coded."""
+        """The codec of its frames."""
 
     @property
     def norms_sq(self) -> F64:
-        """Squared norm of each piece, taken when the frames were checked on arrival."""
+        """Squared norm of each piece, computed when the frames arrived."""
 
     @property
     def scale(self) -> float:
-        """What it is clipped by: 0..1."""
+        """Factor that clips it, 0 to 1."""
 
     def content(self, span: FrameSpan) -> Content:
-        """One frame's, decompressed."""
+        """The content of one frame, decompressed: codes, then scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A published update: payloads of its frames, and the CRC-32C of theta_pub after it."""
+    """A published update: its frames' compressed payloads, and the CRC-32C of theta_pub after it."""
 
     version: int
     frames: tuple[bytes, ...]
@@ -85,7 +85,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge gave. checksums: CRC-32C of theta, theta_pub and momentum."""
+    """The result of a merge. checksums: CRC-32C of theta, theta_pub and momentum."""
 
     state: FragmentState
     update: Update
@@ -93,15 +93,15 @@ class Merged:
 
 
 def start(theta: F32) -> FragmentState:
-    """Version 0."""
+    """A fragment at version 0, without momentum. theta: float32 (fragment.length,), kept and changed by merges."""
     return FragmentState(0, theta, theta.copy(), np.zeros_like(theta))
 
 
 def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
     """tokens x (tokens / steps) x max(1, staleness)^-exponent (2604.21428).
 
-    A discount as in FedAsync (1903.03934), but only for what is more than an outer step late: a smaller one is no loss
-    that should be made larger (records/quality).
+    A discount as in FedAsync (1903.03934), but only for staleness above one outer step: a smaller delay loses little,
+    and a discount would lose more (records/quality).
     """
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
@@ -123,13 +123,12 @@ def merge(
     rule: OuterRule,
     published: F32,
 ) -> Merged:
-    """One merge.
+    """Merges contributions, sorted by learner and all in one codec, into the next version of `state`.
 
-    weights: of each contribution, one at most together; all contributions have one codec. published: float32
-    (fragment.length,): becomes the new theta_pub; it may be the old one itself. theta and momentum are changed in
-    place, all that only after every contribution was read once: what is wrong with one then leaves the state
-    untouched. One that cannot be read again leaves it half changed: the caller gives it up. Norms up to LARGEST_NORM
-    cannot make a sum that is not finite.
+    weights: one per contribution; their sum is at most 1. published: float32 (fragment.length,), receives the new
+    theta_pub; it may be the old array. theta and momentum are changed in place, but only after every contribution was
+    read once: an error in that pass leaves the state untouched. An error in the second pass leaves it half changed,
+    and the caller must discard it. Norms up to LARGEST_NORM keep every sum finite.
     """
     assert contributions, "there is nothing to merge"
     assert len({contribution.codec for contribution in contributions}) == 1, "the codec is the run's"
@@ -150,8 +149,10 @@ def merge(
 
 
 class _Given:
-    """The contents of a round's contributions, for both passes: kept for the second while a fragment's scratch holds
-    them, else read twice."""
+    """The contents of a round's contributions, for both passes.
+
+    They are kept for the second pass while they fit in four bytes per parameter, else read twice.
+    """
 
     def __init__(self, contributions: Sequence[Contribution], fragment: Fragment) -> None:
         self._contributions = contributions
@@ -160,7 +161,7 @@ class _Given:
         self._kept: dict[int, list[Content]] | None = {} if size <= 4 * fragment.length else None
 
     def contents(self, span: FrameSpan) -> list[Content]:
-        """Of one frame, one of each contribution."""
+        """One content per contribution, for one frame."""
         found = self._kept.get(span.index) if self._kept else None
         if found is None:
             found = [contribution.content(span) for contribution in self._contributions]
@@ -170,7 +171,7 @@ class _Given:
 
 
 def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: float) -> F32:
-    """What each piece of a contribution is multiplied with in the first pass. directed: by direction and length."""
+    """Factor of each piece of a contribution in the first pass, float32. directed: pieces merged by direction."""
     factors = np.full(len(directed), weighs * contribution.scale, np.float64)
     for index in np.flatnonzero(directed):
         norm = math.sqrt(contribution.norms_sq[index])
@@ -195,7 +196,7 @@ def _step(
     part: float,
     published: F32,
 ) -> Merged:
-    """Second pass: Nesterov, and the published update; each frame is summed while it is at hand. part: of a step."""
+    """Second pass: Nesterov, the published update, and checksums. part: of an outer step, 0 to 1."""
     frames = []
     theta_crc = 0
     theta_pub_crc = 0
@@ -225,7 +226,7 @@ def _step_frame(
     memory: Content,
     kind: Codec,
 ) -> Content:
-    """The content of a frame's update, in the memory that is given for it. rates: lr, decay, push."""
+    """The content of a frame's update, a view of `memory`. rates: lr, decay, push."""
     contents = given.contents(span)
     update = memory[: codec.content_bytes(span, kind)]
     place = span.place
@@ -246,23 +247,23 @@ def _step_frame(
 
 
 def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I64, int, int]:
-    """Contents of a frame as the kernels take them: their addresses, where scales begin, and the codec's levels."""
+    """Kernel arguments for a frame's contents: their addresses, byte offset of the scales, the codec's levels."""
     return addresses(contents), codec.code_bytes(span, kind), LEVELS[kind]
 
 
 def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
-    """Its columns, one for each segment of a frame."""
+    """Columns (contributions, segments) of values per piece (contributions, pieces)."""
     return np.ascontiguousarray(of_pieces[:, [segment.piece for segment in span.segments]])
 
 
 def addresses(contents: Sequence[Content]) -> I64:
-    """Of contents, as kernels take them: whoever calls one keeps the contents."""
+    """Memory addresses of contents, int64, as kernels take them; the caller keeps the contents alive."""
     return np.array([content.ctypes.data for content in contents], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Zeros:
-    """A contribution to warm up with."""
+    """A contribution of zeros, for `warm_up`."""
 
     codec: Codec
     learner: str = ""
@@ -277,7 +278,7 @@ class _Zeros:
 
 
 def warm_up() -> None:
-    """Compiles every kernel of a core, or loads it from disk."""
+    """Compiles every kernel that a core uses, or loads it from disk."""
     codec.warm_up()
     span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
     fragment = Fragment(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))

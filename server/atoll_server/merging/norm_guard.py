@@ -1,20 +1,20 @@
-"""PURE: is the size of a contribution plausible beside what came for its fragment before?
+"""PURE: compares a contribution's norm with the norms accepted before for its fragment.
 
-A pseudo-gradient grows with the inner steps behind it, between their square root (steps that wander) and their number
-(steps that agree). Beside the running median of what was accepted, one of `steps` inner steps may be expected to have
+A pseudo-gradient's norm grows with its number of inner steps: between the square root (random walk) and linearly
+(steps that agree). Given the running medians of accepted contributions, one of `steps` inner steps is expected to have
 the norm
 
     median norm x min(r, LONGEST)    for r = steps / median steps >= 1
     median norm x sqrt(r)            for r < 1
 
-Beyond `norm_limit` times that it is refused; beyond `clip_norm` times that it is scaled down to it. Between the two is
-what is unusual and honest: an island that joins with an optimizer without history makes steps many times those of the
-others. Nothing is judged before as many as fill the window were accepted: while a learning rate warms up, norms grow
-tenfold within a few rounds.
+A norm above `norm_limit` times that is refused; one above `clip_norm` times that is scaled down to it. Between the two
+are unusual but honest contributions: a learner that joins with a fresh optimizer makes steps many times larger than
+the others'. Nothing is judged before the window is full: while a learning rate warms up, norms grow tenfold within a
+few rounds.
 
-Learners have equal shares of the window, however much each sends, and what was refused is not in it: a minority cannot
-move the median. When norms really change, everybody's do: once more than half of the learners that are here were
-refused in AGREED rounds in a row, what they sent is what is usual from there on.
+Learners have equal shares of the window, however much each sends, and refused norms are not in it: a minority cannot
+move the median. When norms really change, they change for all learners. Once more than half of the present learners
+were refused in AGREED rounds in a row, the norms they sent become the new reference.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-LONGEST = 10.0  # times the usual steps: more of them excuse no larger norm
-AGREED = 4  # refusals in a row; a learner has at most one in a round (`Uploads.offer`)
+LONGEST = 10.0  # times the median steps: more steps allow no larger norm
+AGREED = 4  # refusals in a row; a learner has at most one per round (`Uploads.offer`)
 
 Size = tuple[float, int]  # norm over the whole fragment, inner steps
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """scale: what a contribution is multiplied with when it is merged. refusal: why it is not taken; empty: it is."""
+    """scale: factor of a contribution in its merge. refusal: why it is refused; empty: it is accepted."""
 
     scale: float = 1.0
     refusal: str = ""
@@ -41,28 +41,28 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Usual:
-    """Of one fragment. taken, refused: each learner's latest sizes; who sent last is last. count: of all taken."""
+    """taken, refused: each learner's latest sizes, the latest sender last. count: accepted contributions in all."""
 
     taken: dict[str, deque[Size]] = field(default_factory=dict)
     refused: dict[str, deque[Size]] = field(default_factory=dict)  # since the learner's last that was taken
     count: int = 0
 
     def sizes(self, window: int) -> list[Size]:
-        """The window: equal shares of it."""
+        """The window: an equal share of it from each learner."""
         share = max(1, window // max(1, len(self.taken)))
         return [size for latest in self.taken.values() for size in list(latest)[-share:]]
 
     def changed_for_all(self, learner: str, present: Set[str]) -> bool:
-        """Whether most of those who are here were refused often enough, this learner among them."""
+        """Whether most of the present learners, this one included, were refused AGREED times in a row."""
         here = (self.taken.keys() | self.refused.keys()) & (present | {learner})
         agreed = {name for name in here if len(self.refused.get(name, ())) >= AGREED}
         return learner in agreed and 2 * len(agreed) > len(here)
 
 
 class NormGuard:
-    """What is usual in one fragment, over its last `window` contributions.
+    """The reference norms of one fragment, over its last `window` contributions.
 
-    norm_limit, clip_norm: ratios; 0 switches either off.
+    norm_limit, clip_norm: multiples of the expected norm; 0 switches either off.
     """
 
     def __init__(self, window: int, norm_limit: float, clip_norm: float) -> None:
@@ -73,11 +73,11 @@ class NormGuard:
 
     @property
     def judges(self) -> bool:
-        """Whether enough contributions were accepted to judge another one."""
+        """Whether the window is full, so that further contributions are judged."""
         return self._usual.count >= self.window
 
     def enter(self, learner: str, norm: float, steps: int, present: Set[str]) -> Verdict:
-        """Judges a contribution and takes note of it. present: learners that may be expected to contribute."""
+        """Judges a contribution and records it. present: learners that are expected to contribute."""
         usual, verdict = self._usual, self.judge(norm, steps)
         if verdict.refusal and usual.changed_for_all(learner, present):
             usual.taken = usual.refused
@@ -90,7 +90,7 @@ class NormGuard:
         return verdict
 
     def note(self, learner: str, norm: float, steps: int) -> None:
-        """One more was accepted."""
+        """Records an accepted contribution. norm: over the whole fragment; steps: its inner steps."""
         usual = self._usual
         usual.refused.pop(learner, None)
         latest = usual.taken.pop(learner, ())
@@ -99,7 +99,7 @@ class NormGuard:
         usual.count += 1
 
     def judge(self, norm: float, steps: int) -> Verdict:
-        """norm: over the whole fragment. Changes nothing."""
+        """Judges a contribution without recording it. norm: over the whole fragment."""
         if not self.judges:
             return Verdict()
         sizes = self._usual.sizes(self.window)
@@ -112,7 +112,8 @@ class NormGuard:
         if self._norm_limit and times > self._norm_limit:
             return Verdict(
                 refusal=f"its norm {norm:.3g} is {times:.3g} times what {steps} steps usually give (limit "
-                f"{self._norm_limit:g}): this island's training has gone astray, it goes on from the others' parameters"
+                f"{self._norm_limit:g}): this learner's training has drifted too far; "
+                "it continues from the others' parameters"
             )
         if self._clip_norm and times > self._clip_norm:
             return Verdict(scale=self._clip_norm / times)
@@ -120,6 +121,6 @@ class NormGuard:
 
 
 def _keep(latest: dict[str, deque[Size]], learners: int) -> None:
-    """At most so many learners': who sent longest ago goes first."""
+    """Keeps the sizes of at most `learners` learners: the one that sent longest ago is dropped first."""
     while len(latest) > learners:
         del latest[next(iter(latest))]

@@ -1,7 +1,7 @@
-"""PURE: what the syncer is told, and what it asks for: two closed sets of plain values.
+"""PURE: the syncer's inputs (events) and outputs (effects): two closed sets of plain values.
 
-Events come with their time (monotonic seconds) as an argument of `Syncer.on`. Effects are carried out in the
-order in which they are returned.
+`Syncer.on` takes an event's time as an argument (monotonic seconds). The shard carries out effects in the order in
+which they are returned.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """Names one contribution within a generation of a run; a tuple, since it is hashed and sorted all the time."""
+    """Names one contribution within a generation of a run; a tuple, since it is hashed and sorted often."""
 
     learner: str
     incarnation: int
@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A learner is known now, or known again; one that was restarted has a higher incarnation."""
+    """A learner joined, or joined again; a restarted one has a higher incarnation."""
 
     learner: str
     incarnation: int
@@ -36,7 +36,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A learner reported: inner steps of this incarnation so far."""
+    """A learner reported. steps: inner steps of this incarnation so far."""
 
     learner: str
     steps: int
@@ -45,7 +45,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A learner has nothing for this round."""
+    """A learner has nothing to contribute to this round."""
 
     learner: str
     fragment: int
@@ -83,7 +83,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A learner left: nobody waits for it any more. unwanted: why what waits of its work is refused, if it is."""
+    """A learner left: no round waits for it. unwanted: why its pending work is refused; empty: it is merged."""
 
     learner: str
     unwanted: str = ""
@@ -91,14 +91,14 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """An operator paused the run, or lets it go on."""
+    """An operator paused or resumed the run."""
 
     paused: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time passed."""
+    """Only time passed: deadlines, grace windows and the pace are checked."""
 
 
 Event = Joined | Heard | Declined | Contributed | Merged | Adopted | Gone | Paused | Ticked
@@ -107,19 +107,19 @@ Event = Joined | Heard | Declined | Contributed | Merged | Adopted | Gone | Paus
 
 
 class Cause(StrEnum):
-    """Why a round ends."""
+    """Why a round ends; the timeline shows it."""
 
     EVERYBODY = "everybody"  # every live learner has answered
     GRACE = "grace"  # a quorum has, and the grace window is over
     DEADLINE = "deadline"
-    NOBODY = "nobody"  # was heard of for so long that anybody is waited for
-    LEFT = "left"  # is everybody
-    LATE = "late"  # no round: what came after its own is merged, where no grace window waits
+    NOBODY = "nobody"  # all learners were silent for so long that none is expected back
+    LEFT = "left"  # all learners have left
+    LATE = "late"  # no round: late contributions are merged by themselves, without a grace window
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One contribution's part in a merge; the weights of a merge sum to one, or less: see FragmentRounds.settle."""
+    """One contribution's part in a merge; the weights of a merge sum to one or less, see FragmentRounds.settle."""
 
     key: Key
     weight: float
@@ -128,7 +128,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A contribution that will not be merged. drop: its learner gives up the outstanding work it came from."""
+    """A contribution that will not be merged. drop: its learner discards the work behind it."""
 
     key: Key
     reason: str
@@ -137,7 +137,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """Tell every learner that this fragment's turn has come."""
+    """Ask every learner for a contribution to this fragment."""
 
     fragment: int
     cycle: int
@@ -145,10 +145,10 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Combine these (sorted by key) into `version`, make that durable, publish it, then say Merged.
+    """Combine these shares (sorted by key) into `version`, make it durable, publish it, then report Merged.
 
-    age: of that version, see FragmentRounds. quorum_at: when the quorum was there, on the clock of the events; None: it
-    never was.
+    age: of that version, in outer steps, see FragmentRounds. quorum_at: when the quorum was reached, on the clock of
+    the events; None: it never was.
     """
 
     fragment: int
@@ -164,7 +164,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Make these ends durable, then tell their learners."""
+    """Make these refusals durable, then tell their learners."""
 
     fragment: int
     refusals: tuple[Refusal, ...]

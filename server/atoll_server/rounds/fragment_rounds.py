@@ -1,4 +1,4 @@
-"""PURE: where one fragment stands between two versions."""
+"""PURE: the rounds of one fragment: which one is open, who answered, and what waits for a merge."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atoll_server.rounds.outer_step import part_of
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
-AGES = 4096  # versions of a fragment whose age is kept, at most: each older one counts as a whole outer step
+AGES = 4096  # how many versions of a fragment keep their age; each older one counts as a whole outer step
 
 
 class Phase(Enum):
-    """Of one fragment."""
+    """What a fragment does now: nothing, collecting contributions, or merging."""
 
     IDLE = "idle"
     OPEN = "open"
@@ -36,7 +36,7 @@ class Pending:
 
 @dataclass(slots=True)
 class FragmentRounds:
-    """Where one fragment stands. A new one is at version 0 and was never asked for."""
+    """The rounds of one fragment. A new fragment is at version 0 and had no round."""
 
     version: int = 0
     cycle: int = 0
@@ -44,11 +44,13 @@ class FragmentRounds:
     opened_at: float = 0.0
     quorum_at: float | None = None
     closed_at: float | None = None
-    adopters: set[str] = field(default_factory=set)  # whose work is in the newest version, and who are still to adopt
+    adopters: set[str] = field(default_factory=set)  # learners in the newest version that did not adopt it yet
     declined: dict[str, str] = field(default_factory=dict)
     pending: dict[Key, Pending] = field(default_factory=dict)
-    usual: dict[str, float] = field(default_factory=dict)  # by learner: what it gave last would have weighed on time
-    # by version: the outer steps up to it, each counted as the part of one that it was
+    usual: dict[str, float] = field(
+        default_factory=dict
+    )  # by learner: what its last contribution would have weighed on time
+    # by version: the outer steps up to it; a merge of few counts as the part of one that it was
     ages: dict[int, float] = field(default_factory=dict)
     asked: int = 0  # the newest cycle that learners were asked for
 
@@ -58,9 +60,9 @@ class FragmentRounds:
     def resume(
         self, cycle: int, synced_at: float, ages: dict[int, float], pending: Iterable[tuple[Key, Pending]]
     ) -> None:
-        """Continues as a ledger left it. What waits becomes a late answer.
+        """Continues from a ledger. Pending contributions become late answers.
 
-        synced_at: when its last merge was, on the syncer's clock. ages: of its newest versions.
+        synced_at: time of its last merge, on the syncer's clock. ages: of its newest versions, in outer steps.
         """
         self.cycle = self.asked = cycle
         self.opened_at = synced_at
@@ -68,35 +70,35 @@ class FragmentRounds:
         self.pending = dict(pending)
 
     def age(self, version: int) -> float:
-        """Outer steps up to a version, each counted as the part of one that it was."""
+        """Outer steps up to a version; a merge of few counts as the part of one that it was."""
         near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # beyond, each counts as whole
         return self.ages[near] + (version - near)
 
     def staleness(self, base_version: int) -> float:
-        """Outer steps since a version."""
+        """Outer steps from a base version to the newest version."""
         return round(self.age(self.version) - self.age(base_version), 6)  # four quarters are one
 
     def decline(self, learner: str, cycle: int, reason: str) -> None:
-        """A learner has nothing for the round that is open, if it means that one."""
+        """Notes that a learner has nothing for the open round; ignored when `cycle` names another round."""
         if self.phase is Phase.OPEN and self.cycle == cycle:
             self.declined[learner] = reason
 
     def answered(self) -> set[str]:
-        """Learners that this round need not wait for."""
+        """Learners that contributed or declined: the round does not wait for them."""
         return set(self.declined) | {key.learner for key in self.pending}
 
     def fresh(self) -> set[str]:
-        """Learners with a contribution that answers this very round: these count to the quorum."""
+        """Learners with a contribution that answers this round: they count towards the quorum."""
         return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
 
     def settle(
         self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
-        """What waits, for its merge or refused; nothing waits then.
+        """Takes all pending contributions: returns the shares of a merge, and the refusals of those that are too stale.
 
-        Weights sum to the part that this is of what the counted learners would give on time: a merge of few, or of
-        what came late, is a small step. Who has not answered counts as it last weighed, at most as the largest here.
-        A learner counts with a limited part of its weight where that outweighs the others' (`learners.plausibility`).
+        The weights sum to this merge's part of what all counted learners would give on time. A merge of few, or of
+        late contributions, is therefore a small step. A learner that has not answered counts with its last weight, at
+        most with the largest weight here. `learners.plausibility` limits a weight that exceeds the others' by far.
         """
         silent = counted - self.answered()
         taken: list[tuple[Key, float, float]] = []
@@ -129,7 +131,7 @@ class FragmentRounds:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A round goes on; `until` is when time alone would change that."""
+    """The round stays open. until: when time alone would change that, on the syncer's clock."""
 
     reason: str
     until: float
@@ -137,7 +139,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """A round ends now."""
+    """The round closes now. reason: a sentence for people."""
 
     cause: Cause
     reason: str

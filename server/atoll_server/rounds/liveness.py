@@ -1,31 +1,33 @@
-"""PURE: what the syncer knows of each learner, all of it from what the core saw on its own clock."""
+"""PURE: what the syncer knows about each learner, measured on the core's own clock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-LEAST_SPAN_S = 0.02  # between two reports that tell how long a step takes
-LEAST_STEP_S = 0.0005  # nobody trains faster, and rounds would follow whoever said so
+from atoll_wire.contract import LearnerState
+
+LEAST_SPAN_S = 0.02  # least time between two reports that measure a step time
+LEAST_STEP_S = 0.0005  # lower bound of a step time: rounds follow the fastest learner, and one may report nonsense
 SMOOTHING = 0.2  # of exponential averages; a half-life of three observations
-FIRST_STEPS = 16  # over which a step time is a plain mean: reports come at any moment within a step
-LIVE_STEPS = 4.0  # a learner is live while its last inner step is at most so many of its own steps ago
-LIVE_REPORTS = 5.0  # ... or so many of its own report intervals
-EXPECTED_S = 10.0  # a learner that fell silent is still expected back for so long
-UNSEEN_ANSWER_S = 10.0  # patience with a learner whose first answer is still to come
-FEW, LOOK_S = 64, 50e-6  # beyond so many learners, what follows from a report is looked at so much later for each
-NAMED = 8  # learners in a sentence
-ANSWER_PATIENCE = 4.0  # a round waits for so many times a learner's usual time to answer
+FIRST_STEPS = 16  # over these steps the step time is a plain mean: reports come at any moment within a step
+LIVE_STEPS = 4.0  # a learner is live while its last inner step is at most this many of its own steps ago
+LIVE_REPORTS = 5.0  # ... or this many of its own report intervals
+EXPECTED_S = 10.0  # a silent learner is expected back for this long
+UNSEEN_ANSWER_S = 10.0  # how long a round waits for a learner that has never answered
+FEW, LOOK_S = 64, 50e-6  # above FEW learners, each further one delays the check after a report by LOOK_S
+NAMED = 8  # learners named in a sentence, at most
+ANSWER_PATIENCE = 4.0  # a round waits for this many times a learner's usual time to answer
 
 
 def smoothed(old: float | None, seen: float) -> float:
-    """Exponential moving average; the first observation stands for itself."""
+    """Exponential moving average; old: None before the first observation."""
     return seen if old is None else old + SMOOTHING * (seen - old)
 
 
 @dataclass(slots=True)
 class Member:
-    """One learner as the core sees it. Times are monotonic seconds of the core."""
+    """One learner as the core sees it. Times are monotonic seconds on the core's clock."""
 
     incarnation: int
     joined_at: float
@@ -33,20 +35,22 @@ class Member:
     steps: int = 0
     stepped_at: float | None = None  # when the step counter was last seen to grow
     step_time_s: float | None = None
-    remembered: bool = False  # the step time is of before a restart of the core: it counts until enough is seen
+    remembered: bool = (
+        False  # the step time is from before a restart of the core: it counts until enough steps are seen
+    )
     first_at: float = 0.0  # when the step counter was first seen, at first_steps
     first_steps: int = 0
     report_interval_s: float | None = None
-    woke_at: float | None = None  # when it was heard of again after a silence; its process may have been frozen
-    silences: int = 0  # in a row: reports each of which came after a silence
+    woke_at: float | None = None  # when a report ended a silence; its process may have been frozen
+    silences: int = 0  # consecutive reports that each ended a silence
     answer_s: float | None = None  # round opened -> its contribution durable
     paused: bool = False
     gone: bool = False
-    unwanted: str = ""  # why it was sent away
-    uploading: dict[int, float] = field(default_factory=dict)  # fragment -> when its last frame came
+    unwanted: str = ""  # why an operator evicted it; empty: not evicted
+    uploading: dict[int, float] = field(default_factory=dict)  # fragment -> when its last frame arrived
 
     def hear(self, steps: int, paused: bool, now: float) -> None:
-        """Takes in a report. Cadence comes from the core's clock, not from the learner's word."""
+        """Takes in a report. The step time is measured on the core's clock, not reported by the learner."""
         slept = self._sleeps(now - self.heard_at)
         if slept:
             self.woke_at = now
@@ -54,7 +58,7 @@ class Member:
             self.report_interval_s = smoothed(self.report_interval_s, now - self.heard_at)
         self.heard_at = now
         grown = steps - self.steps
-        # Reports that a link held up come together, and say nothing of the pace: the next one tells.
+        # Reports that a link delayed arrive together and say nothing about the pace: the next one does.
         together = self.stepped_at is not None and now < self.stepped_at + LEAST_SPAN_S
         if grown > 0 and not together:
             if self.stepped_at is None:
@@ -67,14 +71,14 @@ class Member:
         self.paused = paused
 
     def resume(self, now: float) -> None:
-        """The run goes on after a pause of all: that was no step's time. Who died in it is paused still, and silent."""
+        """The run resumes: the pause is not step time. A learner that died meanwhile stays paused, and is silent."""
         if self.paused and self.stepped_at is not None:
             self.stepped_at = now
             self.first_at = now
             self.first_steps = self.steps
 
     def _sleeps(self, gap_s: float) -> bool:
-        """Whether nothing was heard for much longer than usual. Twice in a row: that is what is usual now."""
+        """Whether a silence ends now. After two long gaps in a row, the long gap is the usual report interval."""
         interval_s = self.report_interval_s
         silent = interval_s is not None and gap_s > max(EXPECTED_S, LIVE_REPORTS * interval_s)
         self.silences = self.silences + 1 if silent else 0
@@ -85,13 +89,13 @@ class Member:
         return self.silences == 1
 
     def awake_since(self, at: float) -> float:
-        """That moment, or a later one at which it was heard of again: what came between was no work of its."""
+        """The later of `at` and the end of its last silence: it did not work during the silence."""
         return at if self.woke_at is None else max(at, self.woke_at)
 
     def _see_steps(self, grown: int, steps: int, took_s: float, now: float) -> None:
         each_s = took_s / grown
         slower = self.step_time_s is None or each_s > self.step_time_s
-        if slower and self.awake_since(now - took_s) > now - took_s:  # frozen meanwhile: that was no step's time
+        if slower and self.awake_since(now - took_s) > now - took_s:  # frozen meanwhile: not step time
             self.first_at = self.first_at + took_s
             self.first_steps = self.first_steps + grown
             return
@@ -102,15 +106,15 @@ class Member:
             self.step_time_s = max(LEAST_STEP_S, (now - self.first_at) / seen)
 
     def silent_after_s(self) -> float:
-        """How long without a step makes this learner no longer live."""
+        """Seconds without a step after which this learner is no longer live."""
         return max(LIVE_STEPS * (self.step_time_s or 0.0), LIVE_REPORTS * (self.report_interval_s or 0.0))
 
     def live(self, now: float) -> bool:
-        """Whether rounds count on this learner: it steps, woke, or announced a pause and still reports."""
+        """Whether rounds wait for this learner: it steps, woke, or announced a pause and still reports."""
         if self.gone:
             return False
         if self.step_time_s is None or self.stepped_at is None:
-            return self._woke() and self.expected(now)  # it has more to do than the step that tells
+            return self._woke() and self.expected(now)  # its step time is not known before its next step
         return self.pausing(now) if self.paused else now - self.stepped_at <= self.silent_after_s()
 
     def pausing(self, now: float) -> bool:
@@ -118,43 +122,48 @@ class Member:
         return self.paused and now - self.heard_at <= LIVE_REPORTS * (self.report_interval_s or 0.0)
 
     def expected(self, now: float) -> bool:
-        """Whether it may yet contribute: it is live, or joined, woke or stopped a short time ago only."""
+        """Whether it may still contribute: it is live, or joined, woke or stopped only a short time ago."""
         seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
     def patience_s(self) -> float:
-        """How long a round waits for this learner's answer."""
+        """Seconds that a round waits for this learner's answer."""
         if self.answer_s is None:
             return max(UNSEEN_ANSWER_S, ANSWER_PATIENCE * (self.step_time_s or 0.0))
         return ANSWER_PATIENCE * max(self.answer_s, self.step_time_s or 0.0)
 
-    def state(self, now: float) -> str:
-        """One word for people."""
-        if self.gone:
-            return "left"
-        if self.pausing(now):
-            return "paused"
-        if self.step_time_s is None:
-            return "joining"
-        return "live" if self.live(now) else "silent"
+
+def learner_state(member: Member | None, now: float, *, evicted: bool) -> LearnerState:
+    """How a learner is doing: the one place that decides it. member: None before it joined a run with parameters."""
+    if evicted:
+        return LearnerState.EVICTED
+    if member is None:
+        return LearnerState.JOINING
+    if member.gone:
+        return LearnerState.LEFT
+    if member.pausing(now):
+        return LearnerState.PAUSED
+    if member.step_time_s is None:
+        return LearnerState.JOINING
+    return LearnerState.LIVE if member.live(now) else LearnerState.SILENT
 
 
 def named(learners: Sequence[str]) -> str:
-    """In words, the first few of them."""
+    """The first NAMED names, and how many more there are."""
     more = len(learners) - NAMED
     return ", ".join(learners[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def look_after_s(members: int) -> float:
-    """How soon a report needs to be looked at: one of many changes little, and each look goes over all of them."""
+    """Seconds between two checks that follow reports: each check visits all members, and one report changes little."""
     return LOOK_S * max(0, members - FEW)
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Who is there at one moment. live: learners that rounds count on; fastest_step_s: None when nobody is live.
+    """The learners at one moment. live: learners that rounds wait for; fastest_step_s: None when no learner is live.
 
-    counted: learners whose work a merge is a part of: who is live and not paused; if nobody is, who has not left.
+    counted: learners whose work makes a whole outer step: live and not paused; if none is live, all that have not left.
     """
 
     now: float
@@ -165,7 +174,7 @@ class Present:
 
     @classmethod
     def at(cls, members: Mapping[str, Member], now: float) -> Present:
-        """Looks at each once, so that an event costs the same however many rounds are open."""
+        """Visits each member once, so that an event costs the same for any number of open rounds."""
         live = frozenset(name for name, member in members.items() if member.live(now))
         times = [step_s for name in live if (step_s := members[name].step_time_s) is not None]
         here = live or frozenset(name for name, member in members.items() if not member.gone)

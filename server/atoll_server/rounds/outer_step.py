@@ -1,4 +1,4 @@
-"""PURE: how one outer step is made: rate, momentum, and what a part of a step is."""
+"""PURE: learning rate and momentum of one outer step, and of a part of one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from atoll_server.settings import RunSettings
 
 
 def part_of(weights: Iterable[float]) -> float:
-    """Of an outer step: what the weights of its merge sum to, 1 at most."""
+    """The part of an outer step that a merge with these weights makes: their sum, at most 1."""
     whole = math.fsum(weights)
     return 1.0 if whole > 1 - 1e-9 else whole
 
 
 @dataclass(frozen=True, slots=True)
 class OuterRule:
-    """How one outer step is made. lr and momentum of Nesterov's method; codec of the published update.
+    """The parameters of one outer step. lr, momentum: of Nesterov's method; codec: of the published update.
 
-    heat: from 1 in the run to 0 at its end, when every piece is averaged, whatever its kind. staleness_exponent: that
-    its weights have; age: of the version that it makes (FragmentRounds); for the ledger.
+    heat: 1 during the run, falling to 0 at its end, when every piece is averaged, whatever its kind.
+    staleness_exponent (of the weights) and age (of the new version, see FragmentRounds) are for the ledger.
     """
 
     lr: float
@@ -35,19 +35,19 @@ class OuterRule:
 
     @classmethod
     def of(cls, settings: RunSettings, age: float, cause: Cause, tokens: int) -> OuterRule:
-        """Of the merge that makes a version of this age. tokens: that the run has trained.
+        """The rule of the merge that makes a version of this age. tokens: trained by the run so far.
 
-        At the end, and when everybody has left, it gives the mean of what the learners had. Nesterov's step goes
-        further, and inner steps make good what is too far: those that are still to come (records/quality).
+        At the end of the run, and when all learners have left, the outer step is the learners' plain mean. Nesterov's
+        step overshoots it, and later inner steps correct that; after the last merge there are none (records/quality).
         """
         heat = 0.0 if cause is Cause.LEFT else settings.heat(tokens)
         return cls(*settings.outer_at(age, heat), settings.codec, heat, settings.staleness_exponent, age)
 
     def decay_and_push(self, part: float) -> tuple[float, float]:
-        """What momentum is multiplied with before this part of an outer step, and how far it pushes in it.
+        """Returns (decay, push) of this part of an outer step, as `merging.kernels.frame_step` uses them.
 
-        Momentum fades with the work that is merged. Whether that comes in merges of everybody's or in many of few (in
-        equal parts), a unit of it moves the parameters by lr / (1 - mu) in the long run.
+        Momentum fades with the work that is merged. A unit of work moves the parameters by lr / (1 - mu) in the long
+        run, whether all learners are merged at once or in equal parts.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

@@ -2,18 +2,18 @@
 
 Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
 - A fragment is idle, open (a round collects contributions), or merging. Never two rounds for one fragment.
-- Pace: a round opens every H/P steps of the fastest live learner, of the fragment that waits longest, while fewer
-  than max(1, ceil(tau P / H)) are in flight. What an outage left undone is caught up at twice the pace, up to one
-  round of each fragment.
+- Pace: every H/P steps of the fastest live learner, a round opens for the fragment that has waited longest, while fewer
+  than max(1, ceil(tau P / H)) are in flight. After an outage, missed rounds are opened at twice the pace, up to one
+  round per fragment.
 - A round closes when every live learner has answered; or when K fresh contributions are there and the grace
-  window (Eq. 3) has passed; or at its deadline, which is derived from how long the learners it waits for
-  usually take. With nothing to merge it lapses: the cycle grows, the version does not.
-- A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer, but neither
-  counts to the quorum nor starts the grace window.
-- Without a grace window (gamma = 0) what is late waits for no round: as soon as K such are there, they are merged.
-- A merge's weights sum to the part that it has of all counted learners' work, on time: few, or late, is a part of an
-  outer step. Staleness counts outer steps, not merges.
-- Too stale at the merge: refused, and its learner gives up the outstanding work it came from.
+  window (Eq. 3) has passed; or at its deadline, which follows from how long the missing learners usually take. With
+  nothing to merge it lapses: the cycle grows, the version does not.
+- A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer. It neither
+  counts towards the quorum nor starts the grace window.
+- Without a grace window (gamma = 0), late contributions wait for no round: they are merged as soon as K are pending.
+- A merge's weights sum to its part of what all counted learners would give on time. A merge of few learners, or of
+  late contributions, is a part of an outer step. Staleness counts outer steps, not merges.
+- A contribution that is too stale at the merge is refused, and its learner discards the work behind it.
 - When no learner is expected any more, what is pending is merged at once.
 """
 
@@ -29,7 +29,7 @@ from atoll_server.rounds.fragment_rounds import Closing, FragmentRounds, Pending
 from atoll_server.rounds.liveness import Member, Present, look_after_s, named, smoothed
 from atoll_server.settings import RunSettings
 
-CATCHING_UP = 2.0  # times the pace
+CATCHING_UP = 2.0  # how many times the pace, while missed rounds are caught up
 
 
 class Syncer:
@@ -38,20 +38,20 @@ class Syncer:
     def __init__(
         self, settings: RunSettings, fragments: Mapping[int, FragmentRounds], weigh: Weigh, *, paused: bool = False
     ) -> None:
-        """fragments: those of this shard, by their number in the run; only the syncer changes them."""
+        """fragments: this shard's, by their number in the run; only the syncer changes them."""
         self.settings = settings
         self.weigh = weigh
         self.fragments = fragments
         self.members: dict[str, Member] = {}
-        self.due_at: float | None = None  # by the pace, the next opening; in the past: rounds are to be caught up
+        self.due_at: float | None = None  # next opening by the pace; in the past: rounds were missed
         self.opened_at = 0.0  # the newest round
         self.quorum_s: float | None = None  # smoothed: opened -> K answered
         self.sync_s: float | None = None  # smoothed: closed -> adopted
-        self.paused = paused  # by an operator: what is open closes, and nothing opens
-        self.looked_at = -math.inf  # when it was last decided what closes and opens
+        self.paused = paused  # by an operator: open rounds close, and none opens
+        self.looked_at = -math.inf  # when closing and opening were last decided
 
     def restore(self, members: Mapping[str, Member]) -> None:
-        """Continues from a ledger, with fragments as it left them. The first event after this asks."""
+        """Continues from a ledger whose fragments are restored already. Rounds open at the next event."""
         self.members.update(members)
         self.due_at = max(rounds.opened_at for rounds in self.fragments.values())
 
@@ -82,7 +82,7 @@ class Syncer:
                     rounds.adopters.discard(event.learner)
                     awake_since = self.members[event.learner].awake_since(rounds.closed_at)
                     self.sync_s = smoothed(self.sync_s, now - awake_since)
-                return []  # no round waits for it, and there may be many
+                return []  # no round depends on it, and there may be many
             case ev.Gone():
                 effects = self._gone(event)
             case ev.Paused():
@@ -95,12 +95,12 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """A frame came. Deadlines only move away with it, so nothing follows from it: no event, there are many."""
+        """A frame of an upload arrived: its deadline moves back. Frames are many and have no effects: no event."""
         self.members[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
         if paused != self.paused:
-            self.paused, self.due_at = paused, None  # nothing was trained that is to be caught up
+            self.paused, self.due_at = paused, None  # no rounds were missed during a pause
             for member in self.members.values() if not paused else ():
                 member.resume(now)
 
@@ -122,12 +122,12 @@ class Syncer:
     def _gone(self, event: ev.Gone) -> list[ev.Effect]:
         member = self.members.get(event.learner)
         if member is None:
-            return []  # evicted before the run had parameters: it was never told of
+            return []  # evicted before the run had parameters: the syncer never knew it
         member.gone, member.unwanted = True, event.unwanted
         return self._refuse_all(event.learner, event.unwanted)
 
     def _refuse_all(self, learner: str, unwanted: str) -> list[ev.Effect]:
-        """What waits of a learner, if it is unwanted."""
+        """Refuses a learner's pending contributions. unwanted: the reason; empty: nothing is refused."""
         effects: list[ev.Effect] = []
         if not unwanted:
             return effects
@@ -148,7 +148,7 @@ class Syncer:
             if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
                 effects.append(self._open(index, present.now))
             elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
-                rounds.cycle += 1  # its own: nobody is asked for anything
+                rounds.cycle += 1  # a cycle of its own: no learner is asked
                 effects += self._close(index, Closing(Cause.LATE, "came late, and there is no grace window"), present)
             if rounds.phase is Phase.OPEN:
                 if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
@@ -161,13 +161,13 @@ class Syncer:
         return effects
 
     def _merges_late(self, rounds: FragmentRounds, present: Present) -> bool:
-        """Whether what came between two rounds is merged by itself. What answers no round (a good-bye) waits."""
+        """Whether late contributions are merged between two rounds. A leaving learner's last work (cycle 0) waits."""
         late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
         waits = self.settings.grace_ratio > 0 or self.paused or not present.live
         return not waits and len(late) >= self.quorum(present)
 
     def decide(self, fragment: int, present: Present) -> Waiting | Closing:
-        """Whether an open round closes now, and why; or what it waits for. Changes nothing."""
+        """Whether an open round closes now and why, or what it waits for. Changes nothing."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
             cause = Cause.LEFT if all(member.gone for member in self.members.values()) else Cause.NOBODY
@@ -187,7 +187,7 @@ class Syncer:
         return Waiting(f"{fresh} of {needed} answers for the quorum; waits for {named(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
-        """The latest that any learner it waits for usually takes; an upload under way has a step more each frame."""
+        """When the slowest missing learner has usually answered; each frame of an upload in progress moves it back."""
         rounds = self.fragments[fragment]
         latest = rounds.opened_at + max((self.members[name].patience_s() for name in missing), default=0.0)
         for name in missing:
@@ -198,7 +198,8 @@ class Syncer:
 
     def _close(self, fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
-        counted = present.live if closing.cause is Cause.LATE else present.counted  # who pauses was asked before it
+        # Late contributions were asked for before a pause, and paused learners are still live.
+        counted = present.live if closing.cause is Cause.LATE else present.counted
         shares, refusals = rounds.settle(counted, self.weigh, self.settings)
         rounds.declined.clear()
         quorum_at, rounds.quorum_at, rounds.closed_at = rounds.quorum_at, None, present.now
@@ -225,7 +226,7 @@ class Syncer:
         return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
 
     def _next_open_at(self, present: Present) -> float | None:
-        """By the pace, and never in a burst; None while nobody trains: there is nothing to pace by."""
+        """When the pace allows the next round, never in a burst; None while paused or while no learner trains."""
         interval = self.interval_s(present)
         if interval is None or self.paused:
             return None
@@ -241,31 +242,31 @@ class Syncer:
     # ------------------------------------------------------------------------------ derived
 
     def present(self, now: float) -> Present:
-        """Who is there now."""
+        """The learners as they are at `now`, for the other methods here."""
         return Present.at(self.members, now)
 
     def quorum(self, present: Present) -> int:
-        """K for those who are live now."""
+        """K: how many fresh contributions a round needs, given the live learners."""
         return self.settings.quorum.of(len(present.live))
 
     def interval_s(self, present: Present) -> float | None:
-        """Between two openings: H/P steps of the fastest live learner."""
+        """Seconds between two openings: H/P steps of the fastest live learner; None when no learner is live."""
         fastest = present.fastest_step_s
         return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
 
     def most_in_flight(self) -> int:
-        """Rounds that may be open or merging at a time, or no other is opened."""
+        """Rounds that may be open or merging at a time."""
         wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
         return max(1, min(wanted, len(self.fragments)))
 
     def grace_s(self, present: Present) -> float:
-        """Eq. 3: gamma * (tau * step_time - (quorum_time + sync_time)), never below zero."""
+        """Eq. 3 in seconds: gamma * (tau * step_time - (quorum_time + sync_time)), never below zero."""
         slack = self.settings.overlap_steps * (present.fastest_step_s or 0.0)
         slack -= (self.quorum_s or 0.0) + (self.sync_s or 0.0)
         return max(0.0, self.settings.grace_ratio * slack)
 
     def next_wake(self, now: float) -> float | None:
-        """When time alone may change something: the shard says Ticked then. None: not before an event."""
+        """When time alone may change something: the shard sends Ticked then. None: nothing changes before an event."""
         times: list[float] = []
         present = self.present(now)
         for index, rounds in self.fragments.items():
@@ -280,7 +281,7 @@ class Syncer:
         return min(times, default=None)
 
     def why(self, fragment: int, now: float) -> str:
-        """What the fragment does or waits for, in words."""
+        """What the fragment does or waits for, as a sentence for people."""
         rounds = self.fragments[fragment]
         if rounds.phase is Phase.OPEN:
             return self.decide(fragment, self.present(now)).reason

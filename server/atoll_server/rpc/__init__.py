@@ -1,4 +1,4 @@
-"""What every gRPC server here shares: channel limits, waiting calls that end, open calls, rate limits, process start.
+"""Shared by every gRPC server: channel limits, ending of waiting calls, open calls, rate limits, start and stop.
 
 May import: access.
 """

@@ -1,8 +1,8 @@
-"""What every call passes before a service sees it: the limits of `quotas`, for a core and a front alike.
+"""Applies the limits of `quotas` to every call before a service sees it, in a core and in a front.
 
-gRPC takes a message in before it asks anybody. So each call is handled as a stream here, whatever it is to its
-service: of a call that nobody reads gRPC holds a window and no more, and what is read is read in turn, in small
-pieces, in limited time, and counts against who sent it.
+gRPC reads a unary call's whole message before any code of ours runs. So the gate handles each call as a stream: for a
+call that is not read, gRPC holds one window at most. Messages are read in turn, in small pieces, in limited time, and
+count against their sender.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from atoll_wire.certificate import Role
 from atoll_wire.clock import Clock
 from google.protobuf.message import DecodeError
 
-from atoll_server.access.audit_log import Acts
 from atoll_server.access.identity import Caller, caller
 from atoll_server.access.quotas import MANY, Bucket, NoPlaceError, Pool, Quotas
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
-LOOK_S = 0.05  # between looks for a place
-FORGET_S, FORGET_ABOVE = 60.0, 4096  # owners that are not there any more
-IN_PIECES = {"Join", "Push"}  # requests that may be; of replies, Fetch's
+LOOK_S = 0.05  # how often a waiting call looks for a place
+FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, those that were idle for FORGET_S are dropped
+IN_PIECES = {"Join", "Push"}  # methods whose requests may come in pieces; of replies, only Fetch's
 
-Vouched = Callable[[Caller, pb.Session], Hashable]  # whom a session is of; None: nobody's, as far as is known
+Vouched = Callable[[Caller, pb.Session], Hashable]  # the owner of a session; None: unknown here
+Ended = Callable[[str, str, str], None]  # told of each call that a limit ended: method, peer, why
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """One that runs. why: it has to end."""
+    """A running call. why: the refusal that ends it."""
 
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     why: Refused | None = None
@@ -50,7 +50,7 @@ class _Call:
 
 
 class _Owner:
-    """What a peer or a learner has under way. many: times the quotas of one; trusted: to hold as many times as much."""
+    """A peer's or learner's open calls and rates. many: factor on its quotas; trusted: factor on what it may hold."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas
@@ -86,7 +86,7 @@ class _Owner:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """path: as in /atoll.v1.Outer/Push. handler: the service's."""
+    """A gRPC method. path: such as /atoll.v1.Outer/Push. handler: the service's."""
 
     path: str
     handler: Any
@@ -103,21 +103,16 @@ class _Method:
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Of one server. vouched: says whose a session is. limited: counts refusals and waits by limit."""
+    """Limits the calls of one server. vouched: a session's owner. limited: counts refusals and waits, by limit."""
 
     def __init__(
-        self,
-        quotas: Quotas,
-        vouched: Vouched,
-        limited: prometheus_client.Counter,
-        acts: Callable[[], Acts],
-        clock: Clock,
+        self, quotas: Quotas, vouched: Vouched, limited: prometheus_client.Counter, ended: Ended, clock: Clock
     ) -> None:
         self.quotas = quotas
         self.clock = clock
         self._vouched = vouched
         self._limited = limited
-        self._acts = acts
+        self._ended = ended
         self._owners: dict[Hashable, _Owner] = {}
         self._forgot_at = 0.0
         self._handlers: dict[str, Any] = {}  # by path: as many as there are methods
@@ -127,7 +122,7 @@ class Gate(grpc.aio.ServerInterceptor):
         continuation: Callable[[Any], Awaitable[Any]],
         handler_call_details: Any,  # noqa: ANN401 - gRPC's
     ) -> Any:  # noqa: ANN401 - gRPC's
-        """The service's handler behind this gate."""
+        """gRPC's hook: wraps the service's handler."""
         path = handler_call_details.method
         if path not in self._handlers:
             handler = await continuation(handler_call_details)
@@ -148,8 +143,8 @@ class Gate(grpc.aio.ServerInterceptor):
         try:
             if (why := await self._carried_out(method, context, call, places)) is not None:
                 call.ended = True
-                self._acts().refused("limited", context.peer(), method=method.name, detail=why.detail)
-                await abort(context, why)  # its place is free when that is done: a reader that stands still keeps it
+                self._ended(method.name, context.peer(), why.detail)
+                await abort(context, why)  # it keeps its place until then, so that a stalled reader cannot get more
         finally:
             for place in places:
                 place.leave(call)
@@ -157,7 +152,7 @@ class Gate(grpc.aio.ServerInterceptor):
     async def _carried_out(
         self, method: _Method, context: Context, call: _Call, places: list[Pool[_Call]]
     ) -> Refused | None:
-        """Why a call has to end, in a value that holds nothing of what it did."""
+        """Runs a call; returns why it must end, in a new object without references to the call; None: it ended well."""
         who = _who(context)
         peer = self._peer(who, context)
         inward = _Inward(self, method, context, peer)
@@ -191,14 +186,14 @@ class Gate(grpc.aio.ServerInterceptor):
                 text = f"no message came within {self.quotas.first_s:.0f} s of the call: call again"
                 raise self.over("first_message", text) from error
         if request is None and not method.handler.request_streaming:
-            raise Refused(Status.INVALID_ARGUMENT, "a call of one message came without it")
+            raise Refused(Status.INVALID_ARGUMENT, "the call has no message: send one")
         return request
 
     @asynccontextmanager
     async def _turn(self, peer: _Owner, call: _Call) -> AsyncIterator[None]:
-        """A place among the calls of a peer whose first message is being read."""
+        """Holds a place among a peer's calls whose first message is being read."""
         if peer.waiting >= self.quotas.first_waiting * peer.trusted:
-            text = f"{peer.waiting} calls wait to be read: call again later, or over fewer streams"
+            text = f"{peer.waiting} calls wait to be read, the limit: call again later, or open fewer streams"
             raise self.over("first_message", text)
         peer.waiting += 1
         try:
@@ -213,14 +208,16 @@ class Gate(grpc.aio.ServerInterceptor):
             peer.waiting -= 1
         try:
             if oldest is not None:
-                text = f"{self.quotas.first_calls * peer.trusted} calls came without a first message: send it at once"
+                text = (
+                    f"{self.quotas.first_calls * peer.trusted} calls are open without a first message: send it at once"
+                )
                 oldest.end(self.over("first_message", text))
             yield
         finally:
             peer.first.leave(call)
 
     def _whose(self, who: Caller, peer: _Owner, request: Any) -> _Owner:  # noqa: ANN401 - a message
-        """The learner that a call says to be of, if that can be; its peer otherwise."""
+        """The learner that the call's session names, if the caller may speak for it; else the peer."""
         session = _session(request)
         if session is None:
             return peer
@@ -236,7 +233,7 @@ class Gate(grpc.aio.ServerInterceptor):
     async def _run(self, method: _Method, request: Any, inward: _Inward, outward: _Outward) -> None:  # noqa: ANN401
         if inward.owner is not inward.peer:
             await self.paced(inward.owner.calls, "calls_per_s", "calls")
-        if method.name in {"Push", "Initialise"}:  # after wrong checksums they wait
+        if method.name in {"Push", "Initialise"}:  # these wait after wrong checksums
             await self.paced(inward.owner.spoilt, "spoilt_per_s", "calls with wrong checksums", 0.0)
         handler = method.handler
         asked = inward.requests(request) if handler.request_streaming else request
@@ -265,18 +262,18 @@ class Gate(grpc.aio.ServerInterceptor):
         wait_s = bucket.take(self.clock.monotonic(), cost)
         if wait_s > self.quotas.patience_s:
             bucket.take(self.clock.monotonic(), -cost)
-            raise self.over(limit, f"{what} come faster than they are taken: wait {wait_s:.0f} s, and send fewer")
+            raise self.over(limit, f"{what} arrive faster than the limit: wait {wait_s:.0f} s, and send fewer")
         if wait_s:
             self._limited.labels(limit).inc()
             await asyncio.sleep(wait_s)
 
     def over(self, limit: str, text: str) -> Refused:
-        """A limit was reached."""
+        """A refusal for a limit that was reached; counts it. limit: the metric's label; text: the message."""
         self._limited.labels(limit).inc()
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
-        """A front speaks for many, and so may an address where there are no certificates; only a front is believed."""
+        """The owner for a caller's connection. Fronts, and addresses without certificates, may carry many learners."""
         many = MANY if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
         return self._owner(key, many, MANY if who.role is Role.FRONT else 1)
@@ -296,7 +293,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 class _Inward:
-    """What a caller sends."""
+    """Reads the messages of one call, within its quotas."""
 
     def __init__(self, gate: Gate, method: _Method, context: Context, peer: _Owner) -> None:
         self._gate = gate
@@ -307,7 +304,7 @@ class _Inward:
         self._pieces = parts.Pieces(most)
 
     async def read(self) -> Any:  # noqa: ANN401 - a message
-        """The next message, put together; None: there is no other. Raises Refused."""
+        """The next message, joined from its pieces; None at the end of the stream. Raises Refused."""
         try:
             raw = await self._raw()
             if raw is None:
@@ -323,13 +320,13 @@ class _Inward:
             return raw
         if (whole := self._pieces.take(raw)) is not None:
             return whole
-        async with self.owner.assembling[self._method.name]:  # one piece is here; the others come in turn
+        async with self.owner.assembling[self._method.name]:  # the first piece is here; the others wait for their turn
             while whole is None:
                 raw = await self._next()
                 if raw is None:
                     raise DecodeError("its last piece did not come")
                 whole = self._pieces.take(raw)
-            if self._method.name == "Join":  # the next one of this peer waits for it
+            if self._method.name == "Join":  # the peer's next Join waits meanwhile
                 await self._gate.paced(self.peer.joins, "joins_per_s", "large Joins")
         return whole
 
@@ -338,7 +335,7 @@ class _Inward:
         return None if raw is grpc.aio.EOF else raw
 
     async def requests(self, first: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages
-        """All of them, as fast as they may come."""
+        """The call's messages, no faster than the quotas allow."""
         request = first
         while request is not None:
             yield request
@@ -348,7 +345,7 @@ class _Inward:
 
 
 class _Outward:
-    """A call's context, as its service sees it: what is written is cut, and a reader that stands still is given up."""
+    """The context that a service gets: it cuts replies into pieces, and ends calls whose reader stalls."""
 
     def __init__(self, gate: Gate, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
@@ -358,7 +355,7 @@ class _Outward:
         self._inward = inward
 
     async def write(self, message: Any) -> None:  # noqa: ANN401 - a message
-        """Raises Refused when nobody takes it."""
+        """Sends a message. Raises Refused when the caller reads nothing for `stalled_s` seconds."""
         write = self._method.handler.response_serializer
         raw = message if write is None else write(message)
         for piece in parts.split(raw) if self._method.name == "Fetch" else (raw,):
@@ -368,11 +365,11 @@ class _Outward:
             except TimeoutError as error:
                 if self._call.why is not None:
                     raise
-                text = f"nothing of the answer was taken for {self._gate.quotas.stalled_s:.0f} s: ask again"
+                text = f"the caller read nothing of the answer for {self._gate.quotas.stalled_s:.0f} s: ask again"
                 raise self._gate.over("stalled", text) from error
 
     async def abort(self, *status: Any) -> None:  # noqa: ANN401 - gRPC's
-        """Ends the call."""
+        """Ends the call with a status; DATA_LOSS counts against the sender's quota of wrong checksums."""
         self._call.ended = True
         if status[0] is grpc.StatusCode.DATA_LOSS:
             self._inward.owner.spoilt.take(self._gate.clock.monotonic())
@@ -385,12 +382,12 @@ class _Outward:
 def _who(context: Context) -> Caller:
     try:
         return caller(context)
-    except Refused:  # the service says so
+    except Refused:  # the service will refuse it
         return Caller(None, "", context.peer())
 
 
 def _session(request: Any) -> pb.Session | None:  # noqa: ANN401 - a message
-    """Of the call that it begins."""
+    """The session in a call's first message; None: it has none."""
     if isinstance(request, pb.PushRequest | pb.InitialiseRequest):
         request = request.header
     session = getattr(request, "session", None)

@@ -1,4 +1,4 @@
-"""The calls that a server is answering now: how many of each kind, for metrics and for a clean end."""
+"""Counts the calls that a server is answering, by method, for metrics and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ METHODS = {
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # cut, they cost bytes at most
+CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # cutting these costs only bytes
 
 
 class Served(grpc.aio.ServerInterceptor, Collector):
-    """Sees each call of a server that is in the contract."""
+    """Counts a server's open calls of the contract's methods, and exports them to Prometheus."""
 
     def __init__(self) -> None:
         self.open = counted(())
 
     def doing(self) -> bool:
-        """Whether a call is answered that would be missed."""
+        """Whether a call is open that should not be cut."""
         return any(count for method, count in self.open.items() if method not in CARRYING)
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus: those that are answered, and those that this process has opened itself."""
+        """The gauge of open calls: those that this process answers, and those that it made."""
         family = GaugeMetricFamily("atoll_open_calls", "Calls that have not ended", labels=["side", "method"])
         for side, calls in (("answered", self.open), ("opened", open_calls())):
             for method, count in sorted(calls.items()):
@@ -44,7 +44,7 @@ class Served(grpc.aio.ServerInterceptor, Collector):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 - gRPC's handler
-        """Counts a call while it lasts."""
+        """gRPC's hook: wraps a handler, so that its call is counted while it is open."""
         handler = await continuation(handler_call_details)
         method = METHODS.get(handler_call_details.method)
         if handler is None or method is None:

@@ -1,4 +1,4 @@
-"""What every process of the service needs: addresses, files, signals, health, and a clean end."""
+"""Shared by every server process: listening addresses, file limits, signals, health, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll_server.rpc.open_calls import Served
 
-UNLIMITED_FILES = 10_240  # what macOS takes where it says that there is no limit
-GRACE_S = 10.0  # for what a process that is asked to stop does for somebody: a checkpoint, an acknowledgement
-QUICK_S = 0.5  # for calls that only carry: who is not through with one by then goes on with it later
+UNLIMITED_FILES = 10_240  # the most that macOS accepts although it reports no limit
+GRACE_S = 10.0  # a stopping process may take this long to finish calls: a checkpoint, an acknowledgement
+QUICK_S = 0.5  # calls that only carry data may take this long; callers continue them later
 LOOK_S = 0.02
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """A gRPC server beside its health. served: its calls."""
+    """A gRPC server and its health service. served: counts its calls; credentials: None without TLS."""
 
     server: grpc.aio.Server
     served: Served
@@ -45,7 +45,7 @@ class Public:
         gate: grpc.aio.ServerInterceptor,
         served: Served,
     ) -> Public:
-        """With health, and on loopback reflection. Raises AccessError."""
+        """Makes a server with health, and with reflection if it listens on loopback only. Raises AccessError."""
         server = grpc.aio.server(interceptors=[gate, served], options=options, maximum_concurrent_rpcs=most_calls)
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -54,7 +54,7 @@ class Public:
         return cls(server, served, health, access.serving())
 
     def bind(self, address: str) -> str:
-        """Returns the address with its port, which may be the system's choice. Raises SettingsError."""
+        """Binds HOST:PORT and returns it with the port that was chosen if PORT is 0. Raises SettingsError."""
         text = f"--listen {address} cannot be bound: the port is in use or not yours; give another"
         try:
             port = (
@@ -69,13 +69,13 @@ class Public:
         return f"{address.rpartition(':')[0]}:{port}" if port else address
 
     async def begin(self) -> None:
-        """From now on calls are answered."""
+        """Starts the server and reports all services as healthy."""
         await self.server.start()
         for name in ("", *SERVICES):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def end(self, grace_s: float = GRACE_S) -> None:
-        """Takes no more calls. Those that run may end by themselves within the grace, unless they only carry."""
+        """Stops the server. Open calls may finish within grace_s seconds; those that only carry data are cut early."""
         await self.health.enter_graceful_shutdown()
         stopping = asyncio.create_task(self.server.stop(grace_s))
         await asyncio.wait({stopping}, timeout=QUICK_S)
@@ -86,7 +86,7 @@ class Public:
 
 
 def open_files() -> None:
-    """As many as this process may have: each contribution of a merge is one, and a learner up to 65 connections."""
+    """Raises the limit on open files: a merge opens a file per contribution, a learner up to 65 connections."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         wanted = UNLIMITED_FILES if most == resource.RLIM_INFINITY else most
@@ -94,7 +94,7 @@ def open_files() -> None:
 
 
 def told_to_stop() -> asyncio.Event:
-    """Is set by SIGTERM and SIGINT."""
+    """An event that SIGTERM and SIGINT set."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import sqlite3
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,25 +18,28 @@ from atoll_wire.clock import SYSTEM, Clock
 from atoll_wire.contract import PROTOCOL
 from atoll_wire.errors import SettingsError
 
-from atoll_server.access.audit_log import Acts
-from atoll_server.access.refusals import Refused
-from atoll_server.checkpoints.restore import LEDGER, Restored, drop_damaged, restore
+from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, drop_damaged, restore
 from atoll_server.learners.registry import unwanted
 from atoll_server.merging import merge
 from atoll_server.rounds import events as ev
 from atoll_server.run.first_parameters import STAGING
 from atoll_server.run.memory_budget import parameters_of, too_much
-from atoll_server.run.registrar import Registrar
+from atoll_server.run.registrar import KEY_BYTES, Registrar
 from atoll_server.run.run_clock import RunClock
+from atoll_server.run.watch import Watch
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import crash_points, database, ledger
+from atoll_server.storage import crash_points, database, run_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.ledger_writer import LedgerWriter, with_room
-from atoll_server.telemetry.happenings import Diary
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.events import EventLog
+from atoll_server.telemetry.journal import Journal
+from atoll_server.telemetry.logs import logged
 from atoll_server.telemetry.metrics import Metrics
+from atoll_server.telemetry.timeline import Timeline
 
 log = structlog.get_logger()
 
@@ -42,6 +47,20 @@ T = TypeVar("T")
 
 HOUSEKEEPING_S = 1.0
 STANDBY_S = 0.01  # between two looks whether the core that has the directory is gone
+
+
+@dataclass(frozen=True, slots=True)
+class CoreFacts:
+    """A core process at one moment.
+
+    started_at: monotonic seconds. restore_s: from the start until it could serve. free_bytes: of the directory's file
+    system; None until that was looked at. damage: of a file, found while it serves.
+    """
+
+    started_at: float
+    restore_s: float
+    free_bytes: int | None
+    damage: str
 
 
 class Core:
@@ -52,14 +71,19 @@ class Core:
         self.disk = disk
         self.clock = clock
         self.metrics = Metrics()
-        self.acts = Acts(None, clock)
-        self.diary = Diary()
-        self.registrar = Registrar(settings.limits, RunClock(clock))
+        self.journal = Journal()
+        run_clock = RunClock(clock)
+        self.registrar = Registrar(settings.limits, run_clock, self.journal)
+        self.timeline = Timeline(self.metrics)
+        self.events = EventLog(run_clock.at)
+        self.watch = Watch(self.registrar)
+        for subscriber in (self.metrics.on, self.timeline.on, self.events.on, logged):
+            self.journal.subscribe(subscriber, only_shows=True)
         self.failed: asyncio.Future[None]  # from `take_directory` on; has the error that ends this process
-        self.started_at = clock.monotonic()
-        self.damage = ""  # of a file, found while it serves
-        self.free_bytes: int | None = None  # of the directory's file system, once looked at
-        self.restore_s = 0.0  # from the start until it could serve
+        self._started_at = clock.monotonic()
+        self._restore_s = 0.0
+        self._free_bytes: int | None = None
+        self._damage = ""
         self._given = given
         self._unlock: Callable[[], None] | None = None
         self._housekeeping: asyncio.Task[None] | None = None
@@ -75,7 +99,7 @@ class Core:
         allocator.let_go_of_code("libllvmlite")  # 50 MiB that compile nothing any more
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
-        self.started_at = self.clock.monotonic()
+        self._started_at = self.clock.monotonic()
         self.registrar.clock.set()  # a standby may have waited for weeks
 
     async def start(self) -> None:
@@ -87,9 +111,9 @@ class Core:
         meta = await with_room(self._take_meta, db)
         writer = LedgerWriter(db, self.fail, self.clock)
         writer.start()
-        self.registrar.take_up(meta, ledger.learners(db), writer)
+        self.registrar.take_up(meta, run_ledger.learners(db), writer)
         if "fingerprint" in meta:
-            restored = await asyncio.to_thread(restore, db, directory, self.disk, self.clock)
+            restored = await asyncio.to_thread(restore, db, Origin.of(meta), directory, self.disk, self.clock)
             damaged = await with_room(drop_damaged, db, directory, restored, self.disk)
             shard = self._shard(restored, damaged=damaged)
             take_up(shard, db, restored)
@@ -102,7 +126,19 @@ class Core:
             shard.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self._housekeeping.add_done_callback(self.watched)
-        self.restore_s = self.clock.monotonic() - self.started_at
+        now = self.clock.monotonic()
+        self._restore_s = now - self._started_at
+        self.journal.record(entries.Started(self.registrar.epoch), now)
+        if (begun := self.registrar.newly_restored()) is not None:
+            self.journal.record(entries.Restored(begun.checkpoint, begun.generation), now)
+
+    def facts(self) -> CoreFacts:
+        """The process at this moment."""
+        return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
+
+    def damaged(self, what: str) -> None:
+        """A file was found damaged while the core serves."""
+        self._damage = what
 
     def _take(self, directory: Path) -> bool:
         """Whether it is this core's now. SettingsError when it cannot be, or not without waiting."""
@@ -127,7 +163,7 @@ class Core:
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         """Reads what the run is, raises the epoch, and settles the settings: stored ones, with the given in place."""
-        meta = ledger.get_meta(db)
+        meta = run_ledger.get_meta(db)
         if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
             raise SettingsError(
                 f"the run speaks protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it"
@@ -148,11 +184,12 @@ class Core:
             log.warning("the run is not recorded any more: payloads that two snapshots cover are deleted")
         meta.setdefault("run", uuid.uuid4().hex[:16])
         meta.setdefault("generation", 1)
+        meta.setdefault("session_key", secrets.token_bytes(KEY_BYTES).hex())
         meta["epoch"] = meta.get("epoch", 0) + 1
         meta["settings"] = settled.model_dump(mode="json")
         with database.transaction(db):
             for key, value in meta.items():
-                ledger.put_meta(db, key, value)
+                run_ledger.put_meta(db, key, value)
         crash_points.point("start.epoch raised")
         return meta
 
@@ -173,14 +210,14 @@ class Core:
             run=run.settings,
             generation=run.generation,
             roster=run.roster,
-            happenings=run.happenings,
+            journal=run.journal,
             writer=run.writer,
             metrics=self.metrics,
             disk=self.disk,
             clock=run.clock,
             fail=self.fail,
         )
-        return Shard(context, restored, paused=bool(run.paused), damaged=damaged)
+        return Shard(context, restored, run.view(), damaged=damaged)
 
     async def stop(self) -> None:
         """A clean end: merges that run are finished, and a snapshot is taken. Raises what cannot be carried through."""
@@ -227,8 +264,8 @@ class Core:
             self.registrar.clock.look()
             await self.registrar.save_accounts()
             for shard in self.registrar.shards:
-                self.free_bytes = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
-                shard.room(self.free_bytes)
+                self._free_bytes = await asyncio.to_thread(self.disk.free_bytes, self.settings.directory)
+                shard.room(self._free_bytes)
                 shard.uploads.expire(self.clock.monotonic())
                 if shard.snapshots.due():
                     shard.work.spawn(self._snapshot(shard))
@@ -241,11 +278,3 @@ class Core:
     async def _snapshot(self, shard: Shard) -> None:
         with contextlib.suppress(OSError):  # the snapshotter has said it
             await shard.snapshots.take()
-
-    def turned_away(self, refused: Refused, learner: str) -> None:
-        """Counts a refusal at the door."""
-        self.metrics.contributions.labels("turned_away").inc()
-        for shard in self.registrar.shards:
-            shard.contributions.turn_away()
-        told = {"learner": learner[:80], "status": refused.status.value, "detail": refused.detail}
-        log.warning("contribution turned away", **told)

@@ -47,7 +47,7 @@ class Lease:
     def over(self, now: float, wanted: bool = False) -> bool:
         """Whether it may go to another name. wanted: another one waits."""
         late = now > (min(self.until, self.turn_ends) if wanted else self.until)
-        return late or bool(self.entry.evicted) or not self.entry.token
+        return late or bool(self.entry.evicted) or not self.entry.session
 
     def came(self, received: int, until: float) -> None:
         """So many bytes of an upload are here."""

@@ -24,6 +24,7 @@ from atoll_server.run.first_parameters import Lease, Staging, Turns
 from atoll_server.run.registrar import Registrar, Waiting
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.storage.disk import Disk
+from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
@@ -48,8 +49,11 @@ class Joining:
         self._initialising = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None  # of `--init`
 
-    async def join(self, request: pb.JoinRequest) -> pb.JoinReply:
-        """Makes a learner known; says whether it fetches, initialises, or waits. Raises Refused, state untouched."""
+    async def join(self, request: pb.JoinRequest, by: str) -> pb.JoinReply:
+        """Makes a learner known; says whether it fetches, initialises, or waits. by: what its certificate says.
+
+        Raises Refused, state untouched.
+        """
         tensors = declared_tensors(request, self._settings.limits)
         if request.protocol != PROTOCOL:
             raise Refused(
@@ -63,10 +67,9 @@ class Joining:
         if state == pb.JoinReply.STATE_CONFIRM:
             assert entry.challenge is not None, "it was asked to confirm just now"
             return pb.JoinReply(state=state, run=run.run_id, token=entry.challenge[1])
-        token, incarnation = entry.token, entry.incarnation
-        await run.joined(entry)
+        token, incarnation = run.token(entry), entry.incarnation
+        await run.joined(entry, by, state)
         assert run.layout is not None, "the first to join decides the layout"
-        log.info("joined", learner=entry.name, incarnation=incarnation, region=entry.region, state=state)
         return pb.JoinReply(
             state=state,
             run=run.run_id,
@@ -80,7 +83,7 @@ class Joining:
             run_tokens=run.roster.tokens(),
             struck_tokens=run.roster.struck_tokens(),
             retry_s=1.0,
-            log=run.happenings.number,
+            log=next((shard.follower_log.number for shard in run.shards), 0),
             shards=run.places(),
         )
 
@@ -211,7 +214,8 @@ class Joining:
                 await asyncio.to_thread(staging.close)
         except OSError as error:
             text = f"--init {path} cannot be copied into {directory} ({error.strerror}): look at the file and the disk"
-            log.error("first parameters refused", detail=text)
+            refused = entries.FirstParametersRefused(text, by_disk=True)
+            self._run.record(refused)
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _accept(self, staging: Staging, speaker: Speaker | None = None) -> int:
@@ -232,7 +236,8 @@ class Joining:
         self._lease = None
         if speaker is None and (stale := unshared_tensors.warning(unshared_tensors.listed(file.metadata))):
             log.warning("the run begins with tensors that the run before did not share", detail=stale)
-        log.info("first parameters accepted", parameters=layout.parameters, fragments=len(layout.fragments))
+        accepted = entries.FirstParameters(layout.parameters, len(layout.fragments))
+        self._run.record(accepted)
         return file.data.nbytes
 
 

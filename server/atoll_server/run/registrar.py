@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout import Layout
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.registry import Entry, Roster, Speaker, unwanted
+from atoll_server.learners.session_tokens import SessionKey
 from atoll_server.rounds import events as ev
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.fragment import Fragment
-from atoll_server.shard.publications import HappeningLog
+from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import crash_points, ledger, lineage
+from atoll_server.storage import crash_points, lineage, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
-from atoll_server.storage.lineage import Line
+from atoll_server.storage.lineage import Beginning, Line
 from atoll_server.storage.rows import LearnerRow
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Arrival
+from atoll_server.telemetry.journal import Journal
 
-log = structlog.get_logger()
+KEY_BYTES, START_BYTES = 32, 16  # of what sessions are proved with
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,13 @@ class Registrar:
     """One run. Whatever it tells learners is durable first.
 
     paused: by which operator and why; empty while the run goes on. layout: of the run; before there are parameters,
-    of the learner that may send them.
+    of the learner that may send them. turned_away: contributions that were refused before they were whole.
     """
 
-    def __init__(self, limits: Limits, clock: RunClock) -> None:
+    def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
         self.clock = clock
+        self.journal = journal
         self.roster = Roster(limits.learners)
-        self.happenings = HappeningLog(limits.happenings, self._current)
         self.run_id = ""
         self.generation = 0
         self.line = Line()  # of this generation
@@ -60,8 +64,11 @@ class Registrar:
         self.frozen_digest = ""
         self.initial_sha256 = ""
         self.paused = ""
+        self.turned_away = 0
         self.state: Waiting | Running = Waiting()
-        self.writer: LedgerWriter  # from `take_up` on
+        self._views = 0  # that shards were given in this epoch
+        self.writer: LedgerWriter  # from `take_up` on, as is the next
+        self._sessions: SessionKey
 
     # ------------------------------------------------------------------------------ from and to the ledger
 
@@ -72,6 +79,8 @@ class Registrar:
         self.generation = meta["generation"]
         self.line = lineage.line_of(meta)
         self.epoch = meta["epoch"]
+        secret, start = bytes.fromhex(meta["session_key"]), secrets.token_bytes(START_BYTES)
+        self._sessions = SessionKey(secret, start, self.run_id, self.generation)
         self.settings = RunSettings.model_validate(meta["settings"])
         self.paused = meta.get("paused", "")
         self.frozen_digest = meta.get("frozen_digest", "")
@@ -80,6 +89,11 @@ class Registrar:
             self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
             self.clock.begin_after(row.account["heard_at"])
         self.roster.since = self.clock.wall()
+
+    def newly_restored(self) -> Beginning | None:
+        """How this generation began, when no core served it before this one."""
+        begun = self.line.beginnings[0] if self.line.beginnings else None
+        return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
         """A learner may send the first parameters: its model is the run's, unless another one is asked instead."""
@@ -107,7 +121,7 @@ class Registrar:
     async def save(self, entry: Entry) -> None:
         """Makes a name durable as it is now."""
         entry.dirty = False
-        await self.writer.commit(partial(ledger.put_learner, row=row_of(entry)))
+        await self.writer.commit(partial(run_ledger.put_learner, row=row_of(entry)))
 
     async def save_accounts(self) -> None:
         """Makes every account durable that changed since it was."""
@@ -117,6 +131,10 @@ class Registrar:
         if rows:
             await self.writer.commit(partial(_put_learners, rows=rows))
 
+    def record(self, entry: entries.Entry) -> None:
+        """Tells the journal what happened at this moment."""
+        self.journal.record(entry, self.clock.monotonic())
+
     # ------------------------------------------------------------------------------ shards
 
     @property
@@ -124,10 +142,16 @@ class Registrar:
         """None while the run waits for its parameters."""
         return self.state.shards if isinstance(self.state, Running) else ()
 
-    def tell(self, event: ev.Event) -> None:
-        """Tells every shard of what concerns all fragments."""
+    def view(self) -> RunView:
+        """What shards are to know of the run, newer than every view before."""
+        self._views += 1
+        return RunView(self.epoch, self._views, self.roster.tokens(), self.roster.struck_tokens(), self.paused)
+
+    def tell(self) -> None:
+        """Tells every shard how the run stands now: after each report, and after what an operator did."""
+        view = self.view()
         for shard in self.shards:
-            shard.dispatch(event)
+            shard.told(view)
 
     def owner(self, fragment: int) -> tuple[Shard, Fragment]:
         """The shard of a fragment, and the fragment. Raises Refused."""
@@ -150,22 +174,18 @@ class Registrar:
         """By fragment; none before the first parameters."""
         return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
 
-    def _current(self) -> pb.Current:
-        return pb.Current(
-            versions=self.versions(),
-            open=[opened for shard in self.shards for opened in shard.open_rounds()],
-            run_tokens=self.roster.tokens(),
-            struck_tokens=self.roster.struck_tokens(),
-            paused=pb.Paused(reason=self.paused),
-        )
-
     # ------------------------------------------------------------------------------ learners and operators
 
     def session(self, session: pb.Session) -> Speaker:
         """The process that a call comes from: the one way in for everything that has a session. Raises Refused."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
-        return Speaker(self.roster.check(session.learner, session.incarnation, session.token), session.incarnation)
+        number = self._sessions.number(session.learner, session.incarnation, session.token)
+        return Speaker(self.roster.check(session.learner, session.incarnation, number), session.incarnation)
+
+    def token(self, entry: Entry) -> bytes:
+        """What its process proves with that it may speak for a name."""
+        return self._sessions.token(entry.name, entry.incarnation, entry.session)
 
     def settings_message(self) -> pb.RunSettings:
         """What learners are told of the run's settings."""
@@ -178,10 +198,10 @@ class Registrar:
             total_tokens=self.settings.total_tokens,
         )
 
-    async def joined(self, entry: Entry) -> None:
+    async def joined(self, entry: Entry, by: str, state: pb.JoinReply.State) -> None:
         """Makes durable that a process speaks for a name, and tells the shards. Raises Refused when it no longer does.
 
-        What its dead predecessor left unfinished is dropped.
+        What its dead predecessor left unfinished is dropped. by: what its certificate says; state: that it is told.
         """
         incarnation = entry.incarnation
         await self.save(entry)
@@ -189,16 +209,25 @@ class Registrar:
         Speaker(entry, incarnation).still()
         for shard in self.shards:
             shard.joined(entry.name, incarnation)
+        if not entry.announced:
+            arrival = Arrival.NEW
+        else:
+            arrival = Arrival.RESTARTED if entry.announced < incarnation else Arrival.AGAIN
+        entry.announced = incarnation
+        down_s = entry.comeback.down_s
+        joined = entries.Joined(entry.name, entry.region, incarnation, arrival, down_s, by, state)
+        self.record(joined)
 
     async def left(self, entry: Entry) -> None:
         """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
         entry.account.left_at = self.clock.wall()
-        entry.token = b""
+        entry.session = 0
         await self.save(entry)
-        self.tell(ev.Gone(entry.name))
-        if not entry.token:  # nor did it join again meanwhile
-            entry.speaks(b"", Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
-        log.info("left", learner=entry.name, incarnation=entry.incarnation)
+        for shard in self.shards:
+            shard.dispatch(ev.Gone(entry.name))
+        if not entry.session:  # nor did it join again meanwhile
+            entry.speaks(0, Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
+        self.record(entries.Left(entry.name, entry.incarnation))
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
         """Refuses what waits of a learner's work; what was merged stays merged. Without a reason it may join again.
@@ -209,24 +238,32 @@ class Registrar:
         entry = self.roster.entries.get(name)
         if entry is None:
             raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
+        was_evicted = bool(entry.evicted)
         self.roster.evict(entry, reason, self.clock.wall())
         if tokens is not None:
             self.roster.strike(entry, tokens)
         await self.save(entry)
         crash_points.point("eviction.committed")
+        self.tell()
         if reason:
             for shard in self.shards:
                 shard.evicted(name, entry.incarnation, unwanted(reason))
-        log.warning("evicted" if reason else "let in again", learner=name, reason=reason)
+            self.record(entries.Evicted(name, reason))
+        elif was_evicted:
+            self.record(entries.Readmitted(name))
 
     async def pause(self, reason: str) -> None:
         """Durable, then told to every learner: a restarted core is still paused. Without a reason the run goes on."""
-        await self.writer.commit(partial(ledger.put_meta, key="paused", value=reason))
+        await self.writer.commit(partial(run_ledger.put_meta, key="paused", value=reason))
         crash_points.point("pause.committed")
         self.paused = reason
-        self.tell(ev.Paused(bool(reason)))
-        self.happenings.append(pb.Happening(paused=pb.Paused(reason=reason)))
-        log.warning("paused" if reason else "goes on", reason=reason)
+        self.tell()
+        self.record(entries.PauseChanged(reason))
+
+    def turn_away(self, refused: Refused, learner: str) -> None:
+        """A contribution was refused before it was whole."""
+        self.turned_away += 1
+        self.record(entries.TurnedAway(learner, refused))
 
 
 def row_of(entry: Entry) -> LearnerRow:
@@ -236,9 +273,9 @@ def row_of(entry: Entry) -> LearnerRow:
 
 def _put_learners(db: sqlite3.Connection, rows: list[LearnerRow]) -> None:
     for row in rows:
-        ledger.put_learner(db, row)
+        run_ledger.put_learner(db, row)
 
 
 def _put_meta(db: sqlite3.Connection, meta: dict[str, Any]) -> None:
     for key, value in meta.items():
-        ledger.put_meta(db, key, value)
+        run_ledger.put_meta(db, key, value)

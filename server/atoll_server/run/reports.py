@@ -14,9 +14,11 @@ from atoll_server.learners.registry import Entry
 from atoll_server.rounds import events as ev
 from atoll_server.run.registrar import Registrar
 from atoll_server.shard.shard import Shard
+from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
+LONGEST_REASON = 200  # of a declined round
 MOST_REPORTED = 2 * REPORTED  # declined rounds and adoptions together
 
 
@@ -36,7 +38,7 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
     )  # fmt: skip
     entry.reports.saw(run.clock.monotonic())
     wall = run.clock.wall()
-    entry.account.heard(wall, spent, run.roster.rates(wall).most(entry.name))
+    run.roster.heard(entry, wall, spent)
     if 2 * spent.tokens < seen.tokens and not entry.doubted:
         entry.doubted = True
         log.warning(
@@ -48,6 +50,7 @@ def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None
         entry.comeback, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
         first_step_s=seen.first_step_s,
     )  # fmt: skip
+    run.tell()
     for shard in run.shards:
         shard.dispatch(ev.Heard(entry.name, spent.steps, seen.paused))
         step_time_s = shard.syncer.members[entry.name].step_time_s
@@ -66,9 +69,12 @@ def _take_answers(shard: Shard, entry: Entry, seen: pb.Progress) -> None:
         fragment, cycle = declined.fragment, declined.cycle
         if fragment in rounds and entry.declined.get(fragment, 0) < cycle <= rounds[fragment].cycle:
             entry.declined[fragment] = cycle
-            shard.dispatch(ev.Declined(entry.name, fragment, cycle, declined.reason[:200]))
+            reason = declined.reason[:LONGEST_REASON]
+            shard.context.record(entries.Declined(entry.name, fragment, cycle, reason))
+            shard.dispatch(ev.Declined(entry.name, fragment, cycle, reason))
     for adopted in seen.adopted:
         fragment, version = adopted.fragment, adopted.version
         if fragment in rounds and entry.adopted.get(fragment, 0) < version <= rounds[fragment].version:
             entry.adopted[fragment] = version
+            shard.context.record(entries.Adopted(entry.name, fragment, version))
             shard.dispatch(ev.Adopted(entry.name, fragment, version))

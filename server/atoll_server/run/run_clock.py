@@ -28,7 +28,11 @@ class RunClock:
 
     def wall(self) -> float:
         """Never less than it was before."""
-        return self._wall + (self._machine.monotonic() - self._began)
+        return self.at(self._machine.monotonic())
+
+    def at(self, now: float) -> float:
+        """The time at a moment of the monotonic clock."""
+        return self._wall + (now - self._began)
 
     def monotonic(self) -> float:
         """The machine's."""

@@ -1,83 +1,75 @@
-"""Once a second the run is read: for Prometheus as one Reading, and for the diary as one Look."""
+"""Once a second the run is looked at: changes go into the journal, figures to Prometheus, as one Reading."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
+from atoll_wire.contract import LearnerState
 
 from atoll_server.checkpoints.restore import LEDGER
 from atoll_server.learners.accounts import overall
-from atoll_server.learners.registry import MOST_REGIONS, Entry
-from atoll_server.run.core import Core
+from atoll_server.learners.registry import MOST_REGIONS
+from atoll_server.run.core import CoreFacts
 from atoll_server.run.registrar import Registrar
-from atoll_server.service.status import member_of, merged_tokens, state_of, trained_tokens, troubles
-from atoll_server.telemetry.happenings import Look, Sight
-from atoll_server.telemetry.metrics import Reading
+from atoll_server.run.troubles import troubles
+from atoll_server.run.watch import Watch, member_of
+from atoll_server.service.status import merged_tokens, trained_tokens
+from atoll_server.settings import CoreSettings
+from atoll_server.telemetry.events import EventLog
+from atoll_server.telemetry.metrics import Metrics, Reading
 
 log = structlog.get_logger()
 
 EVERY_S = 1.0
 SETTLED_S = 10.0  # after a start, until learners have reported what the last second before it may have lost
-STATES = ("joining", "live", "paused", "silent", "left", "evicted")
 
 
-async def keep_gauges(core: Core) -> None:
-    """For as long as the core runs."""
-    run = core.registrar
-    core.diary.note(run.clock.wall(), "core", f"the core started: epoch {run.epoch}")
-    if run.line.beginnings and run.versions() == run.line.beginnings[0].versions:
-        text = f"restored to checkpoint {run.line.beginnings[0].checkpoint} (generation {run.generation})"
-        core.diary.note(run.clock.wall(), "core", text)
+async def keep_gauges(
+    run: Registrar,
+    settings: CoreSettings,
+    metrics: Metrics,
+    watch: Watch,
+    events: EventLog,
+    facts: Callable[[], CoreFacts],
+) -> None:
+    """For as long as the core runs. facts: those of the moment."""
     while True:
+        ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:
-            read(core, await asyncio.to_thread(_size_bytes, core.settings.directory / LEDGER))
+            now = run.clock.monotonic()
+            states = watch.look(troubles(run, facts().damage, now), now)
+            events.tell_refused(now)
+            metrics.read = reading(run, settings, facts(), states, ledger_bytes, now)
+            metrics.fold(run.roster.regions(), MOST_REGIONS)
         except Exception:
             log.exception("the run could not be read for Prometheus: what was read last stays")
         await asyncio.sleep(EVERY_S)
 
 
-def read(core: Core, ledger_bytes: int = 0) -> None:
-    """The run at this moment."""
-    run = core.registrar
-    wall, now = run.clock.wall(), run.clock.monotonic()
-    states = {entry.name: state_of(run, entry, now) for entry in run.roster.entries.values()}
-    reading = Reading()
-    _read_learners(run, reading, states, wall)
-    _read_run(core, reading, now)
-    reading.set("atoll_ledger_bytes", ledger_bytes)
-    core.metrics.read = reading
-    core.metrics.fold(run.roster.regions(), MOST_REGIONS)
-    core.diary.look(
-        Look(
-            at=wall,
-            learners={e.name: _sight(run, e, states[e.name], wall, now) for e in run.roster.entries.values()},
-            parameters=run.layout.parameters if run.shards and run.layout is not None else 0,
-            checkpoint=max((row.id for shard in run.shards for row in shard.snapshots.rows), default=0),
-            paused=run.paused,
-            refused=_refused(run),
-            troubles=tuple(troubles(core)),
-        )
-    )
+def reading(
+    run: Registrar,
+    settings: CoreSettings,
+    facts: CoreFacts,
+    states: Mapping[str, LearnerState],
+    ledger_bytes: int,
+    now: float,
+) -> Reading:
+    """The run at this moment. now: monotonic seconds."""
+    made = Reading()
+    _read_learners(run, made, states, run.clock.at(now))
+    _read_run(run, made, facts, now)
+    made.set("atoll_ledger_bytes", ledger_bytes)
+    if settings.wan_budget_gb:
+        made.set("atoll_wan_budget_bytes", settings.wan_budget_gb * 1e9)
+    return made
 
 
-def _refused(run: Registrar) -> int:
-    counts = [shard.contributions.counts for shard in run.shards]
-    return sum(each["refused"] + each["turned_away"] for each in counts)
-
-
-def _sight(run: Registrar, entry: Entry, state: str, wall: float, now: float) -> Sight:
-    account, member = entry.account, member_of(run, entry.name)
-    stepped_at = account.heard_at if account.left_at is None else account.left_at
-    if state == "silent" and member is not None and member.stepped_at is not None:
-        stepped_at = wall - (now - member.stepped_at)  # it may be heard, and make no steps
-    return Sight(state, entry.region, entry.incarnation, stepped_at, entry.comeback.down_s, entry.evicted)
-
-
-def _read_learners(run: Registrar, reading: Reading, states: dict[str, str], wall: float) -> None:
+def _read_learners(run: Registrar, reading: Reading, states: Mapping[str, LearnerState], wall: float) -> None:
     balances = []
     for name, entry in run.roster.entries.items():
         account, balance = entry.account, entry.account.balance(wall)
@@ -98,15 +90,14 @@ def _read_learners(run: Registrar, reading: Reading, states: dict[str, str], wal
     reading.set("atoll_provisioned_seconds", whole.provisioned_s)
     for cause, seconds in whole.lost_s.items():
         reading.set("atoll_lost_seconds", seconds, cause)
-    for state in STATES:
+    for state in LearnerState:
         reading.set("atoll_learners", counts[state], state)
 
 
-def _read_run(core: Core, reading: Reading, now: float) -> None:
-    run = core.registrar
+def _read_run(run: Registrar, reading: Reading, facts: CoreFacts, now: float) -> None:
     accounts = [entry.account for entry in run.roster.entries.values()]
     trained = trained_tokens(run)
-    if run.epoch == 1 or now - core.started_at > SETTLED_S:
+    if run.epoch == 1 or now - facts.started_at > SETTLED_S:
         reading.set("atoll_tokens_trained", trained)
     for direction, coded, parameters in (
         ("up", sum(a.bytes_up for a in accounts), sum(a.parameters_up for a in accounts)),
@@ -116,13 +107,11 @@ def _read_run(core: Core, reading: Reading, now: float) -> None:
             reading.set("atoll_compression_ratio", 4 * parameters / coded, direction)
     if run.shards:
         _read_shards(run, reading, trained, now)
-    if core.free_bytes is not None:
-        reading.set("atoll_disk_free_bytes", core.free_bytes)
-    reading.set("atoll_restore_seconds", core.restore_s)
+    if facts.free_bytes is not None:
+        reading.set("atoll_disk_free_bytes", facts.free_bytes)
+    reading.set("atoll_restore_seconds", facts.restore_s)
     reading.set("atoll_core_epoch", run.epoch)
     reading.set("atoll_paused", float(bool(run.paused)))
-    if core.settings.wan_budget_gb:
-        reading.set("atoll_wan_budget_bytes", core.settings.wan_budget_gb * 1e9)
 
 
 def _read_shards(run: Registrar, reading: Reading, trained: int, now: float) -> None:

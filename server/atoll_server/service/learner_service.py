@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-import structlog
 from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
@@ -26,8 +25,7 @@ from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.upload_state import State
 from atoll_server.shard.uploads import Upload
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
 
 HEADER_BYTES = 4096  # of a Push, which is kept as long as its upload grows
 MOST_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
@@ -52,14 +50,9 @@ class OuterService(rpc.OuterServicer):
         try:
             speaker = caller(context)
             speaker.speaks_for(request.learner)
-            reply = await self._joining.join(request)
-            if reply.state != pb.JoinReply.STATE_CONFIRM:
-                what = {"incarnation": str(reply.incarnation), "region": request.region, "by": str(speaker)}
-                self._core.acts.moved("joined", request.learner, **what)
-            return reply
+            return await self._joining.join(request, str(speaker))
         except Refused as refused:
-            log.warning("join refused", learner=request.learner[:80], detail=refused.detail)
-            self._note(context, refused, request.learner)
+            self._run.record(entries.JoinRefused(request.learner, context.peer(), refused))
             await abort(context, refused)
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
@@ -79,11 +72,11 @@ class OuterService(rpc.OuterServicer):
             await asyncio.shield(accepting)  # once it has begun, the learner's going away does not stop it half-way
             return pb.InitialiseReply()
         except Refused as refused:
-            log.warning("first parameters refused", detail=refused.detail)
+            self._run.record(entries.FirstParametersRefused(refused.detail))
             await abort(context, refused)
         except OSError as error:
             text = f"the first parameters cannot be written ({error.strerror}): make room on the core's disk"
-            log.error("first parameters refused", detail=text)
+            self._run.record(entries.FirstParametersRefused(text, by_disk=True))
             await abort(context, Refused(Status.RESOURCE_EXHAUSTED, text))
         finally:
             if accepting is not None:
@@ -96,13 +89,13 @@ class OuterService(rpc.OuterServicer):
         """Tells what happens until the learner or this core goes."""
         try:
             speaker = self._session(context, request.session)
-            self._run.owner(0)
+            shard, _ = self._run.owner(0)  # this process has one: of several, each has a log, and a Follow of its own
         except Refused as refused:
             await abort(context, refused)
         wait = Wait()  # not until this core stops: that is told as a happening
         try:
             with speaker.entry.stream(wait.end):
-                news = self._run.happenings.follow(speaker.entry.name, request.log, request.sequence)
+                news = shard.follower_log.follow(speaker.entry.name, request.log, request.sequence)
                 async with aclosing(news):
                     while (happening := await wait.next(news)) is not None:
                         yield happening
@@ -124,8 +117,7 @@ class OuterService(rpc.OuterServicer):
             answer = intake.offer(header, self._core.clock.monotonic())
             if isinstance(answer, Upload):
                 have = sorted(answer.part.have)
-                log.debug("upload", contribution=str(answer.key), cycle=header.cycle, have=len(have))
-                shard.timeline.began(speaker.entry.name, header.fragment, header.cycle, self._core.clock.monotonic())
+                self._run.record(entries.UploadBegan(answer.key, header.cycle, len(have)))
                 yield pb.PushReply(have=pb.Have(frames=have))
                 async with aclosing(self._frames(requests, wait, answer, speaker, intake, header)) as told:
                     async for came in told:
@@ -136,7 +128,7 @@ class OuterService(rpc.OuterServicer):
                 answer = await intake.receipt(answer)
             yield pb.PushReply(receipt=answer)
         except Refused as refused:
-            self._core.turned_away(refused, header.session.learner)
+            self._run.turn_away(refused, header.session.learner)
             await abort(context, refused)
         finally:
             await let_go(requests)
@@ -259,7 +251,6 @@ class OuterService(rpc.OuterServicer):
             if last is not None:
                 progress(self._run, self._core.settings.limits.tokens, entry, last)
             await asyncio.shield(asyncio.create_task(self._run.left(entry)))
-            self._core.acts.moved("left", entry.name, incarnation=str(entry.incarnation))
             return pb.LeaveReply()
         except Refused as refused:
             await abort(context, refused)
@@ -272,12 +263,8 @@ class OuterService(rpc.OuterServicer):
             caller(context).speaks_for(session.learner)
             return self._run.session(session)
         except Refused as refused:
-            self._note(context, refused, session.learner)
+            self._run.record(entries.SessionRefused(session.learner, context.peer(), refused))
             raise
-
-    def _note(self, context: Context, refused: Refused, learner: str) -> None:
-        told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
-        self._core.acts.refused("refused", learner=learner[:80], **told)
 
     async def _next(self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""

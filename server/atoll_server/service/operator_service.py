@@ -11,7 +11,6 @@ from contextlib import closing
 from typing import Any
 
 import grpc
-import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.contract import FATE_NAMES
@@ -27,10 +26,9 @@ from atoll_server.service.status import list_rounds, status
 from atoll_server.shard.admission import MOST_NUMBER
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import ledger
+from atoll_server.storage import shard_ledger
 from atoll_server.storage.rows import ContributionRow, FateRow, SnapshotRow
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
 
 CHUNK_BYTES = 1 << 20
 NOTHING_YET = "the run has no parameters yet: start a learner first"
@@ -50,12 +48,10 @@ class OperatorService(rpc.OperatorServicer):
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
         except Refused as refused:
-            told = {"status": refused.status.value, "detail": refused.detail, "peer": context.peer()}
-            self._core.acts.refused("operator refused", asked=act or "read", **told)
+            self._core.registrar.record(entries.OperatorRefused(act, context.peer(), refused))
             await abort(context, refused)
         if act:
-            log.info(act, operator=name, **what)
-            self._core.acts.note(act, operator=name, peer=who.peer, **what)
+            self._core.registrar.record(entries.OperatorActed(act, name, who.peer, what))
         return name
 
     async def _shard(self, context: Context) -> Shard:
@@ -67,14 +63,15 @@ class OperatorService(rpc.OperatorServicer):
     async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """The run at this moment."""
         await self._may(context)
-        return status(self._core)
+        core = self._core
+        return status(core.registrar, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
         """What became of contributions, read beside the thread that writes."""
         await self._may(context)
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
-        fate = FATE_NAMES.get(request.fate, "")
+        fate = FATE_NAMES.get(request.fate)
         before = min(request.before, MOST_NUMBER)
         rows = await asyncio.to_thread(self._receipts, request.learner, fate, before, limit)
         return pb.ListReceiptsReply(receipts=[logged_receipt(*row) for row in rows])
@@ -82,7 +79,7 @@ class OperatorService(rpc.OperatorServicer):
     def _receipts(self, *wanted: Any) -> list[tuple[int, ContributionRow, FateRow]]:  # noqa: ANN401
         with closing(self._core.disk.connect(self._core.settings.directory / LEDGER)) as db:
             db.execute("PRAGMA query_only=TRUE")
-            return ledger.receipts(db, *wanted)
+            return shard_ledger.receipts(db, *wanted)
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
         """Sends a learner away, or lets it in again."""
@@ -110,19 +107,19 @@ class OperatorService(rpc.OperatorServicer):
         """How the newest rounds went."""
         await self._may(context)
         try:
-            return list_rounds(self._core.registrar, request)
+            return list_rounds(self._core.registrar, self._core.timeline, request)
         except Refused as refused:
             await abort(context, refused)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsReply:
         """What happened after what the caller has seen."""
         await self._may(context)
-        diary = self._core.diary
+        events = self._core.events
         told = (
             pb.Event(number=each.number, at=each.at, kind=each.kind, learner=each.learner, text=each.text)
-            for each in diary.after(request.log, request.after)
+            for each in events.after(request.log, request.after)
         )
-        return pb.ListEventsReply(log=diary.log, events=told)
+        return pb.ListEventsReply(log=events.log, events=told)
 
     async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsReply:
         """Snapshots on disk, oldest first."""

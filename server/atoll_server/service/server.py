@@ -18,7 +18,7 @@ from atoll_wire.certificate import Role, check_role
 from atoll_wire.clock import Clock
 from atoll_wire.errors import SettingsError, UserError
 
-from atoll_server.access.audit_log import Acts
+from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.access.refusals import Refused
 from atoll_server.access.tokens import Tokens
@@ -33,6 +33,8 @@ from atoll_server.service.gauges import keep_gauges
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
 from atoll_server.settings import CoreSettings
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.audited import audited
 
 log = structlog.get_logger()
 
@@ -63,9 +65,9 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     if not await _unless(told, core.take_directory()):
         return
     core.failed.add_done_callback(lambda _: told.set())  # the shard could not carry something out
-    core.acts = _audit_log(core)
+    audit_log = _audit_log(core)
     tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
-    gate = Gate(settings.quotas, partial(_vouched, core), core.metrics.limited, lambda: core.acts, core.clock)
+    gate = Gate(settings.quotas, partial(_vouched, core), core.metrics.limited, partial(_limited, core), core.clock)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
     public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, core.metrics.served)
     service = OuterService(core)
@@ -80,12 +82,12 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     beating = asyncio.create_task(pulse.keep())
     try:
         if await _unless(told, core.start()):
-            gauges = asyncio.create_task(keep_gauges(core))
+            gauges = asyncio.create_task(_gauges(core))
             gauges.add_done_callback(core.watched)
             await public.begin()
             pulse.waits_for = ""
             log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.registrar))
-            audit = Audit(settings.directory, core.disk, core.clock, partial(setattr, core, "damage"))
+            audit = Audit(settings.directory, core.disk, core.clock, core.damaged)
             audit.begin(core.registrar.initial_sha256)
             with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
                 for address in addresses:
@@ -102,14 +104,15 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         beating.cancel()
         if scraped:
             scraped.end()
-        core.acts.close()
+        audit_log.close()
     log.info("stopped", run=core.registrar.run_id)
 
 
-def _audit_log(core: Core) -> Acts:
-    acts = Acts(core.settings.directory / AUDIT_LOG, core.clock)
-    acts.start()
-    return acts
+def _audit_log(core: Core) -> AuditLog:
+    audit_log = AuditLog(core.settings.directory / AUDIT_LOG, core.clock)
+    audit_log.start()
+    core.journal.subscribe(partial(audited, audit_log), only_shows=True)
+    return audit_log
 
 
 def _tokens(path: Path) -> Tokens:
@@ -120,6 +123,14 @@ def _tokens(path: Path) -> Tokens:
 
 def _names(run: Registrar) -> dict[str, Any]:
     return {"run": run.run_id, "epoch": run.epoch}
+
+
+def _gauges(core: Core) -> Coroutine[Any, Any, None]:
+    return keep_gauges(core.registrar, core.settings, core.metrics, core.watch, core.events, core.facts)
+
+
+def _limited(core: Core, method: str, peer: str, detail: str) -> None:
+    core.registrar.record(entries.CallLimited(method, peer, detail))
 
 
 def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
@@ -157,7 +168,8 @@ async def _serve_until(
     finally:
         pulse.waits_for = "stopping"
         gauges.cancel()
-        core.registrar.happenings.close()
+        for shard in core.registrar.shards:
+            shard.follower_log.close()
         service.stop()
         await public.end(0 if core.failed.done() else GRACE_S)
     await core.stop()

@@ -9,9 +9,10 @@ from atoll_wire.clock import Clock
 
 from atoll_server.learners.registry import Roster
 from atoll_server.settings import CoreSettings, RunSettings
-from atoll_server.shard.publications import HappeningLog
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.telemetry.entries import Entry
+from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 
 
@@ -23,9 +24,13 @@ class ShardContext:
     run: RunSettings
     generation: int
     roster: Roster
-    happenings: HappeningLog
+    journal: Journal
     writer: LedgerWriter
     metrics: Metrics
     disk: Disk
     clock: Clock
     fail: Callable[[BaseException], None]
+
+    def record(self, entry: Entry) -> None:
+        """Tells the journal what happened at this moment."""
+        self.journal.record(entry, self.clock.monotonic())

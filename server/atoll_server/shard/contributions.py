@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.contract import FATES
+from atoll_wire.contract import FATES, Fate
 
 from atoll_server.learners.registry import Roster
 from atoll_server.rounds import events as ev
@@ -19,51 +18,55 @@ from atoll_server.rounds.events import Key
 from atoll_server.shard.fragment import Fragment, Held
 from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
 from atoll_server.storage.spool import Stored
-from atoll_server.telemetry.metrics import Metrics
-
-log = structlog.get_logger()
 
 
 class Contributions:
-    """Of one generation. counts: by fate; turned_away are those that were refused at the door."""
+    """Of one generation. accepted, merged, refused: how many, since the run began."""
 
-    def __init__(self, fragments: Mapping[int, Fragment], parameters: int, roster: Roster, metrics: Metrics) -> None:
+    def __init__(self, fragments: Mapping[int, Fragment], parameters: int, roster: Roster) -> None:
         """fragments: those of this shard; what waits for a merge is kept there. parameters: of the whole model."""
         self._fragments = fragments
+        self._shard = min(fragments)  # in accounts: no other shard has its fragments
         self._parameters = parameters
         self._roster = roster
-        self._metrics = metrics
         self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, its tokens
         self.pending_bytes: Counter[str] = Counter()  # of each learner
         self.merges = 0  # of all fragments, since this core started
         self.merged_at: dict[str, int] = {}  # by learner: merges, when it joined or something of it was last in one
-        self.counts = {"accepted": 0, "merged": 0, "refused": 0, "turned_away": 0}
+        self.accepted = 0
+        self.merged = 0
+        self.refused = 0
+
+    def forget(self) -> None:
+        """Before they are counted again from the ledger: what accounts have of this shard, and of no other."""
+        for entry in self._roster.entries.values():
+            entry.account.by_shard.pop(self._shard, None)
 
     def add(self, tally: TallyRow) -> None:
         """Those that a tally stands for."""
         account = self._roster.entries[tally.learner].account
+        sums = account.at(self._shard)
         length = self._fragments[tally.fragment].place.length
-        account.bytes_up += tally.size_bytes
-        account.parameters_up += (tally.merged + tally.refused) * length
-        account.merged_token_parameters += tally.tokens * length
+        sums.bytes_up += tally.size_bytes
+        sums.parameters_up += (tally.merged + tally.refused) * length
+        sums.merged_token_parameters += tally.tokens * length
         self._give(Key(tally.learner, tally.incarnation, tally.fragment, tally.seq), tally.tokens)
         current = tally.incarnation == self._roster.entries[tally.learner].incarnation
-        account.accepted(tally.tokens * length / self._parameters, current=current)
-        sums = {"accepted": tally.merged + tally.refused, "merged": tally.merged, "refused": tally.refused}
-        for fate, count in sums.items():
-            self.counts[fate] += count
-            self._metrics.contributions.labels(fate).inc(count)
+        account.accepted(self._shard, tally.tokens * length / self._parameters, current=current)
+        self.accepted += tally.merged + tally.refused
+        self.merged += tally.merged
+        self.refused += tally.refused
 
     def accept(self, row: ContributionRow) -> None:
         """One more was acknowledged."""
         entry = self._roster.entries[row.key.learner]
-        entry.account.bytes_up += row.size_bytes
-        entry.account.parameters_up += self._fragments[row.key.fragment].place.length
-        entry.account.accepted(self._weighted(row), current=row.key.incarnation == entry.incarnation)
+        sums = entry.account.at(self._shard)
+        sums.bytes_up += row.size_bytes
+        sums.parameters_up += self._fragments[row.key.fragment].place.length
+        entry.account.accepted(self._shard, self._weighted(row), current=row.key.incarnation == entry.incarnation)
         entry.dirty = True
         self._give(row.key, row.tokens)
-        self.counts["accepted"] += 1
-        self._metrics.contributions.labels("accepted").inc()
+        self.accepted += 1
 
     def given(self, key: Key) -> int:
         """Tokens that this incarnation gave to this fragment; what was refused it did not."""
@@ -76,7 +79,6 @@ class Contributions:
 
     def hold(self, row: ContributionRow, stored: Stored) -> None:
         """It waits for its merge."""
-        log.debug("durable", contribution=str(row.key))
         self._fragments[row.key.fragment].held[row.key] = Held(row, stored)
         self.pending_bytes[row.key.learner] += row.size_bytes
 
@@ -87,20 +89,22 @@ class Contributions:
             held.stored.close()
             self.pending_bytes[row.key.learner] -= row.size_bytes
         entry = self._roster.entries[row.key.learner]
-        if fate.fate == "merged":
-            entry.account.merged_token_parameters += row.tokens * self._fragments[row.key.fragment].place.length
+        if fate.fate is Fate.MERGED:
+            self.merged += 1
+            sums = entry.account.at(self._shard)
+            sums.merged_token_parameters += row.tokens * self._fragments[row.key.fragment].place.length
         else:
-            entry.account.accepted(-self._weighted(row), current=row.key.incarnation == entry.incarnation)
+            self.refused += 1
+            current = row.key.incarnation == entry.incarnation
+            entry.account.accepted(self._shard, -self._weighted(row), current=current)
             self._give(row.key, -row.tokens)
         entry.dirty = True
-        self.counts[fate.fate] += 1
-        self._metrics.contributions.labels(fate.fate).inc()
 
     def joined(self, learner: str) -> None:
         """From now on its work is looked for in merges."""
         self.merged_at[learner] = self.merges
 
-    def merged(self, learners: Iterable[str]) -> None:
+    def published(self, learners: Iterable[str]) -> None:
         """A merge of these learners' work was published."""
         self.merges += 1
         self.merged_at.update(dict.fromkeys(learners, self.merges))
@@ -108,10 +112,6 @@ class Contributions:
     def missed(self, learner: str) -> int:
         """Merges since something of it was in one."""
         return self.merges - self.merged_at.get(learner, self.merges)
-
-    def turn_away(self) -> None:
-        """One was refused at the door."""
-        self.counts["turned_away"] += 1
 
     def _weighted(self, row: ContributionRow) -> float:
         """Its tokens, times the part of all parameters that its fragment holds."""
@@ -130,4 +130,4 @@ def receipt_of(fate: FateRow) -> pb.Receipt:
 
 def refusal_row(refusal: ev.Refusal, version: int) -> FateRow:
     """A refusal as the ledger keeps it."""
-    return FateRow(refusal.key, "refused", version, reason=refusal.reason, dropped=refusal.drop)
+    return FateRow(refusal.key, Fate.REFUSED, version, reason=refusal.reason, dropped=refusal.drop)

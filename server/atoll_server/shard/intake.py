@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import FrameError, NotFiniteError
+from atoll_wire.contract import Fate
 from atoll_wire.frames import WireFrame
 
 from atoll_server.access.refusals import Refused, Status
@@ -25,12 +25,11 @@ from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.upload_state import State
 from atoll_server.shard.uploads import Upload
-from atoll_server.storage import crash_points, ledger
+from atoll_server.storage import crash_points, shard_ledger
 from atoll_server.storage.part_file import ChecksumError
 from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.storage.spool import Stored
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
 
 DIVERGED = "this island's training has diverged"
 
@@ -135,9 +134,8 @@ class Intake:
         rate, usual = rates.of(key.learner), rates.usual(key.learner)
         counts = weighed(said, reported, self._shard.contributions.given(key), unheard_s, rate, usual)
         if counts != said:
-            self._shard.context.metrics.contributions.labels("clamped").inc()
-            told = {"tokens": said.tokens, "steps": said.steps, "counted": counts}
-            log.warning("a contribution declares more than its learner can have trained", learner=key.learner, **told)
+            clamped = entries.Clamped(key.learner, said.tokens, said.steps, counts.tokens, counts.steps)
+            self._shard.context.record(clamped)
         return counts
 
     def _present(self) -> Set[str]:
@@ -149,11 +147,12 @@ class Intake:
         """Payload, then row: both are durable before the syncer counts on the contribution."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
         stored: Stored = await shard.work.on_frames(upload.part.finish, norms, row.scale)
-        operation = partial(ledger.add_contribution, generation=shard.context.generation, row=row)
+        operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row)
         await shard.context.writer.commit(operation)
         crash_points.point("contribution.committed")
         shard.contributions.accept(row)
         shard.contributions.hold(row, stored)
+        shard.context.record(entries.Acknowledged(key, row.cycle))
         shard.dispatch(ev.Contributed(key, row.cycle, row.base_version, row.tokens, row.steps))
         return pb.Receipt(
             learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=pb.FATE_PENDING
@@ -162,13 +161,13 @@ class Intake:
     async def _refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
         """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
         shard = self._shard
-        fate = FateRow(row.key, "refused", shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
-        operation = partial(ledger.add_contribution, generation=shard.context.generation, row=row, fate=fate)
+        fate = FateRow(row.key, Fate.REFUSED, shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
+        operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row, fate=fate)
         await shard.context.writer.commit(operation)
         crash_points.point("contribution.refused")
         shard.contributions.accept(row)
         shard.contributions.end(row, fate)
-        log.warning("contribution refused", contribution=str(row.key), reason=reason)
+        shard.context.record(entries.ArrivalRefused(fate, row.cycle))
         shard.dispatch(ev.Declined(row.key.learner, row.key.fragment, row.cycle, "its contribution was refused"))
         return receipt_of(fate)
 

@@ -1,11 +1,8 @@
-"""What learners can hear and fetch: a bounded log of happenings, and a bounded cache of published updates."""
+"""Published updates as they are sent, and a bounded cache of them."""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from atoll_wire import frames
@@ -65,62 +62,3 @@ class UpdateCache:
         dropped = self._kept.pop(place, None)
         if dropped is not None:
             self.size_bytes -= dropped.size_bytes
-
-
-BEAT_S = 1.0  # without news a follower hears so often that the core is there
-
-
-class HappeningLog:
-    """One log for all followers, each with a cursor: a slow follower costs nothing, and is sent the state instead."""
-
-    def __init__(self, limit: int, current: Callable[[], pb.Current]) -> None:
-        self.number = 1 + secrets.randbits(62)  # not counted: after a backup came back, a count would come again
-        self._current = current
-        self._kept: deque[pb.Happening] = deque(maxlen=limit)
-        self._sequence = 0
-        self._changed = asyncio.Event()
-        self.closed = False
-
-    def append(self, happening: pb.Happening) -> None:
-        """Adds one happening, gives it its position, and wakes every follower."""
-        self._sequence += 1
-        happening.log, happening.sequence = self.number, self._sequence
-        self._kept.append(happening)
-        self._wake()
-
-    def close(self) -> None:
-        """Says good-bye to every follower."""
-        self.append(pb.Happening(shutting_down=pb.ShuttingDown()))
-        self.closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Happening, None]:
-        """Happenings after a position; the whole current state when the position is unknown or too old.
-
-        When nothing happens, an empty one now and then: who follows learns how long silence may be.
-        """
-        cursor = sequence if log == self.number and sequence <= self._sequence else -1
-        while True:
-            changed = self._changed  # taken first: whatever is appended while a reader is busy wakes it
-            oldest = self._sequence - len(self._kept)
-            if cursor < oldest:
-                cursor = self._sequence
-                yield pb.Happening(log=self.number, sequence=cursor, current=self._current())
-            while oldest <= cursor < self._sequence:
-                happening = self._kept[cursor - self._sequence]
-                cursor += 1
-                if happening.WhichOneof("what") != "receipt" or happening.receipt.learner == learner:
-                    yield happening
-                oldest = self._sequence - len(self._kept)
-            if cursor >= self._sequence:
-                if self.closed:
-                    return
-                try:
-                    async with asyncio.timeout(BEAT_S):
-                        await changed.wait()
-                except TimeoutError:
-                    yield pb.Happening(log=self.number, sequence=cursor)

@@ -1,4 +1,4 @@
-"""From the ledger back into an shard's memory: rounds, what waits, receipts, counters, and the room that is taken."""
+"""From the ledger back into a shard's memory: rounds, what waits, receipts, counters, and the room that is taken."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import structlog
+from atoll_wire.contract import Fate
 from atoll_wire.spans import Codec
 
 from atoll_server.checkpoints.restore import Restored
@@ -19,29 +19,26 @@ from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.publications import Publication
 from atoll_server.shard.shard import Shard
 from atoll_server.shard.snapshotter import covered, undoable
-from atoll_server.storage import ledger, lineage
+from atoll_server.storage import lineage, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
 
 
 def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
     """Brings a shard to where the ledger left the run; before anybody connects."""
     context = shard.context
     generation = context.generation
-    entries = context.roster.entries.values()
-    for entry in entries:
-        entry.account.forget_contributions()
+    shard.contributions.forget()
     last = {index: lineage.last_merge(db, restored.line, index) for index in shard.fragments}
     cycles = {index: cycle for index, (cycle, _) in last.items()}
-    lines = list(ledger.tallies(db, generation))
+    lines = list(shard_ledger.tallies(db, generation))
     for tally in lines:
         shard.contributions.add(tally)
         cycles[tally.fragment] = max(cycles[tally.fragment], tally.cycle)
     _note_newest(shard, db, lines)
     waiting: dict[int, list[tuple[Key, Pending]]] = {index: [] for index in shard.fragments}
-    for _, row, fate in ledger.came_after(db, generation, max((tally.through for tally in lines), default=0)):
+    for _, row, fate in shard_ledger.came_after(db, generation, max((tally.through for tally in lines), default=0)):
         cycles[row.key.fragment] = max(cycles[row.key.fragment], row.cycle)
         pending = _contribution(shard, row, fate)
         if pending is not None:
@@ -52,7 +49,7 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
     shard.spool.used_bytes = sum(size for path, size in room.items() if context.disk.exists(path))
     for index, updates in restored.updates.items():
         for update in updates:
-            told = ledger.contributions(db, generation, "AND fragment=? AND version=?", (index, update.version))
+            told = shard_ledger.contributions(db, generation, "AND fragment=? AND version=?", (index, update.version))
             receipts = tuple(receipt_of(fate) for _, fate in told)
             shard.cache.add(index, replace(Publication.of(update), receipts=receipts))
     now, wall = context.clock.monotonic(), context.clock.wall()
@@ -64,10 +61,12 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
         synced_at = now - max(0.0, wall - (at or 0.0))
         ages = lineage.ages(db, restored.line, index, context.run.max_staleness + 1.0)
         fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
-    shard.syncer.restore({entry.name: _member(entry, now) for entry in entries})
+    shard.syncer.restore({entry.name: _member(entry, now) for entry in context.roster.entries.values()})
     pending_count = sum(map(len, waiting.values()))
     merges = sum(shard.versions().values())
-    log.info("state taken up", merges=merges, pending=pending_count, files_not_needed=deleted)
+    counts = shard.contributions
+    taken_up = entries.TakenUp(merges, pending_count, deleted, counts.accepted, counts.merged, counts.refused)
+    context.journal.record(taken_up, now)
 
 
 def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) -> None:
@@ -78,7 +77,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) ->
         if not tally.seq:
             continue  # it sent nothing in this generation
         key = Key(tally.learner, tally.incarnation, tally.fragment, tally.seq)
-        found = ledger.contribution(db, generation, key)
+        found = shard_ledger.contribution(db, generation, key)
         if found is None:
             raise LedgerError(f"the ledger lacks contribution {key}: restore a backup")
         shard.uploads.note(found[0].digest, receipt_of(found[1]))
@@ -90,9 +89,9 @@ def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path
     room: dict[Path, int] = {}
     if shard.context.run.record:
         for made_in in range(1, generation + 1):
-            for row, _ in ledger.contributions(db, made_in, "AND fate='merged'"):
+            for row, _ in shard_ledger.contributions(db, made_in, "AND fate='merged'"):
                 room[spool.path(made_in, row.key)] = 0
-    for row, _ in ledger.contributions(db, generation, "AND fate='pending'"):
+    for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'"):
         room[spool.path(generation, row.key)] = row.size_bytes
     for fragment, after in covered(restored.snapshots, shard.fragments).items():
         for made_in, row, _ in lineage.merged(db, restored.line, fragment, after):
@@ -106,7 +105,7 @@ def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> Pending 
     """Counts one; opens its payload if it waits for its merge."""
     shard.contributions.accept(row)
     shard.uploads.note(row.digest, receipt_of(fate))
-    if fate.fate != "pending":
+    if fate.fate is not Fate.PENDING:
         shard.contributions.end(row, fate)
         return None
     norms_sq = np.array(row.norms_sq, np.float64)

@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import assert_never
 
-import structlog
 from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import Fate
 from atoll_wire.layout import Layout
 from atoll_wire.spans import Codec
 
@@ -27,18 +27,19 @@ from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.contributions import Contributions, receipt_of, refusal_row
+from atoll_server.shard.follower_log import FollowerLog
 from atoll_server.shard.fragment import Fragment, Held
 from atoll_server.shard.publications import Publication, UpdateCache
 from atoll_server.shard.readers import Readers
+from atoll_server.shard.run_view import RunView
 from atoll_server.shard.snapshotter import Snapshotter
 from atoll_server.shard.uploads import Uploads
 from atoll_server.shard.work import Work
-from atoll_server.storage import crash_points, ledger
+from atoll_server.storage import crash_points, shard_ledger
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow
 from atoll_server.storage.spool import Spool
-from atoll_server.telemetry.timeline import Timeline
-
-log = structlog.get_logger()
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.journal import Journal
 
 BYTES_A_PARAMETER = 12  # of a snapshot: theta, theta_pub, momentum
 UPDATES_KEPT = 0.4  # bytes a parameter at least: nearly one update of every fragment
@@ -50,9 +51,14 @@ class Shard:
     They are those whose states are in `restored`.
     """
 
-    def __init__(self, context: ShardContext, restored: Restored, *, paused: bool, damaged: bool) -> None:
-        """damaged: a snapshot was found damaged and given up."""
+    def __init__(self, context: ShardContext, restored: Restored, view: RunView, *, damaged: bool) -> None:
+        """view: the registrar's last word. damaged: a snapshot was found damaged and given up."""
         self.context = context
+        self.view = view
+        self.follower_log = FollowerLog(context.settings.limits.happenings, self._current)
+        self._journal = Journal()  # followers of this shard hear first, then all that subscribed to the core's
+        self._journal.subscribe(self.follower_log.on, only_shows=False)
+        self._journal.subscribe(context.journal.record, only_shows=False)
         self.work = Work(context.fail)
         run, limits = context.run, context.settings.limits
         self.layout: Layout = restored.layout
@@ -72,11 +78,10 @@ class Shard:
             if place.index in restored.states
         }  # fmt: skip
         rounds = {index: fragment.rounds for index, fragment in self.fragments.items()}
-        self.syncer = Syncer(run, rounds, merge.weight, paused=paused)
+        self.syncer = Syncer(run, rounds, merge.weight, paused=bool(view.paused))
         self.uploads = Uploads(context, self.layout, self.spool, self.work)
         self.readers = Readers(self.work)
-        self.contributions = Contributions(self.fragments, self.layout.parameters, context.roster, context.metrics)
-        self.timeline = Timeline(context.metrics)
+        self.contributions = Contributions(self.fragments, self.layout.parameters, context.roster)
         self.snapshots = Snapshotter(context, self.fragments, self.spool, self.work, restored, damaged=damaged)
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -101,17 +106,15 @@ class Shard:
             return
         now = self.context.clock.monotonic()
         effects = self.syncer.on(event, now)
-        self.timeline.on(event, effects, now)
         for effect in effects:
             match effect:
                 case ev.OpenRound():
-                    self.context.happenings.append(
-                        pb.Happening(opened=pb.RoundOpened(fragment=effect.fragment, cycle=effect.cycle))
-                    )
+                    self._journal.record(entries.RoundOpened(effect.fragment, effect.cycle), now)
                 case ev.Merge():
+                    self._journal.record(entries.RoundClosed(effect), now)
                     self.work.spawn(self._merge(effect))
                 case ev.Lapse():
-                    log.info("round lapsed", fragment=effect.fragment, cycle=effect.cycle, reason=effect.reason)
+                    self._journal.record(entries.RoundLapsed(effect), now)
                 case ev.Refuse():
                     self.work.spawn(self._refuse_pending(effect))
                 case _:
@@ -127,6 +130,9 @@ class Shard:
         if at is not None:
             self._wake = asyncio.get_running_loop().call_later(max(0.001, at - now), self.dispatch, ev.Ticked())
 
+    def _record(self, entry: entries.Entry) -> None:
+        self._journal.record(entry, self.context.clock.monotonic())
+
     # ------------------------------------------------------------------------------ contributions
 
     def room(self, free_bytes: int) -> None:
@@ -139,15 +145,16 @@ class Shard:
         self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
-        if fate.fate == "refused":
-            self.context.happenings.append(pb.Happening(receipt=receipt))
+        if fate.fate is Fate.REFUSED:
+            self._record(entries.PendingRefused(fate))
         return receipt
 
     # ------------------------------------------------------------------------------ effects
 
     async def _merge(self, effect: ev.Merge) -> None:
         fragment = self.fragments[effect.fragment]
-        rule = OuterRule.of(self.context.run, effect.age, effect.cause, self.context.roster.tokens())
+        view = self.view
+        rule = OuterRule.of(self.context.run, effect.age, effect.cause, view.run_tokens)
         stored = [self.held(share.key).stored for share in effect.shares]
         weights = [share.weight for share in effect.shares]
         async with fragment.lock:
@@ -165,18 +172,18 @@ class Shard:
             except Exception as error:
                 self.work.fail(error)  # before anybody else is given this fragment's lock
                 raise
-            self.timeline.computed(fragment.index, effect.version, self.context.clock.monotonic())
+            self._record(entries.MergeComputed(fragment.index, effect.version))
             crash_points.point("merge.computed")
             assert merged.state.version == effect.version, "the syncer and the state agree on the version"
-            fates = [FateRow(s.key, "merged", effect.version, s.weight, s.staleness) for s in effect.shares]
+            fates = [FateRow(s.key, Fate.MERGED, effect.version, s.weight, s.staleness) for s in effect.shares]
             fates += [refusal_row(refusal, effect.version) for refusal in effect.refusals]
             row = MergeRow(
                 effect.fragment, effect.version, effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
-                asdict(rule) | {"codec": int(rule.codec)},
+                asdict(rule) | {"codec": int(rule.codec)}, view.run_tokens, view.struck_tokens,
                 *merged.checksums, publication.size_bytes, self.context.clock.wall(),
             )  # fmt: skip
-            operation = partial(ledger.add_merge, generation=self.context.generation, row=row, fates=fates)
+            operation = partial(shard_ledger.add_merge, generation=self.context.generation, row=row, fates=fates)
             await self.context.writer.commit(operation)
             crash_points.point("merge.committed")
             refused = [self.held(refusal.key).row for refusal in effect.refusals]
@@ -184,32 +191,27 @@ class Shard:
             if read:
                 self.readers.passed(fragment.index)
             self.snapshots.merged(took_s)
-        self._publish(fragment, effect, publication, fates)
+        self._publish(fragment, effect, publication, fates, view)
         crash_points.point("merge.published")
         self._forget(refused)
 
-    def _publish(self, fragment: Fragment, effect: ev.Merge, publication: Publication, fates: list[FateRow]) -> None:
-        """The merge is durable: now it may be seen."""
+    def _publish(
+        self, fragment: Fragment, effect: ev.Merge, publication: Publication, fates: list[FateRow], view: RunView
+    ) -> None:
+        """The merge is durable: now it may be seen. view: of the run, as it went into the merge."""
         refused, fragment.refused = fragment.refused, []
         self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
         fragment.published_at = self.context.clock.monotonic()
-        self.contributions.merged(share.key.learner for share in effect.shares)
-        log.debug("merged", fragment=effect.fragment, version=effect.version, reason=effect.reason,
-                  shares={str(share.key): round(share.weight, 4) for share in effect.shares})  # fmt: skip
-        published = pb.UpdatePublished(
-            fragment=effect.fragment,
-            version=effect.version,
-            size_bytes=publication.size_bytes,
-            run_tokens=self.context.roster.tokens(),
-            struck_tokens=self.context.roster.struck_tokens(),
-        )
-        self.context.happenings.append(pb.Happening(published=published))
+        self.contributions.published(share.key.learner for share in effect.shares)
+        self._record(entries.Published(effect, publication.size_bytes, view.run_tokens, view.struck_tokens))
         self.dispatch(ev.Merged(effect.fragment, effect.version))
 
     async def _refuse_pending(self, effect: ev.Refuse) -> None:
         fragment = self.fragments[effect.fragment]
         fates = [refusal_row(refusal, fragment.version) for refusal in effect.refusals]
-        await self.context.writer.commit(partial(ledger.put_fates, generation=self.context.generation, fates=fates))
+        await self.context.writer.commit(
+            partial(shard_ledger.put_fates, generation=self.context.generation, fates=fates)
+        )
         crash_points.point("refusal.committed")
         refused = [self.held(fate.key).row for fate in fates]
         fragment.refused += map(self._decide, fates)
@@ -234,13 +236,30 @@ class Shard:
         """The published version of each fragment, by its number."""
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
-    def open_rounds(self) -> list[pb.RoundOpened]:
-        """As followers are told of them."""
-        return [
-            pb.RoundOpened(fragment=index, cycle=fragment.rounds.cycle)
-            for index, fragment in self.fragments.items()
-            if fragment.rounds.phase is Phase.OPEN
-        ]
+    def _current(self) -> pb.Current:
+        """What a follower is told whose position is not known."""
+        return pb.Current(
+            versions=self.versions(),
+            open=[
+                pb.RoundOpened(fragment=index, cycle=fragment.rounds.cycle)
+                for index, fragment in self.fragments.items()
+                if fragment.rounds.phase is Phase.OPEN
+            ],
+            run_tokens=self.view.run_tokens,
+            struck_tokens=self.view.struck_tokens,
+            paused=pb.Paused(reason=self.view.paused),
+        )
+
+    # ------------------------------------------------------------------------------ told by the registrar
+
+    def told(self, view: RunView) -> None:
+        """Takes in the registrar's word, unless a newer one came. Followers hear of a pause, and of its end."""
+        if not view.newer_than(self.view):
+            return
+        before, self.view = self.view, view
+        if view.paused != before.paused:
+            self.dispatch(ev.Paused(bool(view.paused)))
+            self.follower_log.on(entries.PauseChanged(view.paused), self.context.clock.monotonic())
 
     def joined(self, learner: str, incarnation: int) -> None:
         """A process may speak for a name: what an older one left unfinished is dropped."""

@@ -15,11 +15,12 @@ from atoll_server.rounds.events import Key
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
-from atoll_server.storage import crash_points, ledger, lineage, totals
+from atoll_server.storage import crash_points, lineage, shard_ledger, totals
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
+from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
@@ -99,7 +100,7 @@ class Snapshotter:
         error = None if task.cancelled() else task.exception()
         if error is not None:  # said here, since whoever asked for it may be gone
             # The ledger and the spool still hold everything: only the next start takes longer.
-            log.error("the snapshot could not be written: look at the disk", error=str(error))
+            self._context.record(entries.SnapshotFailed(str(error)))
 
     async def _take(self) -> SnapshotRow:
         context = self._context
@@ -119,13 +120,14 @@ class Snapshotter:
                 number, context.generation, writer.versions, writer.checksums, tokens, context.clock.wall(),
                 writer.size_bytes,
             )  # fmt: skip
-            await context.writer.commit(partial(ledger.add_snapshot, row=row))
+            await context.writer.commit(partial(shard_ledger.add_snapshot, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
             self._took_s = context.clock.monotonic() - self._taken_at
             self._unsaved_s -= unsaved_s
-            log.info("snapshot taken", id=row.id, merges=sum(row.versions.values()), size_bytes=row.size_bytes)
+            taken = entries.SnapshotTaken(row.id, sum(row.versions.values()), row.size_bytes)
+            context.record(taken)
             await self._drop_old()
             while await context.writer.commit(self._add_up):
                 pass
@@ -164,7 +166,7 @@ class Snapshotter:
 
     async def _drop(self, old: SnapshotRow) -> None:
         context = self._context
-        await context.writer.commit(partial(ledger.drop_snapshot, snapshot_id=old.id))
+        await context.writer.commit(partial(shard_ledger.drop_snapshot, snapshot_id=old.id))
         crash_points.point("snapshot.old forgotten")
         await asyncio.to_thread(context.disk.remove, snapshot_path(context.settings.directory, old.id))
         crash_points.point("snapshot.old removed")

@@ -6,10 +6,13 @@ WAL with synchronous=FULL: a commit is on the disk when it returns.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from atoll_wire.errors import UserError
 
@@ -18,11 +21,13 @@ from atoll_server.storage.disk import DISK, Disk
 SCHEMA_VERSION = 6
 CHECKED_AT_ONCE_BYTES = 32 << 20  # of a ledger: a start reads every page of it; of a larger one afterwards
 
-SCHEMA = """
+RUN_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
 CREATE TABLE learners (
     name TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation INTEGER NOT NULL, nonces TEXT NOT NULL,
     account TEXT NOT NULL, evicted TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
+"""
+SHARD_TABLES = """
 CREATE TABLE contributions (
     generation INTEGER NOT NULL, learner TEXT NOT NULL, incarnation INTEGER NOT NULL, fragment INTEGER NOT NULL,
     seq INTEGER NOT NULL, cycle INTEGER NOT NULL, base_version INTEGER NOT NULL, tokens INTEGER NOT NULL,
@@ -42,8 +47,9 @@ CREATE TABLE tallies (
     PRIMARY KEY (generation, learner, incarnation, fragment)) STRICT;
 CREATE TABLE merges (
     generation INTEGER NOT NULL, fragment INTEGER NOT NULL, version INTEGER NOT NULL, cycle INTEGER NOT NULL,
-    shares TEXT NOT NULL, rule TEXT NOT NULL, theta INTEGER NOT NULL, theta_pub INTEGER NOT NULL,
-    momentum INTEGER NOT NULL, update_bytes INTEGER NOT NULL, merged_at REAL NOT NULL, checksum INTEGER NOT NULL,
+    shares TEXT NOT NULL, rule TEXT NOT NULL, run_tokens INTEGER NOT NULL, struck_tokens INTEGER NOT NULL,
+    theta INTEGER NOT NULL, theta_pub INTEGER NOT NULL, momentum INTEGER NOT NULL, update_bytes INTEGER NOT NULL,
+    merged_at REAL NOT NULL, checksum INTEGER NOT NULL,
     PRIMARY KEY (generation, fragment, version)) STRICT;
 CREATE TABLE snapshots (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, versions TEXT NOT NULL, checksums TEXT NOT NULL,
@@ -55,8 +61,8 @@ class LedgerError(UserError):
     """The ledger is damaged, locked, or of another version; one line with the remedy."""
 
 
-def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
-    """Opens or creates the database; LedgerError when it is damaged or of another schema.
+def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_TABLES) -> sqlite3.Connection:
+    """Opens the database, or creates it with these tables. Raises LedgerError when it is damaged or of another schema.
 
     sqlite3.OperationalError when the disk has no room (see `no_room`).
     """
@@ -65,7 +71,7 @@ def open_ledger(path: Path, disk: Disk = DISK) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
         if not _schema(db):
-            db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            db.executescript(f"BEGIN; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         _check_schema(db, path)
         # After an fsync that failed, the log may be in the cache and not on the disk: written again, it is.
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -141,3 +147,19 @@ def check_pages(db: sqlite3.Connection, path: Path) -> None:
     broken = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if broken != "ok":
         raise LedgerError(f"{path} is damaged ({' '.join(broken.split())}): restore the directory from a backup")
+
+
+def checksum(values: Sequence[Any]) -> int:
+    """Of a row."""
+    return zlib.crc32(json.dumps(values).encode())
+
+
+def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -> Iterator[Any]:
+    """Rows whose checksum follows so many columns. Raises LedgerError at one that does not match its checksum.
+
+    named_by: columns that the error shows: none that has a secret.
+    """
+    for row in rows:
+        if checksum(row[:columns]) != row[columns]:
+            raise LedgerError(f"a row of {table} does not match its checksum ({row[:named_by]}): restore a backup")
+        yield row

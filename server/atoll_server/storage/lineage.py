@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from atoll_server.storage import ledger
+from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
 
@@ -24,13 +24,14 @@ LAST = (1 << 63) - 1  # a version that no fragment reaches
 class Beginning:
     """How a generation began: at a checkpoint of its parent.
 
-    versions: of the checkpoint, by fragment. at: wall-clock seconds, for people.
+    versions: of the checkpoint, by fragment. epoch: of the last core before. at: wall-clock seconds, for people.
     """
 
     generation: int
     parent: int
     checkpoint: int
     versions: dict[int, int]
+    epoch: int
     at: float
 
     def as_data(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def line_of(meta: dict[str, Any], generation: int | None = None) -> Line:
 
 def snapshots(db: sqlite3.Connection, line: Line) -> list[SnapshotRow]:
     """Snapshots of this history, oldest first."""
-    return [row for row in ledger.snapshots(db) if line.has(row)]
+    return [row for row in shard_ledger.snapshots(db) if line.has(row)]
 
 
 def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> list[tuple[int, MergeRow]]:
@@ -96,7 +97,7 @@ def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> lis
     found = [
         (generation, row)
         for generation, start, to in line.spans(fragment, after)
-        for row in ledger.merges(db, generation, fragment, start, to)
+        for row in shard_ledger.merges(db, generation, fragment, start, to)
     ]
     wanted = max((span[1] for span in line.spans(fragment, after)), default=after) - after
     for offset in range(1, max(wanted, len(found)) + 1):
@@ -128,7 +129,7 @@ def merged(
     """Contributions that this history has in the versions after `after` up to `to`, each with its generation."""
     condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
     for generation, start, end in line.spans(fragment, after, to):
-        for row, fate in ledger.contributions(db, generation, condition, (fragment, start, end)):
+        for row, fate in shard_ledger.contributions(db, generation, condition, (fragment, start, end)):
             yield generation, row, fate
 
 
@@ -137,10 +138,10 @@ def latest_norms(db: sqlite3.Connection, line: Line, fragment: int, limit: int) 
     found: list[tuple[str, float, int]] = []
     for generation, _, to in reversed(line.spans(fragment)):
         if len(found) < limit:
-            found = ledger.latest_norms(db, generation, fragment, to, limit - len(found)) + found
+            found = shard_ledger.latest_norms(db, generation, fragment, to, limit - len(found)) + found
     return found
 
 
 def _newest_merges(db: sqlite3.Connection, line: Line, fragment: int) -> Iterator[MergeRow]:
     for generation, after, to in reversed(line.spans(fragment)):
-        yield from ledger.newest_merges(db, generation, fragment, after, to)
+        yield from shard_ledger.newest_merges(db, generation, fragment, after, to)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll_wire.contract import Fate
+
 from atoll_server.rounds.events import Key
 
 
@@ -28,10 +30,10 @@ class ContributionRow:
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """The end of a contribution. fate: pending, merged, refused."""
+    """What became of a contribution."""
 
     key: Key
-    fate: str
+    fate: Fate
     version: int = 0
     weight: float = 0.0
     staleness: float = 0.0
@@ -59,7 +61,7 @@ class TallyRow:
 
     def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TallyRow:
         """With one more, which came after all that are in it."""
-        merged = fate.fate == "merged"
+        merged = fate.fate is Fate.MERGED
         return replace(
             self,
             through=number,
@@ -74,13 +76,18 @@ class TallyRow:
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C."""
+    """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C.
+
+    run_tokens, struck_tokens: of the whole run, as the shard knew them when the merge began: an input of it.
+    """
 
     fragment: int
     version: int
     cycle: int
     shares: tuple[tuple[str, int, int, float, float], ...]
     rule: dict[str, Any]
+    run_tokens: int
+    struck_tokens: int
     theta: int
     theta_pub: int
     momentum: int

@@ -1,4 +1,6 @@
-"""Metrics for Prometheus, the timeline of recent rounds, and the list of recent changes.
+"""The journal of what happened, and what shows it: metrics, the timeline of rounds, events for people, logs.
 
-May import: access, rounds, rpc.
+`entries` lists what can happen; `journal` tells subscribers of it.
+
+May import: access, rounds, rpc, storage.
 """

@@ -1,6 +1,6 @@
 """What a core tells Prometheus, declared once: names with their units, and series of a bounded number.
 
-Counters and histograms are written as things happen, by the loop that owns the state. Everything that can be read off
+Counters and histograms follow the journal, in the loop that owns the state. Everything that can be read off
 the state comes from a Reading of it (see gauges.py), which the thread that Prometheus asks turns into samples: a
 thousand learners cost the loop next to nothing.
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+from typing import assert_never
 
+from atoll_wire.contract import Fate
 from atoll_wire.spans import Codec
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +19,8 @@ from prometheus_client.registry import Collector
 
 from atoll_server.access.quotas import LIMITS
 from atoll_server.rpc.open_calls import Served
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Entry
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
@@ -52,6 +56,7 @@ READ: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str,
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "That the WAN may carry in a month; absent without a budget"),
 )
+ACCEPTED, CLAMPED = "accepted", "clamped"  # counted beside fates
 OTHERS = "others"  # regions that nobody is in any more, where there were too many
 READ_NAMES = frozenset(name for name, *_ in READ)
 
@@ -88,7 +93,7 @@ class Metrics(Collector):
             ["region", "direction", "codec"],
             registry=r,
         )
-        self.contributions = Counter(
+        self._contributions = Counter(
             "atoll_contributions_total",
             "Contributions: accepted, then merged or refused; turned_away at the door",
             ["fate"],
@@ -135,12 +140,58 @@ class Metrics(Collector):
         """A rate needs a value from before the first event."""
         for counter, labels in (
             (self.limited, LIMITS),
-            (self.contributions, ("accepted", "merged", "refused", "turned_away")),
+            (self._contributions, (ACCEPTED, Fate.MERGED, Fate.REFUSED, Fate.TURNED_AWAY)),
             (self.rounds, ("merged", "lapsed")),
             (self.closed, ("everybody", "grace", "deadline", "nobody", "late")),
         ):
             for label in labels:
                 counter.labels(label)
+
+    def on(self, entry: Entry, _now: float) -> None:
+        """Counts an entry, if contributions are counted by it."""
+        match entry:
+            case entries.TakenUp():
+                self._count(ACCEPTED, entry.accepted)
+                self._count(Fate.MERGED, entry.merged)
+                self._count(Fate.REFUSED, entry.refused)
+            case entries.Acknowledged():
+                self._count(ACCEPTED)
+            case entries.ArrivalRefused():
+                self._count(ACCEPTED)
+                self._count(Fate.REFUSED)
+            case entries.PendingRefused():
+                self._count(Fate.REFUSED)
+            case entries.Published():
+                self._count(Fate.MERGED, len(entry.merge.shares))
+            case entries.TurnedAway():
+                self._count(Fate.TURNED_AWAY)
+            case entries.Clamped():
+                self._count(CLAMPED)
+            case (
+                entries.Started()
+                | entries.Restored()
+                | entries.FirstParameters()
+                | entries.FirstParametersRefused()
+                | entries.PauseChanged()
+                | entries.SnapshotTaken()
+                | entries.SnapshotFailed()
+                | entries.Trouble()
+                | entries.OfLearners()
+                | entries.OfCallers()
+                | entries.UploadBegan()
+                | entries.RoundOpened()
+                | entries.Declined()
+                | entries.RoundClosed()  # rounds are counted by the timeline, with their times
+                | entries.RoundLapsed()
+                | entries.MergeComputed()
+                | entries.Adopted()
+            ):
+                pass
+            case _:
+                assert_never(entry)
+
+    def _count(self, fate: str, count: int = 1) -> None:
+        self._contributions.labels(fate).inc(count)
 
     def moved(self, region: str, direction: str, codec: Codec, size_bytes: int) -> None:
         """Payloads came up or went down."""

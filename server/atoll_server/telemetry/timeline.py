@@ -1,25 +1,20 @@
 """How rounds went: the newest of them for people, and how long their parts took for Prometheus.
 
-It is told what the syncer is told and what it answered; no rule depends on it. Times are monotonic seconds.
-It only shows, so it can stop nothing: a fault in here is logged and counted, and merges go on (`_harmless`).
+It subscribes to the journal; no rule depends on it. Times are monotonic seconds.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Concatenate, ParamSpec
-
-import structlog
+from typing import assert_never
 
 from atoll_server.rounds import events as ev
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Entry
 from atoll_server.telemetry.metrics import Metrics
-
-log = structlog.get_logger()
-
-P = ParamSpec("P")
 
 MOST_ROUNDS, MOST_ANSWERS = 256, 20_000  # kept, of rounds that are finished: others come to an end by themselves
 
@@ -63,25 +58,11 @@ class Round:
         return self.answers.setdefault(learner, Answer())
 
 
-def _harmless(told: Callable[Concatenate[Timeline, P], None]) -> Callable[Concatenate[Timeline, P], None]:
-    """A fault in what is only shown must not reach the merge path that tells of it."""
-
-    def telling(self: Timeline, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            told(self, *args, **kwargs)
-        except Exception:
-            self.faults += 1
-            log.exception("the list of rounds is incomplete, merges go on: report this as a fault of Atoll")
-
-    return telling
-
-
 class Timeline:
-    """Rounds by (fragment, cycle), and by the version that they made. faults: of its own; always 0."""
+    """Rounds by (fragment, cycle), and by the version that they made."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.faults = 0
         self._rounds: OrderedDict[tuple[int, int], Round] = OrderedDict()
         self._newest: dict[int, Round] = {}  # opened last, of each fragment
         self._made: dict[tuple[int, int], Round] = {}  # fragment, version -> the round that made it
@@ -90,59 +71,89 @@ class Timeline:
         """Newest first."""
         return reversed(self._rounds.values())
 
-    @_harmless
-    def began(self, learner: str, fragment: int, cycle: int, now: float) -> None:
-        """An upload was let in."""
-        seen = self._rounds.get((fragment, cycle)) or self._newest.get(fragment)
+    def on(self, entry: Entry, now: float) -> None:
+        """Takes in an entry, if it is about a round."""
+        match entry:
+            case entries.RoundOpened():
+                self._opened(entry, now)
+            case entries.UploadBegan():
+                self._began(entry, now)
+            case entries.Acknowledged():
+                self._acknowledged(entry, now)
+            case entries.Declined():
+                self._declined(entry.learner, entry.fragment, entry.cycle, entry.reason)
+            case entries.ArrivalRefused():
+                key = entry.fate.key
+                self._declined(key.learner, key.fragment, entry.cycle, "its contribution was refused")
+            case entries.RoundClosed():
+                self._closed(entry.merge, now)
+            case entries.RoundLapsed():
+                self._lapsed(entry.lapse, now)
+            case entries.MergeComputed():
+                self._computed(entry, now)
+            case entries.Published():
+                self._published(entry.merge, now)
+            case entries.Adopted():
+                self._adopted(entry, now)
+            case (
+                entries.OfTheRun()
+                | entries.OfLearners()
+                | entries.OfCallers()
+                | entries.TurnedAway()
+                | entries.Clamped()
+                | entries.PendingRefused()
+            ):
+                pass
+            case _:
+                assert_never(entry)
+
+    def _opened(self, entry: entries.RoundOpened, now: float) -> None:
+        opened = Round(entry.fragment, entry.cycle, now)
+        self._rounds[entry.fragment, entry.cycle] = opened
+        self._newest[entry.fragment] = opened
+        self._prune()
+
+    def _began(self, entry: entries.UploadBegan, now: float) -> None:
+        fragment = entry.key.fragment
+        seen = self._rounds.get((fragment, entry.cycle)) or self._newest.get(fragment)
         if seen is not None:
-            answer = seen.answer(learner)
+            answer = seen.answer(entry.key.learner)
             answer.began_at = answer.began_at or now
-            answer.late = seen.cycle != cycle
+            answer.late = seen.cycle != entry.cycle
 
-    @_harmless
-    def on(self, event: ev.Event, effects: Iterable[ev.Effect], now: float) -> None:
-        """What the syncer was told, and what it asked for."""
-        match event:
-            case ev.Contributed() if event.key.fragment in self._newest:
-                seen = self._newest[event.key.fragment]
-                answer = seen.answer(event.key.learner)
-                answer.durable_at = now
-                answer.late = seen.cycle != event.cycle or seen.closed_at is not None
-            case ev.Declined() if (event.fragment, event.cycle) in self._rounds:
-                self._rounds[event.fragment, event.cycle].answer(event.learner).declined = event.reason
-            case ev.Merged() if (event.fragment, event.version) in self._made:
-                self._published(self._made[event.fragment, event.version], now)
-            case ev.Adopted() if (event.fragment, event.version) in self._made:
-                seen = self._made[event.fragment, event.version]
-                answer = seen.answer(event.learner)
-                if seen.published_at is not None and answer.adopted_at is None:
-                    answer.adopted_at = now
-                    self._metrics.adopt_seconds.observe(now - seen.published_at)
-        for effect in effects:
-            match effect:
-                case ev.OpenRound():
-                    self._open(effect, now)
-                case ev.Merge():
-                    self._merge(effect, now)
-                case ev.Lapse():
-                    seen = self._close(effect.fragment, effect.cycle, effect.cause, effect.reason, None, now)
-                    seen.lapsed = True
-                    self._metrics.rounds.labels("lapsed").inc()
+    def _acknowledged(self, entry: entries.Acknowledged, now: float) -> None:
+        seen = self._newest.get(entry.key.fragment)
+        if seen is not None:
+            answer = seen.answer(entry.key.learner)
+            answer.durable_at = now
+            answer.late = seen.cycle != entry.cycle or seen.closed_at is not None
 
-    @_harmless
-    def computed(self, fragment: int, version: int, now: float) -> None:
-        """A merge's numbers are there; they are not durable yet."""
-        seen = self._made.get((fragment, version))
+    def _declined(self, learner: str, fragment: int, cycle: int, reason: str) -> None:
+        seen = self._rounds.get((fragment, cycle))
+        if seen is not None:
+            seen.answer(learner).declined = reason
+
+    def _lapsed(self, lapse: ev.Lapse, now: float) -> None:
+        seen = self._close(lapse.fragment, lapse.cycle, lapse.cause, lapse.reason, None, now)
+        seen.lapsed = True
+        self._metrics.rounds.labels("lapsed").inc()
+
+    def _computed(self, entry: entries.MergeComputed, now: float) -> None:
+        seen = self._made.get((entry.fragment, entry.version))
         if seen is None:
             return
         seen.merged_at = now
         if seen.closed_at is not None:
             self._metrics.merge_seconds.observe(now - seen.closed_at)
 
-    def _open(self, effect: ev.OpenRound, now: float) -> None:
-        opened = Round(effect.fragment, effect.cycle, now)
-        self._rounds[effect.fragment, effect.cycle] = self._newest[effect.fragment] = opened
-        self._prune()
+    def _adopted(self, entry: entries.Adopted, now: float) -> None:
+        seen = self._made.get((entry.fragment, entry.version))
+        if seen is None:
+            return
+        answer = seen.answer(entry.learner)
+        if seen.published_at is not None and answer.adopted_at is None:
+            answer.adopted_at = now
+            self._metrics.adopt_seconds.observe(now - seen.published_at)
 
     def _prune(self) -> None:
         """Drops the oldest finished rounds beyond the limits; of the others there is at most one a fragment."""
@@ -167,22 +178,25 @@ class Timeline:
             self._metrics.grace_wait.observe(now - quorum_at)
         return seen
 
-    def _merge(self, effect: ev.Merge, now: float) -> None:
-        seen = self._close(effect.fragment, effect.cycle, effect.cause, effect.reason, effect.quorum_at, now)
-        seen.version = effect.version
-        for share in effect.shares:
+    def _closed(self, merge: ev.Merge, now: float) -> None:
+        seen = self._close(merge.fragment, merge.cycle, merge.cause, merge.reason, merge.quorum_at, now)
+        seen.version = merge.version
+        for share in merge.shares:
             answer = seen.answer(share.key.learner)
-            if effect.cause is ev.Cause.LATE and effect.fragment in self._newest:  # it came as an answer to that one
-                came = self._newest[effect.fragment].answer(share.key.learner)
+            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # it came as an answer to that one
+                came = self._newest[merge.fragment].answer(share.key.learner)
                 answer.began_at = came.began_at
                 answer.durable_at = came.durable_at
                 answer.late = True
             answer.weight += share.weight
             answer.staleness = max(answer.staleness, share.staleness)
             answer.late = answer.late or answer.durable_at is None  # it came while no round was open
-        self._made[effect.fragment, effect.version] = seen
+        self._made[merge.fragment, merge.version] = seen
 
-    def _published(self, seen: Round, now: float) -> None:
+    def _published(self, merge: ev.Merge, now: float) -> None:
+        seen = self._made.get((merge.fragment, merge.version))
+        if seen is None:
+            return
         seen.published_at = now
         if seen.merged_at is not None:
             self._metrics.publish_seconds.observe(now - seen.merged_at)

@@ -1,7 +1,7 @@
-"""The rows of the ledger, the source of truth: learners, contributions and their fates, merges, snapshots.
+"""What the ledger keeps of one shard, the source of truth: contributions and their fates, merges, snapshots.
 
-Functions here read or write rows within whatever transaction their caller holds (see writer.py). Rows carry
-checksums, verified when they are read back.
+These tables need none of the run's: they may lie in one file with them, or in a file of their own. Functions here read
+or write rows within whatever transaction their caller holds (see ledger_writer.py).
 """
 
 from __future__ import annotations
@@ -9,29 +9,16 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from atoll_wire.contract import FATES
+from atoll_wire.contract import FATES, Fate
 
 from atoll_server.rounds.events import Key
-from atoll_server.storage.database import LedgerError
-from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow, TallyRow
+from atoll_server.storage.database import LedgerError, checksum, verified
+from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow, TallyRow
 
 # ------------------------------------------------------------------------------------------------- writing
-
-
-def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN401
-    """Sets a value of the run."""
-    values = (key, json.dumps(value))
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?,?,?)", (*values, _checksum(values)))
-
-
-def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
-    """Adds a learner or brings its row up to date."""
-    values = (row.name, row.region, row.incarnation, json.dumps(row.nonces), json.dumps(row.account), row.evicted)
-    db.execute("INSERT OR REPLACE INTO learners VALUES (?,?,?,?,?,?,?)", (*values, _checksum(values)))
 
 
 def add_contribution(
@@ -57,14 +44,14 @@ def add_contribution(
         row.scale,
         row.accepted_at,
     )
-    everything = (*values, _checksum(values), *_fate_values(fate or FateRow(key, "pending")))
+    everything = (*values, checksum(values), *_fate_values(fate or FateRow(key, Fate.PENDING)))
     db.execute(f"INSERT INTO contributions VALUES ({','.join('?' * len(everything))})", everything)  # noqa: S608
 
 
 def _fate_values(row: FateRow) -> tuple[Any, ...]:
     key = row.key
     fate = (row.fate, row.version, row.weight, float(row.staleness), row.reason, int(row.dropped))
-    return (*fate, _checksum((key.learner, key.incarnation, key.fragment, key.seq, *fate)))
+    return (*fate, checksum((*key, *fate)))
 
 
 def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
@@ -98,7 +85,7 @@ def put_tally(db: sqlite3.Connection, generation: int, row: TallyRow) -> None:
         row.seq,
         row.cycle,
     )
-    db.execute("INSERT OR REPLACE INTO tallies VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
+    db.execute("INSERT OR REPLACE INTO tallies VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, checksum(values)))
 
 
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
@@ -110,13 +97,15 @@ def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Seq
         row.cycle,
         json.dumps(row.shares),
         json.dumps(row.rule),
+        row.run_tokens,
+        row.struck_tokens,
         row.theta,
         row.theta_pub,
         row.momentum,
         row.update_bytes,
         row.merged_at,
     )
-    db.execute("INSERT INTO merges VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
+    db.execute("INSERT INTO merges VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)", (*values, checksum(values)))
     put_fates(db, generation, fates)
 
 
@@ -124,7 +113,7 @@ def add_snapshot(db: sqlite3.Connection, row: SnapshotRow) -> None:
     """Commits that a state file covers these versions."""
     versions, checksums = json.dumps([*row.versions.items()]), json.dumps([*row.checksums.items()])
     values = (row.id, row.generation, versions, checksums, json.dumps(row.tokens), row.taken_at, row.size_bytes)
-    db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?,?)", (*values, _checksum(values)))
+    db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?,?)", (*values, checksum(values)))
 
 
 def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
@@ -135,25 +124,12 @@ def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
 # ------------------------------------------------------------------------------------------------- reading
 
 
-def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
-    """All values of the run."""
-    return {r[0]: json.loads(r[1]) for r in _verified(db.execute("SELECT * FROM meta"), "meta", 2)}
-
-
-def learners(db: sqlite3.Connection) -> list[LearnerRow]:
-    """Every learner, by name."""
-    rows = db.execute("SELECT * FROM learners ORDER BY name")
-    return [
-        LearnerRow(r[0], r[1], r[2], json.loads(r[3]), json.loads(r[4]), r[5]) for r in _verified(rows, "learners", 6)
-    ]
-
-
 def contributions(
     db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
 ) -> Iterator[tuple[ContributionRow, FateRow]]:
     """Contributions of a generation with their fates. condition: constant SQL, such as "AND fate=?"."""
     query = f"SELECT * FROM contributions WHERE generation=? {condition}"  # noqa: S608 - constants
-    return map(_contribution, _verified(db.execute(query, (generation, *values)), "contributions", 16))
+    return map(_contribution, verified(db.execute(query, (generation, *values)), "contributions", 16))
 
 
 def contribution(db: sqlite3.Connection, generation: int, key: Key) -> tuple[ContributionRow, FateRow] | None:
@@ -167,7 +143,7 @@ def came_after(
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
     """Contributions with a higher number than this, in the order in which they came, each with its number."""
     query = "SELECT *, rowid FROM contributions NOT INDEXED WHERE generation=? AND rowid>? ORDER BY rowid LIMIT ?"
-    for r in _verified(db.execute(query, (generation, number, limit)), "contributions", 16):
+    for r in verified(db.execute(query, (generation, number, limit)), "contributions", 16):
         yield (r[-1], *_contribution(r))
 
 
@@ -176,7 +152,7 @@ def tallies(
 ) -> Iterator[TallyRow]:
     """Sums of a generation's lines. condition: constant SQL."""
     query = f"SELECT * FROM tallies WHERE generation=? {condition}"  # noqa: S608 - constants
-    for r in _verified(db.execute(query, (generation, *values)), "tallies", 11):
+    for r in verified(db.execute(query, (generation, *values)), "tallies", 11):
         learner, incarnation, fragment, through, merged, refused, tokens, size_bytes, seq, cycle = r[1:11]
         sums = (through, merged, refused, int(tokens), size_bytes, seq, cycle)
         yield TallyRow(learner, incarnation, fragment, *sums)
@@ -186,18 +162,18 @@ def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
     """Reads contributions of all generations with a higher number than this. The last one's number; 0: no more."""
     rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
     number = 0
-    for r in _verified(iter(rows.fetchall()), "contributions", 16):
+    for r in verified(iter(rows.fetchall()), "contributions", 16):
         _contribution(r)
         number = r[-1]
     return number
 
 
 def receipts(
-    db: sqlite3.Connection, learner: str, fate: str, before: int, limit: int
+    db: sqlite3.Connection, learner: str, fate: Fate | None, before: int, limit: int
 ) -> list[tuple[int, ContributionRow, FateRow]]:
     """The latest contributions of all generations, newest first, each with a number that grows as they came.
 
-    learner, fate: only theirs; empty: all. before: only lower numbers; 0: from the newest on.
+    learner, fate: only theirs; empty, None: all. before: only lower numbers; 0: from the newest on.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
     fates = [f"fate='{each}'" for each in FATES if each == fate]  # as the indices have it
@@ -206,7 +182,7 @@ def receipts(
     found = []
     for (number,) in db.execute(query, (*(value for _, value in given), limit)).fetchall():
         rows = db.execute("SELECT * FROM contributions WHERE rowid=?", (number,))
-        found += [(number, *_contribution(r)) for r in _verified(rows, "contributions", 16)]
+        found += [(number, *_contribution(r)) for r in verified(rows, "contributions", 16)]
     return found
 
 
@@ -242,10 +218,9 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
         scale,
         accepted_at,
     )
-    fate = FateRow(key, r[17], r[18], r[19], r[20], r[21], bool(r[22]))
-    if _fate_values(fate)[-1] != r[23]:
+    if checksum((*key, *r[17:23])) != r[23]:
         raise LedgerError(f"the fate of contribution {key} does not match its checksum: restore a backup")
-    return row, fate
+    return row, FateRow(key, Fate(r[17]), r[18], r[19], r[20], r[21], bool(r[22]))
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
@@ -262,8 +237,8 @@ def newest_merges(db: sqlite3.Connection, generation: int, fragment: int, after:
 
 def _merges(db: sqlite3.Connection, condition: str, values: Sequence[Any]) -> Iterator[MergeRow]:
     query = f"SELECT * FROM merges {condition}"  # noqa: S608 - constants
-    for r in _verified(db.execute(query, values), "merges", 11):
-        yield MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:11])
+    for r in verified(db.execute(query, values), "merges", 13):
+        yield MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:13])
 
 
 def snapshots(db: sqlite3.Connection) -> list[SnapshotRow]:
@@ -279,16 +254,5 @@ def snapshots(db: sqlite3.Connection) -> list[SnapshotRow]:
             r[5],
             r[6],
         )
-        for r in _verified(rows, "snapshots", 7)
+        for r in verified(rows, "snapshots", 7)
     ]
-
-
-def _checksum(values: Sequence[Any]) -> int:
-    return zlib.crc32(json.dumps(values).encode())
-
-
-def _verified(rows: Iterator[Any], table: str, columns: int) -> Iterator[Any]:
-    for row in rows:
-        if _checksum(row[:columns]) != row[columns]:
-            raise LedgerError(f"a row of {table} does not match its checksum ({row[:5]}): restore a backup")
-        yield row

@@ -1,0 +1,71 @@
+"""What an operator should see to, found by looking at the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atoll_wire.contract import LearnerState
+
+from atoll_server.rounds.liveness import NAMED, named
+from atoll_server.run.registrar import Registrar
+from atoll_server.run.watch import state_of
+from atoll_server.telemetry.entries import Trouble
+
+MISSED = 4  # merges of each fragment at least without anything of a learner that trains, beyond which it is a trouble
+OTHER_TOKENS = 20.0  # times the tokens per step of most of the others, or a part of them: the unit may be another
+BEYOND = 1.02  # of the tokens that the run was to train: learners do not leave in the same moment
+
+
+def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
+    """Those of this moment. damage: of a file, found while the core serves; now: monotonic seconds."""
+    if run.writer.full:
+        yield _lasting("the disk is full: nothing is acknowledged until there is room")
+    elif any(shard.spool.room_bytes == 0 for shard in run.shards):
+        yield _lasting("the disk is nearly full: new contributions wait until there is room")
+    if damage:
+        yield _lasting(damage)
+    if missing := _never_merged(run, now):
+        yield _lasting(
+            f"{named(missing)} trains, and nothing of it is merged: its answers come too late or are refused. "
+            "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or give it a faster link"
+        )
+    yield from _odd_tokens(run, now)
+    total, trained = run.settings.total_tokens, run.roster.tokens()
+    if total and trained > BEYOND * total:
+        text = f"{trained:,} of {total:,} tokens are trained, and outer steps are plain means: give more --total-tokens"
+        yield Trouble("total tokens", text)
+
+
+def _lasting(text: str) -> Trouble:
+    """A trouble whose text does not change while it lasts."""
+    return Trouble(text, text)
+
+
+def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
+    """Learners whose tokens per step differ so much from the others' that they may count something else."""
+    rates = run.roster.rates(run.clock.at(now))
+    many, few = [], []
+    for name in sorted(run.roster.entries):
+        own, usual = rates.of(name), rates.usual(name)
+        if own is None or usual is None or state_of(run, run.roster.entries[name], now) is not LearnerState.LIVE:
+            continue
+        told = f"{name} reports {own.batch:,.0f} tokens per step, most of the others {usual.batch:,.0f}"
+        if own.batch > OTHER_TOKENS * usual.batch:
+            many.append((name, f"{told}: its work outweighs theirs"))
+        elif own.batch * OTHER_TOKENS < usual.batch:
+            few.append((name, f"{told}: its work hardly counts"))
+    cure = "Check that step(tokens=...) gets its own tokens, not bytes, sequences or those of all islands"
+    for name, told in (many or few)[:NAMED]:  # of two learners, each differs from the other
+        yield Trouble(f"tokens of {name}", f"{told}. {cure}")
+
+
+def _never_merged(run: Registrar, now: float) -> list[str]:
+    """Learners that train, and of whose work nothing is merged, by name."""
+    late = max(MISSED, 1 + run.settings.max_staleness)  # merges of each fragment
+    names = sorted(run.roster.entries)
+    missed = [
+        name
+        for name in names
+        if any(shard.contributions.missed(name) > late * len(shard.fragments) for shard in run.shards)
+    ]
+    return [name for name in missed if state_of(run, run.roster.entries[name], now) is LearnerState.LIVE]

@@ -1,0 +1,76 @@
+"""What is found by looking, about once a second: the states of learners, and troubles. Changes go into the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from atoll_wire.contract import LearnerState
+
+from atoll_server.learners.registry import Entry
+from atoll_server.rounds.liveness import Member, learner_state
+from atoll_server.run.registrar import Registrar
+from atoll_server.telemetry import entries
+
+QUIET = {LearnerState.SILENT, LearnerState.LEFT, LearnerState.EVICTED}
+
+
+def member_of(run: Registrar, learner: str) -> Member | None:
+    """What the syncers know of a learner."""
+    return next((shard.syncer.members[learner] for shard in run.shards if learner in shard.syncer.members), None)
+
+
+def state_of(run: Registrar, entry: Entry, now: float) -> LearnerState:
+    """How a learner is doing at this moment. now: monotonic seconds."""
+    return learner_state(member_of(run, entry.name), now, evicted=bool(entry.evicted))
+
+
+class Watch:
+    """since: by learner, when its state began, on the run's clock."""
+
+    def __init__(self, run: Registrar) -> None:
+        self.since: dict[str, float] = {}
+        self._run = run
+        self._last: dict[str, tuple[LearnerState, int]] = {}  # by learner: with its incarnation
+        self._silenced: set[str] = set()  # whose silence was recorded, and no return since
+        self._troubles: Mapping[str, entries.Trouble] = {}
+
+    def look(self, troubles: Iterable[entries.Trouble], now: float) -> dict[str, LearnerState]:
+        """Records what changed since the last look, and returns the states. What is so at the first is no change.
+
+        troubles: those of this moment, each of which is recorded when it begins. now: monotonic seconds.
+        """
+        states = {name: state_of(self._run, entry, now) for name, entry in self._run.roster.entries.items()}
+        for name, state in states.items():
+            self._learner(self._run.roster.entries[name], state, now)
+        current = {trouble.about: trouble for trouble in troubles}
+        for about, trouble in current.items():
+            if about not in self._troubles:
+                self._run.journal.record(trouble, now)
+        self._troubles = current
+        return states
+
+    def _learner(self, entry: Entry, state: LearnerState, now: float) -> None:
+        name, seen = entry.name, (state, entry.incarnation)
+        last = self._last.get(name)
+        if last == seen:
+            return
+        self._last[name] = seen
+        wall = self._run.clock.at(now)
+        quiet_since = min(wall, self._stepped_at(entry, state))
+        self.since[name] = quiet_since if state in QUIET else wall
+        if last is None or last[0] is state:
+            return
+        if state is LearnerState.SILENT:
+            self._silenced.add(name)
+            self._run.journal.record(entries.Silenced(name, wall - quiet_since), now)
+        elif state is LearnerState.LIVE and name in self._silenced:
+            self._silenced.discard(name)
+            if last[1] == entry.incarnation:
+                self._run.journal.record(entries.Recovered(name), now)
+
+    def _stepped_at(self, entry: Entry, state: LearnerState) -> float:
+        """The last sign of progress; of a learner that left, its good-bye. On the run's clock."""
+        account, member = entry.account, member_of(self._run, entry.name)
+        if state is LearnerState.SILENT and member is not None and member.stepped_at is not None:
+            return self._run.clock.at(member.stepped_at)  # it may be heard, and make no steps
+        return account.heard_at if account.left_at is None else account.left_at

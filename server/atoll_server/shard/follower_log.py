@@ -1,0 +1,113 @@
+"""What followers hear: a bounded log of those entries of the journal that learners must know of."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import assert_never
+
+from atoll_wire import outer_pb2 as pb
+
+from atoll_server.shard.contributions import receipt_of
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Entry
+
+BEAT_S = 1.0  # without news a follower hears so often that the core is there
+
+
+class FollowerLog:
+    """One log for all followers, each with a cursor: a slow follower costs nothing, and is sent the state instead."""
+
+    def __init__(self, limit: int, current: Callable[[], pb.Current]) -> None:
+        self.number = 1 + secrets.randbits(62)  # not counted: after a backup came back, a count would come again
+        self._current = current
+        self._kept: deque[pb.Happening] = deque(maxlen=limit)
+        self._sequence = 0
+        self._changed = asyncio.Event()
+        self.closed = False
+
+    def on(self, entry: Entry, _now: float) -> None:
+        """Adds an entry, if learners must know of it."""
+        match entry:
+            case entries.RoundOpened(fragment, cycle):
+                self._append(pb.Happening(opened=pb.RoundOpened(fragment=fragment, cycle=cycle)))
+            case entries.PendingRefused(fate):
+                self._append(pb.Happening(receipt=receipt_of(fate)))
+            case entries.Published(merge, size_bytes, run_tokens, struck_tokens):
+                published = pb.UpdatePublished(
+                    fragment=merge.fragment,
+                    version=merge.version,
+                    size_bytes=size_bytes,
+                    run_tokens=run_tokens,
+                    struck_tokens=struck_tokens,
+                )
+                self._append(pb.Happening(published=published))
+            case entries.PauseChanged(reason):
+                self._append(pb.Happening(paused=pb.Paused(reason=reason)))
+            case entries.Started() | entries.Restored() | entries.TakenUp() | entries.Trouble():
+                pass
+            case (
+                entries.SnapshotTaken()
+                | entries.SnapshotFailed()
+                | entries.FirstParameters()
+                | entries.FirstParametersRefused()
+            ):
+                pass
+            case entries.OfLearners() | entries.OfCallers():
+                pass
+            case entries.UploadBegan() | entries.TurnedAway() | entries.Clamped() | entries.Acknowledged():
+                pass
+            case entries.ArrivalRefused():
+                pass  # its stream is told
+            case entries.Declined() | entries.RoundClosed() | entries.RoundLapsed():
+                pass
+            case entries.MergeComputed() | entries.Adopted():
+                pass
+            case _:
+                assert_never(entry)
+
+    def _append(self, happening: pb.Happening) -> None:
+        """Gives a happening its position, and wakes every follower."""
+        self._sequence += 1
+        happening.log, happening.sequence = self.number, self._sequence
+        self._kept.append(happening)
+        self._wake()
+
+    def close(self) -> None:
+        """Says good-bye to every follower."""
+        self._append(pb.Happening(shutting_down=pb.ShuttingDown()))
+        self.closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Happening, None]:
+        """Happenings after a position; the whole current state when the position is unknown or too old.
+
+        When nothing happens, an empty one now and then: who follows learns how long silence may be.
+        """
+        cursor = sequence if log == self.number and sequence <= self._sequence else -1
+        while True:
+            changed = self._changed  # taken first: whatever is appended while a reader is busy wakes it
+            oldest = self._sequence - len(self._kept)
+            if cursor < oldest:
+                cursor = self._sequence
+                yield pb.Happening(log=self.number, sequence=cursor, current=self._current())
+            while oldest <= cursor < self._sequence:
+                happening = self._kept[cursor - self._sequence]
+                cursor += 1
+                if happening.WhichOneof("what") != "receipt" or happening.receipt.learner == learner:
+                    yield happening
+                oldest = self._sequence - len(self._kept)
+            if cursor >= self._sequence:
+                if self.closed:
+                    return
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        await changed.wait()
+                except TimeoutError:
+                    yield pb.Happening(log=self.number, sequence=cursor)

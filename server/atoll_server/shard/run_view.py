@@ -1,0 +1,24 @@
+"""PURE: what a shard knows of the run beyond its fragments: the registrar's last word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Goes from the registrar to each shard whenever it changes; a shard keeps the newest.
+
+    epoch: of the registrar. sequence: grows with each view of an epoch. run_tokens: trained by all learners so far,
+    without struck_tokens, which operators took out. paused: by which operator and why; empty while the run goes on.
+    """
+
+    epoch: int = 0
+    sequence: int = 0
+    run_tokens: int = 0
+    struck_tokens: int = 0
+    paused: str = ""
+
+    def newer_than(self, other: RunView) -> bool:
+        """By order of the registrar, not by tokens: those fall when an operator strikes some."""
+        return (self.epoch, self.sequence) > (other.epoch, other.sequence)

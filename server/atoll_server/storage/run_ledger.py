@@ -1,0 +1,36 @@
+"""What the ledger keeps of the run: its values, among them the key of its sessions, and its learners.
+
+Functions here read or write rows within whatever transaction their caller holds (see ledger_writer.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+from atoll_server.storage.database import checksum, verified
+from atoll_server.storage.rows import LearnerRow
+
+
+def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN401
+    """Sets a value of the run."""
+    values = (key, json.dumps(value))
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?,?,?)", (*values, checksum(values)))
+
+
+def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
+    """All values of the run."""
+    return {r[0]: json.loads(r[1]) for r in verified(db.execute("SELECT * FROM meta"), "meta", 2, named_by=1)}
+
+
+def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
+    """Adds a learner or brings its row up to date."""
+    values = (row.name, row.region, row.incarnation, json.dumps(row.nonces), json.dumps(row.account), row.evicted)
+    db.execute("INSERT OR REPLACE INTO learners VALUES (?,?,?,?,?,?,?)", (*values, checksum(values)))
+
+
+def learners(db: sqlite3.Connection) -> list[LearnerRow]:
+    """Every learner, by name."""
+    rows = verified(db.execute("SELECT * FROM learners ORDER BY name"), "learners", 6, named_by=3)
+    return [LearnerRow(r[0], r[1], r[2], json.loads(r[3]), json.loads(r[4]), r[5]) for r in rows]

@@ -1,0 +1,131 @@
+"""PURE: what happened lately, in words for people. A position is (log, number), as a follower's."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Arrival, Entry
+
+MOST_EVENTS = 2000  # kept
+REFUSED_EVERY_S = 10.0  # refused contributions are told together, at most this often
+
+
+class Kind(StrEnum):
+    """Of an event, as the dashboard knows it."""
+
+    CORE = "core"
+    JOINED = "joined"
+    BACK = "back"
+    SILENT = "silent"
+    LEFT = "left"
+    EVICTED = "evicted"
+    REFUSED = "refused"
+    CHECKPOINT = "checkpoint"
+    PAUSED = "paused"
+    TROUBLE = "trouble"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """at: seconds of the run's clock. learner: empty when it is of the whole run."""
+
+    number: int
+    at: float
+    kind: Kind
+    learner: str
+    text: str
+
+
+class EventLog:
+    """The newest events."""
+
+    def __init__(self, wall: Callable[[float], float]) -> None:
+        """wall: the run's clock at a moment of the monotonic one."""
+        self.log = 1 + secrets.randbits(62)
+        self._wall = wall
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._number = 0
+        self._refused = 0  # contributions, since the newest event that told of them
+        self._refused_at = -REFUSED_EVERY_S
+
+    def after(self, log: int, number: int) -> list[Event]:
+        """Those that a reader has not seen; all that are kept, when its position is of another process."""
+        known = number if log == self.log else 0
+        return [event for event in self._events if event.number > known]
+
+    def on(self, entry: Entry, now: float) -> None:  # noqa: C901, PLR0912 - a case for each kind
+        """Adds an event, if this is one for people. now: monotonic seconds."""
+        match entry:
+            case entries.Started():
+                self._add(Kind.CORE, f"the core started: epoch {entry.epoch}", now)
+            case entries.Restored():
+                text = f"restored to checkpoint {entry.checkpoint} (generation {entry.generation})"
+                self._add(Kind.CORE, text, now)
+            case entries.FirstParameters():
+                self._add(Kind.CORE, f"the run has its first parameters: {entry.parameters:,}", now)
+            case entries.PauseChanged():
+                text = f"paused {entry.reason}" if entry.reason else "the run goes on"
+                self._add(Kind.PAUSED, text, now)
+            case entries.SnapshotTaken():
+                self._add(Kind.CHECKPOINT, f"checkpoint {entry.number} is durable", now)
+            case entries.Trouble():
+                self._add(Kind.TROUBLE, entry.text, now)
+            case entries.Joined():
+                self._joined(entry, now)
+            case entries.Left():
+                self._add(Kind.LEFT, "said good-bye", now, entry.learner)
+            case entries.Evicted():
+                self._add(Kind.EVICTED, f"was evicted: {entry.reason}", now, entry.learner)
+            case entries.Readmitted():
+                self._add(Kind.BACK, "may join again", now, entry.learner)
+            case entries.Silenced():
+                self._add(Kind.SILENT, f"makes no steps since {entry.silent_s:.0f} s", now, entry.learner)
+            case entries.Recovered():
+                self._add(Kind.BACK, "trains again", now, entry.learner)
+            case entries.TurnedAway() | entries.ArrivalRefused() | entries.PendingRefused():
+                self._refused += 1
+            case (
+                entries.TakenUp()
+                | entries.FirstParametersRefused()
+                | entries.SnapshotFailed()
+                | entries.OfCallers()
+                | entries.UploadBegan()
+                | entries.Clamped()
+                | entries.Acknowledged()
+                | entries.OfRounds()
+            ):
+                pass
+            case _:
+                assert_never(entry)
+
+    def tell_refused(self, now: float) -> None:
+        """Adds one event for all contributions refused since the last, if that is long enough ago."""
+        if not self._refused or now - self._refused_at < REFUSED_EVERY_S:
+            return
+        what = "contribution was" if self._refused == 1 else "contributions were"
+        text = f"{self._refused} {what} refused: the receipts and the core's log say whose and why"
+        self._add(Kind.REFUSED, text, now)
+        self._refused = 0
+        self._refused_at = now
+
+    def _joined(self, entry: entries.Joined, now: float) -> None:
+        match entry.arrival:
+            case Arrival.NEW:
+                self._add(Kind.JOINED, f"joined from {entry.region or 'no region'}", now, entry.learner)
+            case Arrival.RESTARTED:
+                text = f"was started again, as incarnation {entry.incarnation}: {entry.down_s:.1f} s down"
+                self._add(Kind.BACK, text, now, entry.learner)
+            case Arrival.AGAIN:
+                pass
+            case _:
+                assert_never(entry.arrival)
+
+    def _add(self, kind: Kind, text: str, now: float, learner: str = "") -> None:
+        self._number += 1
+        self._events.append(Event(self._number, self._wall(now), kind, learner, text))

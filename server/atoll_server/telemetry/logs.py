@@ -1,0 +1,74 @@
+"""What the core's log says of the journal's entries."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import structlog
+
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Entry
+
+log = structlog.get_logger()
+
+LONGEST_NAME = 80
+
+
+def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for each kind
+    """Writes an entry to the log, if it belongs there."""
+    match entry:
+        case entries.Restored(checkpoint, generation):
+            log.warning("restored to a checkpoint", checkpoint=checkpoint, generation=generation)
+        case entries.TakenUp(merges, pending, files):
+            log.info("state taken up", merges=merges, pending=pending, files_not_needed=files)
+        case entries.FirstParameters(parameters, fragments):
+            log.info("first parameters accepted", parameters=parameters, fragments=fragments)
+        case entries.FirstParametersRefused(detail, by_disk):
+            say = log.error if by_disk else log.warning
+            say("first parameters refused", detail=detail)
+        case entries.PauseChanged(reason):
+            log.warning("paused" if reason else "goes on", reason=reason)
+        case entries.SnapshotTaken(number, merges, size_bytes):
+            log.info("snapshot taken", id=number, merges=merges, size_bytes=size_bytes)
+        case entries.SnapshotFailed(error):
+            log.error("the snapshot could not be written: look at the disk", error=error)
+        case entries.Joined(learner, region, incarnation, state=state):
+            log.info("joined", learner=learner, incarnation=incarnation, region=region, state=state)
+        case entries.Left(learner, incarnation):
+            log.info("left", learner=learner, incarnation=incarnation)
+        case entries.Evicted(learner, reason):
+            log.warning("evicted", learner=learner, reason=reason)
+        case entries.Readmitted(learner):
+            log.warning("let in again", learner=learner)
+        case entries.JoinRefused(learner, _, refused):
+            log.warning("join refused", learner=learner[:LONGEST_NAME], detail=refused.detail)
+        case entries.OperatorActed(action, operator, _, what):
+            log.info(action, operator=operator, **what)
+        case entries.UploadBegan(key, cycle, have):
+            log.debug("upload", contribution=str(key), cycle=cycle, have=have)
+        case entries.TurnedAway(learner, refused):
+            told = {"learner": learner[:LONGEST_NAME], "status": refused.status.value, "detail": refused.detail}
+            log.warning("contribution turned away", **told)
+        case entries.Clamped(learner, tokens, steps, counted_tokens, counted_steps):
+            counts = {"counted_tokens": counted_tokens, "counted_steps": counted_steps}
+            text = "a contribution declares more than its learner can have trained"
+            log.warning(text, learner=learner, tokens=tokens, steps=steps, **counts)
+        case entries.Acknowledged(key):
+            log.debug("durable", contribution=str(key))
+        case entries.ArrivalRefused(fate):
+            log.warning("contribution refused", contribution=str(fate.key), reason=fate.reason)
+        case entries.RoundLapsed(lapse):
+            log.info("round lapsed", fragment=lapse.fragment, cycle=lapse.cycle, reason=lapse.reason)
+        case entries.Published(merge):
+            shares = {str(share.key): round(share.weight, 4) for share in merge.shares}
+            log.debug("merged", fragment=merge.fragment, version=merge.version, reason=merge.reason, shares=shares)
+        case entries.Started() | entries.Trouble() | entries.Silenced() | entries.Recovered():
+            pass  # the first the server says, with its addresses; the others are in status and metrics
+        case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
+            pass  # the audit log limits how many lines a caller can cause
+        case entries.PendingRefused() | entries.RoundOpened() | entries.Declined() | entries.RoundClosed():
+            pass
+        case entries.MergeComputed() | entries.Adopted():
+            pass
+        case _:
+            assert_never(entry)

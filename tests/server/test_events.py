@@ -1,0 +1,94 @@
+"""Events for people: which entries become one, and in which words."""
+
+from __future__ import annotations
+
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.entries import Arrival
+from atoll_server.telemetry.events import MOST_EVENTS, REFUSED_EVERY_S, EventLog
+
+BUSY = Refused(Status.RESOURCE_EXHAUSTED, "the spool is full")
+
+
+def told(*what: entries.Entry) -> list[tuple[str, str, str]]:
+    log = EventLog(lambda now: now)
+    for number, entry in enumerate(what):
+        log.on(entry, 100.0 + number)
+    return [(event.kind, event.learner, event.text) for event in log.after(0, 0)]
+
+
+def joined(incarnation: int, arrival: Arrival, region: str = "eu") -> entries.Joined:
+    return entries.Joined("a", region, incarnation, arrival, 7.25, "", 0)
+
+
+def test_a_learner_from_its_joining_to_its_eviction():
+    found = told(
+        joined(1, Arrival.NEW),
+        entries.Silenced("a", 10.0),
+        entries.Recovered("a"),
+        joined(2, Arrival.RESTARTED),
+        joined(2, Arrival.AGAIN),
+        entries.Evicted("a", "bad"),
+        entries.Readmitted("a"),
+        entries.Left("a", 2),
+    )
+    assert found == [
+        ("joined", "a", "joined from eu"),
+        ("silent", "a", "makes no steps since 10 s"),
+        ("back", "a", "trains again"),
+        ("back", "a", "was started again, as incarnation 2: 7.2 s down"),
+        ("evicted", "a", "was evicted: bad"),
+        ("back", "a", "may join again"),
+        ("left", "a", "said good-bye"),
+    ]
+
+
+def test_the_run_itself():
+    found = told(
+        entries.Started(3),
+        entries.FirstParameters(1234, 2),
+        entries.SnapshotTaken(1, 5, 100),
+        entries.PauseChanged("by ann: night"),
+        entries.PauseChanged(""),
+        entries.Trouble("disk", "the disk is full"),
+        joined(1, Arrival.NEW, region=""),
+    )
+    assert found == [
+        ("core", "", "the core started: epoch 3"),
+        ("core", "", "the run has its first parameters: 1,234"),
+        ("checkpoint", "", "checkpoint 1 is durable"),
+        ("paused", "", "paused by ann: night"),
+        ("paused", "", "the run goes on"),
+        ("trouble", "", "the disk is full"),
+        ("joined", "a", "joined from no region"),
+    ]
+
+
+def test_refusals_are_added_up():
+    log = EventLog(lambda now: now)
+    for second in range(25):
+        if second:
+            log.on(entries.TurnedAway("a", BUSY), float(second))
+            log.on(entries.TurnedAway("b", BUSY), float(second))
+        log.tell_refused(float(second))
+    texts = [event.text for event in log.after(0, 0)]
+    assert len(texts) == 24 // REFUSED_EVERY_S + 1
+    assert texts[1].startswith("20 contributions were refused")
+
+
+def test_an_event_has_the_time_of_the_run():
+    log = EventLog(lambda now: 1_700_000_000.0 + now)
+    log.on(entries.Left("a", 1), 5.0)
+    assert [event.at for event in log.after(0, 0)] == [1_700_000_005.0]
+
+
+def test_positions_are_of_one_process_and_memory_is_bounded():
+    log = EventLog(lambda now: now)
+    for epoch in range(MOST_EVENTS + 50):
+        log.on(entries.Started(epoch), 1.0)
+    everything = log.after(0, 0)
+    assert len(everything) == MOST_EVENTS
+    assert [event.number for event in log.after(log.log, everything[-3].number)] == [
+        event.number for event in everything[-2:]
+    ]
+    assert len(log.after(log.log + 1, everything[-1].number)) == MOST_EVENTS

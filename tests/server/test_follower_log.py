@@ -1,0 +1,84 @@
+"""What followers hear: in order, bounded, and whole again after a gap."""
+
+from __future__ import annotations
+
+import asyncio
+
+from atoll_server.rounds.events import Key
+from atoll_server.shard.follower_log import FollowerLog
+from atoll_server.storage.rows import FateRow
+from atoll_server.telemetry import entries
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import Fate
+
+
+def hear(log: FollowerLog, number: int | None = 0, sequence: int = 0, learner: str = "a") -> list[pb.Happening]:
+    """Everything until the log says good-bye. number: of the log whose position is known; None: of this one."""
+
+    async def run() -> list[pb.Happening]:
+        return [
+            happening async for happening in log.follow(learner, log.number if number is None else number, sequence)
+        ]
+
+    return asyncio.run(run())
+
+
+def made(count: int, limit: int = 100) -> FollowerLog:
+    log = FollowerLog(limit, lambda: pb.Current(versions={0: 7}))
+    for cycle in range(1, count + 1):
+        log.on(entries.RoundOpened(0, cycle), 0.0)
+    log.close()
+    return log
+
+
+def test_an_unknown_position_is_told_the_current_state_first():
+    heard = hear(made(3))
+    assert heard[0].WhichOneof("what") == "current"
+    assert heard[0].current.versions == {0: 7}
+    assert [h.WhichOneof("what") for h in heard] == ["current"]  # what the state holds is not told again
+    assert heard[0].sequence == 4
+
+
+def test_a_known_position_goes_on_from_there():
+    heard = hear(made(3), number=None, sequence=1)
+    assert [h.opened.cycle for h in heard[:-1]] == [2, 3]
+    assert heard[-1].WhichOneof("what") == "shutting_down"
+
+
+def test_a_follower_too_far_behind_is_told_the_state_instead():
+    heard = hear(made(50, limit=10), number=None, sequence=5)
+    assert [h.WhichOneof("what") for h in heard] == ["current"]
+
+
+def test_a_position_of_another_process_or_of_the_future_is_unknown():
+    assert hear(made(3), number=made(3).number, sequence=1)[0].WhichOneof("what") == "current"
+    assert hear(made(3), number=None, sequence=99)[0].WhichOneof("what") == "current"
+
+
+def test_receipts_go_to_their_own_learner_only():
+    log = FollowerLog(100, pb.Current)
+    log.on(entries.PendingRefused(FateRow(Key("b", 1, 0, 1), Fate.REFUSED)), 0.0)
+    log.on(entries.PendingRefused(FateRow(Key("a", 1, 0, 1), Fate.REFUSED)), 0.0)
+    log.close()
+    heard = hear(log, number=None, sequence=0)
+    assert [h.receipt.learner for h in heard[:-1]] == ["a"]
+
+
+def test_a_waiting_follower_is_woken_by_what_happens():
+    async def run() -> list[str | None]:
+        log = FollowerLog(10, pb.Current)
+        found: list[str | None] = []
+
+        async def listen() -> None:
+            async for happening in log.follow("a", 0, 0):
+                found.append(happening.WhichOneof("what"))
+
+        task = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        log.on(entries.RoundOpened(0, 1), 0.0)
+        await asyncio.sleep(0)
+        log.close()
+        await asyncio.wait_for(task, 5)
+        return found
+
+    assert asyncio.run(run()) == ["current", "opened", "shutting_down"]

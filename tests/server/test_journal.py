@@ -1,0 +1,231 @@
+"""The journal: what happened is recorded once, and reaches everything that shows it, in one order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from atoll_server.access.audit_log import AuditLog
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.rounds.events import Cause, Key, Lapse, Merge, Share
+from atoll_server.run.core import Core
+from atoll_server.settings import CoreSettings, Limits
+from atoll_server.shard.follower_log import FollowerLog
+from atoll_server.shard.intake import Intake
+from atoll_server.shard.uploads import Upload
+from atoll_server.storage.rows import FateRow
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.audited import audited
+from atoll_server.telemetry.entries import Arrival
+from atoll_server.telemetry.journal import Journal
+from atoll_wire import codec
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.checksums import crc32c
+from atoll_wire.clock import SYSTEM
+from atoll_wire.contract import Fate
+from atoll_wire.layout import MergeKind, TensorSpec, plan
+from atoll_wire.spans import Codec
+from prometheus_client import generate_latest
+from structlog.testing import capture_logs
+
+from tests.bare_shard import Rows, bare_shard
+
+KEY = Key("a", 1, 0, 1)
+NO = Refused(Status.PERMISSION_DENIED, "no")
+MERGE = Merge(0, 1, 1, (Share(KEY, 1.0, 0.0),), (), 1.0, None, Cause.EVERYBODY, "every live learner has answered")
+FOLLOWERS, COUNTS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "counts", "timeline", "events", "log", "audit"
+
+# Each kind, and what shows it. A round is told of in the order in which it happens: the timeline needs its opening.
+SHOWN: list[tuple[entries.Entry, set[str]]] = [
+    (entries.Started(1), {EVENTS}),
+    (entries.Restored(1, 2), {EVENTS, LOG}),
+    (entries.TakenUp(1, 2, 3, 9, 6, 1), {COUNTS, LOG}),
+    (entries.FirstParameters(10, 1), {EVENTS, LOG}),
+    (entries.FirstParametersRefused("too long"), {LOG}),
+    (entries.PauseChanged("by ann"), {FOLLOWERS, EVENTS, LOG}),
+    (entries.SnapshotTaken(1, 1, 10), {EVENTS, LOG}),
+    (entries.SnapshotFailed("no room"), {LOG}),
+    (entries.Trouble("disk", "the disk is full"), {EVENTS}),
+    (entries.Joined("a", "eu", 1, Arrival.NEW, 0.0, "", 1), {EVENTS, LOG, AUDIT}),
+    (entries.Left("a", 1), {EVENTS, LOG, AUDIT}),
+    (entries.Evicted("a", "bad"), {EVENTS, LOG}),
+    (entries.Readmitted("a"), {EVENTS, LOG}),
+    (entries.Silenced("a", 9.0), {EVENTS}),
+    (entries.Recovered("a"), {EVENTS}),
+    (entries.JoinRefused("a", "ipv4:10.0.0.1:1", NO), {LOG, AUDIT}),
+    (entries.SessionRefused("a", "ipv4:10.0.0.2:1", NO), {AUDIT}),
+    (entries.CallLimited("Push", "ipv4:10.0.0.3:1", "slow down"), {AUDIT}),
+    (entries.OperatorRefused("evict", "ipv4:10.0.0.4:1", NO), {AUDIT}),
+    (entries.OperatorActed("evict", "ann", "ipv4:10.0.0.5:1", {"learner": "a"}), {LOG, AUDIT}),
+    (entries.RoundOpened(0, 1), {FOLLOWERS, TIMELINE}),
+    (entries.UploadBegan(KEY, 1, 0), {TIMELINE, LOG}),
+    (entries.TurnedAway("a", NO), {COUNTS, EVENTS, LOG}),
+    (entries.Clamped("a", 10, 2, 5, 1), {COUNTS, LOG}),
+    (entries.Declined("b", 0, 1, "it was just started"), {TIMELINE}),
+    (entries.ArrivalRefused(FateRow(Key("c", 1, 0, 1), Fate.REFUSED), 1), {COUNTS, TIMELINE, EVENTS, LOG}),
+    (entries.PendingRefused(FateRow(KEY, Fate.REFUSED)), {FOLLOWERS, COUNTS, EVENTS}),
+    (entries.Acknowledged(KEY, 1), {COUNTS, TIMELINE, LOG}),
+    (entries.RoundClosed(MERGE), {TIMELINE}),
+    (entries.MergeComputed(0, 1), {TIMELINE}),
+    (entries.Published(MERGE, 9, 100, 0), {FOLLOWERS, COUNTS, TIMELINE, LOG}),
+    (entries.Adopted("a", 0, 1), {TIMELINE}),
+    (entries.RoundLapsed(Lapse(0, 2, Cause.NOBODY, "nobody is left")), {TIMELINE, LOG}),
+]
+
+
+class Shown:
+    """A core, and what each of the journal's subscribers shows by now."""
+
+    def __init__(self, directory: Path) -> None:
+        self.core = Core(CoreSettings(listen=("127.0.0.1:0",), directory=directory), {})
+        self.follower_log = FollowerLog(100, pb.Current)
+        self.core.journal.subscribe(self.follower_log.on, only_shows=False)
+        self.audit_log = Lines()
+        self.core.journal.subscribe(partial(audited, self.audit_log), only_shows=True)  # type: ignore[arg-type]
+        self.logged: list[Any] = []
+
+    def now(self) -> dict[str, str]:
+        core = self.core
+        core.events.tell_refused(1e9)
+        metrics = generate_latest(core.metrics.registry).decode().splitlines()
+        return {
+            FOLLOWERS: repr(self.follower_log._kept),
+            COUNTS: repr([line for line in metrics if line.startswith("atoll_contributions_total")]),
+            TIMELINE: repr(list(core.timeline.newest())),
+            EVENTS: repr([event.text for event in core.events.after(0, 0)]) + str(core.events._refused),
+            LOG: repr(self.logged),
+            AUDIT: repr(self.audit_log.lines),
+        }
+
+
+class Lines:
+    """In place of an audit log."""
+
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+
+    def note(self, *what: Any, **more: Any) -> None:
+        self.lines.append((what, more))
+
+    moved = refused = note
+
+
+def test_each_kind_reaches_what_shows_it_and_nothing_else(tmp_path: Path):
+    assert {type(entry) for entry, _ in SHOWN} == set(get_args(entries.Entry)), "each kind once"
+    assert len(SHOWN) == len(get_args(entries.Entry))
+
+    async def found() -> list[tuple[str, set[str]]]:
+        shown = Shown(tmp_path)
+        changed = []
+        for number, (entry, _) in enumerate(SHOWN):
+            before = shown.now()
+            with capture_logs() as lines:
+                shown.core.journal.record(entry, 10.0 + number)
+            shown.logged += lines
+            after = shown.now()
+            changed.append((type(entry).__name__, {name for name in before if before[name] != after[name]}))
+        assert shown.core.journal.faults == 0
+        return changed
+
+    assert asyncio.run(found()) == [(type(entry).__name__, where) for entry, where in SHOWN]
+
+
+def test_subscribers_are_told_in_the_order_in_which_they_subscribed():
+    journal, heard = Journal(), list[str]()
+    for name in ("first", "second", "third"):
+        journal.subscribe(lambda *_, name=name: heard.append(name), only_shows=name != "first")
+    journal.record(entries.Started(1), 0.0)
+    assert heard == ["first", "second", "third"]
+
+
+def test_followers_of_a_shard_are_told_before_anything_is_shown(tmp_path: Path):
+    layout = plan((TensorSpec("w", (8192,), "float32", MergeKind.AVERAGE),), 1)
+    shard, heard = bare_shard(tmp_path, layout, Limits(), Rows(), []), list[int]()
+    shard.context.journal.subscribe(lambda *_: heard.append(len(shard.follower_log._kept)), only_shows=True)
+    shard._record(entries.RoundOpened(0, 1))
+    assert heard == [1], "shown once, and its followers knew of it by then"
+
+
+def broken(*_: Any) -> None:
+    raise ZeroDivisionError("a fault of Atoll")
+
+
+def test_a_fault_in_what_is_shown_stops_nothing_and_is_counted():
+    journal, heard = Journal(), list[entries.Entry]()
+    journal.subscribe(broken, only_shows=True)
+    journal.subscribe(lambda entry, _: heard.append(entry), only_shows=True)
+    with capture_logs() as said:
+        journal.record(entries.Started(1), 0.0)
+    assert heard == [entries.Started(1)]
+    assert journal.faults == 1
+    assert [(line["log_level"], line["entry"]) for line in said] == [("error", "Started")]
+
+
+def test_a_fault_in_what_followers_hear_reaches_the_code_that_recorded():
+    journal = Journal()
+    journal.subscribe(broken, only_shows=False)
+    with pytest.raises(ZeroDivisionError):
+        journal.record(entries.Started(1), 0.0)
+
+
+def test_a_contribution_is_acknowledged_and_merged_though_nothing_can_be_shown(tmp_path: Path):
+    layout = plan((TensorSpec("w", (8192,), "float32", MergeKind.AVERAGE),), 1)
+    (fragment,) = layout.fragments
+    vector = np.random.default_rng(1).standard_normal(fragment.length).astype(np.float32)
+    payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+    table = [(len(payload), crc32c(payload)) for payload in payloads]
+    header = pb.PushHeader(
+        session=pb.Session(learner="a", incarnation=1), fragment=0, seq=1, cycle=1, tokens=10, steps=1,
+        codec=pb.CODEC_INT4, frames=len(payloads), size_bytes=sum(map(len, payloads)),
+        digest=codec.frames_digest(table),
+    )  # fmt: skip
+
+    async def pushed() -> tuple[pb.Receipt, int, int]:
+        failures = list[BaseException]()
+        shard = bare_shard(tmp_path, layout, Limits(), Rows(), failures)
+        shard.context.journal.subscribe(broken, only_shows=True)
+        shard.syncer.fragments[0].cycle = 1
+        intake = Intake(shard)
+        upload = intake.offer(header, 0.0)
+        assert isinstance(upload, Upload)
+        frames = [pb.Frame(index=n, crc32c=table[n][1], payload=payload) for n, payload in enumerate(payloads)]
+        await intake.take(upload, frames, 0.0)
+        receipt = await intake.receipt(upload)
+        await shard._merge(MERGE)
+        assert not failures
+        await shard.work.stop()
+        return receipt, shard.fragments[0].version, shard.context.journal.faults
+
+    with capture_logs():
+        receipt, version, faults = asyncio.run(pushed())
+    assert receipt.fate == pb.FATE_PENDING
+    assert version == 1
+    assert faults == 3, "acknowledged, computed, published"
+
+
+def test_the_audit_log_has_the_lines_that_it_had(tmp_path: Path):
+    path = tmp_path / "audit.jsonl"
+    log, journal = AuditLog(path, SYSTEM), Journal()
+    log.start()
+    journal.subscribe(partial(audited, log), only_shows=True)
+    for entry, _ in SHOWN:
+        journal.record(entry, 1.0)
+    log.close()
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in found:
+        del line["at"]
+    refused = {"status": "permission_denied", "detail": "no"}
+    assert found == [
+        {"act": "joined", "learner": "a", "incarnation": "1", "region": "eu", "by": ""},
+        {"act": "left", "learner": "a", "incarnation": "1"},
+        {"act": "refused", "learner": "a", **refused, "peer": "ipv4:10.0.0.1:1"},
+        {"act": "refused", "learner": "a", **refused, "peer": "ipv4:10.0.0.2:1"},
+        {"act": "limited", "method": "Push", "detail": "slow down", "peer": "ipv4:10.0.0.3:1"},
+        {"act": "operator refused", "asked": "evict", **refused, "peer": "ipv4:10.0.0.4:1"},
+        {"act": "evict", "operator": "ann", "peer": "ipv4:10.0.0.5:1", "learner": "a"},
+    ]

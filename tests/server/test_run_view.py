@@ -1,0 +1,64 @@
+"""What the registrar says of the run reaches every shard and its followers, the newest last."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from atoll_server.run.registrar import Registrar
+from atoll_server.run.run_clock import RunClock
+from atoll_server.settings import Limits
+from atoll_server.shard.run_view import RunView
+from atoll_server.shard.shard import Shard
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.journal import Journal
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import plan
+
+from tests.bare_shard import Rows, bare_shard
+from tests.clocks import SetClock
+from tests.simulation.training import TENSORS
+
+
+@pytest.fixture
+def shards(tmp_path):
+    layout = plan(TENSORS, 2)
+    made = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        made.append(bare_shard(tmp_path / name, layout, Limits(), Rows(), []))
+    return made
+
+
+def heard(shard: Shard, log: int, sequence: int) -> list[pb.Happening]:
+    """By a follower from this position on, until the shard's log is closed."""
+    shard.follower_log.close()
+
+    async def follow() -> list[pb.Happening]:
+        return [each async for each in shard.follower_log.follow("a", log, sequence)]
+
+    return asyncio.run(follow())
+
+
+def test_followers_of_every_shard_hear_of_a_pause_at_positions_of_that_shard(shards):
+    run = Registrar(Limits(), RunClock(SetClock()), Journal())
+    run.runs(shards[0].layout, shards)
+    one, two = shards
+    assert one.follower_log.number != two.follower_log.number
+    one.follower_log.on(entries.RoundOpened(0, 1), 0.0)
+    run.paused = "by alice: the link is repaired"
+    run.tell()
+    for shard, before in ((one, 1), (two, 0)):
+        paused, _ = heard(shard, shard.follower_log.number, before)
+        assert (paused.sequence, paused.paused.reason) == (before + 1, run.paused)
+        current, *_ = heard(shard, 0, 0)
+        assert current.current.paused.reason == run.paused
+
+
+def test_an_older_word_changes_nothing_though_it_has_more_tokens(shards):
+    shard, _ = shards
+    shard.told(RunView(2, 1, run_tokens=60, struck_tokens=40))
+    for older in (RunView(2, 1, 100), RunView(1, 9, 100, paused="by bob: a test")):
+        shard.told(older)
+        assert (shard.view.run_tokens, shard.view.paused) == (60, "")
+    assert [each.WhichOneof("what") for each in heard(shard, shard.follower_log.number, 0)] == ["shutting_down"]

@@ -1,0 +1,95 @@
+"""What is found by looking at a run: states of learners and troubles, each recorded once when it changes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from atoll_server.learners.accounts import Account
+from atoll_server.learners.registry import Entry
+from atoll_server.rounds.liveness import Member
+from atoll_server.run.watch import Watch
+from atoll_server.telemetry import entries
+from atoll_server.telemetry.journal import Journal
+from atoll_wire.contract import LearnerState
+
+DISK = entries.Trouble("disk", "the disk is full")
+
+
+class Run:
+    """A run with learner a, whose member a test changes. The run's clock is 1000 s ahead of the monotonic one."""
+
+    def __init__(self) -> None:
+        self.entry = Entry("a", "eu", 1, [1], Account(1000.0, 1000.0))
+        self.member = Member(1, 0.0, 0.0, steps=9, stepped_at=0.0, step_time_s=1.0, report_interval_s=1.0)
+        self.recorded: list[entries.Entry] = []
+        journal = Journal()
+        journal.subscribe(lambda entry, _: self.recorded.append(entry), only_shows=False)
+        shard = SimpleNamespace(syncer=SimpleNamespace(members={"a": self.member}))
+        run: Any = SimpleNamespace(
+            roster=SimpleNamespace(entries={"a": self.entry}),
+            shards=[shard],
+            journal=journal,
+            clock=SimpleNamespace(at=lambda now: 1000.0 + now),
+        )
+        self.watch = Watch(run)
+
+    def look(self, now: float, *troubles: entries.Trouble) -> LearnerState:
+        return self.watch.look(troubles, now)["a"]
+
+    def step(self, now: float) -> None:
+        self.member.stepped_at = self.member.heard_at = now
+
+
+def test_a_silence_and_its_end_are_recorded_once():
+    run = Run()
+    assert run.look(1.0) is LearnerState.LIVE
+    for now in (8.0, 9.0, 10.0):
+        assert run.look(now) is LearnerState.SILENT
+    assert run.watch.since["a"] == 1000.0, "since its last step, not since that was noticed"
+    run.step(11.0)
+    for now in (11.0, 12.0):
+        assert run.look(now) is LearnerState.LIVE
+    assert run.watch.since["a"] == 1011.0
+    assert run.recorded == [entries.Silenced("a", 8.0), entries.Recovered("a")]
+
+
+def test_what_is_so_at_the_first_look_is_no_change():
+    run = Run()
+    assert run.look(60.0) is LearnerState.SILENT
+    assert run.watch.since["a"] == 1000.0
+    run.step(61.0)
+    assert run.look(61.0) is LearnerState.LIVE
+    assert run.recorded == [], "a learner that trains on is silent for a core that has just started"
+
+
+def test_a_restarted_learner_is_not_said_to_train_again():
+    run = Run()
+    run.look(1.0)
+    run.look(9.0)
+    run.entry.incarnation = 2
+    run.step(10.0)
+    assert run.look(10.0) is LearnerState.LIVE
+    assert run.recorded == [entries.Silenced("a", 9.0)], "that it was started again was said already"
+
+
+def test_an_evicted_learner_that_left_is_evicted_until_it_may_join():
+    run = Run()
+    run.member.gone = True
+    run.entry.evicted = "bad"
+    assert run.look(1.0) is LearnerState.EVICTED
+    run.entry.evicted = ""
+    assert run.look(2.0) is LearnerState.LEFT
+
+
+def test_a_trouble_is_recorded_when_it_begins_whatever_its_figures():
+    run = Run()
+    run.member.gone = True
+    for now in (1.0, 2.0, 3.0):
+        run.look(now, entries.Trouble("total tokens", f"{now} tokens too many"))
+    run.look(4.0)
+    run.look(5.0, DISK)
+    run.look(6.0, DISK)
+    run.look(7.0)
+    run.look(8.0, DISK)
+    assert run.recorded == [entries.Trouble("total tokens", "1.0 tokens too many"), DISK, DISK]
