@@ -186,6 +186,7 @@ class Feed:
             at=status.at,
             run=status.run,
             generation=status.generation,
+            restored=status.restored.checkpoint,
             epoch=status.epoch,
             uptime_s=status.uptime_s,
             wall_s=status.wall_s,

@@ -84,6 +84,7 @@ class Run(BaseModel):
     at: float
     run: str
     generation: int
+    restored: int  # the checkpoint that this generation began at; 0: it is the first
     epoch: int
     uptime_s: float
     wall_s: float
@@ -239,6 +240,7 @@ class Checkpoint(BaseModel):
     taken_at: float
     merges: int
     size_bytes: int
+    generation: int  # that took it
 
 
 class Event(BaseModel):

@@ -206,5 +206,9 @@ def receipt(told: pb.LoggedReceipt) -> Receipt:
 def checkpoint(told: pb.Checkpoint) -> Checkpoint:
     """A snapshot."""
     return Checkpoint(
-        id=told.id, taken_at=told.taken_at, merges=sum(told.versions.values()), size_bytes=told.size_bytes
+        id=told.id,
+        taken_at=told.taken_at,
+        merges=sum(told.versions.values()),
+        size_bytes=told.size_bytes,
+        generation=told.generation,
     )

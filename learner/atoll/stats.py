@@ -84,17 +84,18 @@ class Counters:
     stands: str = ""
     run_tokens: int = 0
     run_tokens_at: int = 0  # own tokens that run_tokens includes
-    struck_tokens: int = -1  # of the run, by operators; -1: not known yet
+    struck_tokens: int = -1  # of the run, by operators or undone by a restore; -1: not known yet
     corrected: bool = False  # run_tokens fell since training last read it
     total_tokens: int = 0  # the run's goal; 0: the core has none
 
-    def told(self, run_tokens: int, struck_tokens: int = 0) -> None:
+    def told(self, run_tokens: int, struck_tokens: int = 0, *, anew: bool = False) -> None:
         """Takes in the run's tokens as the core reports them; they fall when an operator strikes some.
 
-        Reports may arrive out of order: an update carries what was known when its merge began.
+        Reports may arrive out of order: an update carries what was known when its merge began. anew: the run was
+        restored to a checkpoint, so nothing that was reported before counts.
         """
-        if (struck_tokens, run_tokens) > (self.struck_tokens, self.run_tokens):
-            self.corrected |= struck_tokens > self.struck_tokens > -1
+        if anew or (struck_tokens, run_tokens) > (self.struck_tokens, self.run_tokens):
+            self.corrected |= anew or struck_tokens > self.struck_tokens > -1
             self.struck_tokens = struck_tokens
             # In this order: training may read in between, and must see too few tokens rather than too many.
             self.run_tokens_at = self.tokens
@@ -102,7 +103,8 @@ class Counters:
 
     def known_tokens(self) -> int:
         """Tokens of the run: this learner's now, plus the others' as the core last reported them."""
-        return self.tokens + max(0, self.run_tokens - self.run_tokens_at)
+        # The core hears of own tokens a little later. Where some were struck, own ones may be among them.
+        return self.tokens + max(-max(0, self.struck_tokens), self.run_tokens - self.run_tokens_at)
 
     def run_tokens_after(self, agreed: int) -> int:
         """Tokens of the run, never fewer than `agreed`, unless an operator struck some since the last call."""

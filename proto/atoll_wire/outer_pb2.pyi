@@ -504,7 +504,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "knows_tokens", "wan_budget_bytes")
+    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "knows_tokens", "wan_budget_bytes", "restored")
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -525,6 +525,7 @@ class StatusReply(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     KNOWS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAN_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     run: str
     generation: int
     epoch: int
@@ -545,7 +546,16 @@ class StatusReply(_message.Message):
     paused: str
     knows_tokens: bool
     wan_budget_bytes: int
-    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., knows_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ...) -> None: ...
+    restored: Restored
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., knows_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ...) -> None: ...
+
+class Restored(_message.Message):
+    __slots__ = ("checkpoint", "at")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: int
+    at: float
+    def __init__(self, checkpoint: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
 
 class FragmentStatus(_message.Message):
     __slots__ = ("fragment", "parameters", "version", "cycle", "state", "published_s")
@@ -857,7 +867,7 @@ class ListCheckpointsReply(_message.Message):
     def __init__(self, checkpoints: _Optional[_Iterable[_Union[Checkpoint, _Mapping]]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("id", "taken_at", "versions", "size_bytes")
+    __slots__ = ("id", "taken_at", "versions", "size_bytes", "generation")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -869,11 +879,13 @@ class Checkpoint(_message.Message):
     TAKEN_AT_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     id: int
     taken_at: float
     versions: _containers.ScalarMap[int, int]
     size_bytes: int
-    def __init__(self, id: _Optional[int] = ..., taken_at: _Optional[float] = ..., versions: _Optional[_Mapping[int, int]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, id: _Optional[int] = ..., taken_at: _Optional[float] = ..., versions: _Optional[_Mapping[int, int]] = ..., size_bytes: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class TakeCheckpointRequest(_message.Message):
     __slots__ = ()

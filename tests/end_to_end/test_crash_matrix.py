@@ -24,6 +24,7 @@ EVERY_DAY = {  # the others run with `make test-slow`
     "spool.renamed", "ledger.rows written", "contribution.committed", "merge.committed", "snapshot.committed",
     "initial.renamed", "start.epoch raised",
 }  # fmt: skip
+ELSEWHERE = {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
 AT_START = [point for point in crash_points.POINTS if point.startswith("start.")]
 AT_FIRST = [point for point in crash_points.POINTS if point.startswith("initial.")]
 
@@ -54,8 +55,7 @@ def test_every_place_is_in_the_code_and_none_is_forgotten():
     [
         pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.slow)
         for p in crash_points.POINTS
-        if p
-        not in {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
+        if p not in ELSEWHERE and not p.startswith("rollback.")  # see test_restore.py
     ],
 )
 def test_a_core_killed_there_loses_nothing_doubles_nothing_and_comes_back_bit_by_bit(tmp_path, monkeypatch, point):

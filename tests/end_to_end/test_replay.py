@@ -75,7 +75,7 @@ def test_other_settings_give_another_model(recorded, tmp_path, change):
     out, recorded_out = tmp_path / "what-if.safetensors", tmp_path / "recorded.safetensors"
     code, said, error = atoll("replay", recorded, "--set", change, "--out", out)
     assert (code, error) == (0, "")
-    assert " 0 % away" not in said
+    assert " by 0 % of" not in said
     assert atoll("checkpoint", "export", recorded_out, "--dir", recorded)[0] == 0
     ours, theirs = load_file(out), load_file(recorded_out)
     assert any((ours[name] != theirs[name]).any() for name in theirs)
@@ -83,15 +83,15 @@ def test_other_settings_give_another_model(recorded, tmp_path, change):
 
 def test_its_own_settings_are_no_other(recorded):
     said = atoll("replay", recorded, "--set", "outer_lr=0.5", "--set", "staleness_exponent=0.5")[1]
-    assert " 0 % away" in said
+    assert " by 0 % of" in said
 
 
 def test_what_is_not_asked_for_stays_as_each_merge_had_it(tmp_path):
     train(tmp_path, "--record", "--outer-momentum", "0.3")
     directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run, with another momentum from here
     assert "the same, byte for byte" in atoll("replay", directory)[1]
-    assert " 0 % away" in atoll("replay", directory, "--set", "outer_lr=0.5")[1]
-    assert " 0 % away" not in atoll("replay", directory, "--set", "outer_momentum=0.6")[1]
+    assert " by 0 % of" in atoll("replay", directory, "--set", "outer_lr=0.5")[1]
+    assert " by 0 % of" not in atoll("replay", directory, "--set", "outer_momentum=0.6")[1]
 
 
 @pytest.mark.parametrize(

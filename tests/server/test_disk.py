@@ -11,9 +11,10 @@ import pytest
 from atoll_server.checkpoints.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
 from atoll_server.merging import merge
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, run_ledger, shard_ledger
+from atoll_server.storage import database, lineage, run_ledger, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.lineage import Line
 from atoll_server.storage.part_file import ChecksumError, PartFile
 from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow
 from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
@@ -143,9 +144,9 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     ((row, fate),) = shard_ledger.contributions(db, 1)
     assert row == ROW
     assert fate == FateRow(KEY, Fate.MERGED, 1, 1.0, 0)
-    assert shard_ledger.merges(db, 1, 0, after=0) == [MERGE]
+    assert lineage.merges(db, Line(), 0, after=0) == [(1, MERGE)]
     assert run_ledger.learners(db)[0].region == "eu"
-    assert (shard_ledger.last_merge(db, 1, 0), shard_ledger.last_merge(db, 1, 1)) == ((1, 5.0), (0, None))
+    assert (lineage.last_merge(db, Line(), 0), lineage.last_merge(db, Line(), 1)) == ((1, 5.0), (0, None))
     assert list(shard_ledger.contributions(db, 2)) == []
 
 
@@ -161,9 +162,9 @@ def test_a_key_is_accepted_once_and_has_one_fate(tmp_path):
     ("change", "read"),
     [
         ("UPDATE contributions SET tokens=7", lambda db: list(shard_ledger.contributions(db, 1))),
-        ("UPDATE merges SET theta=7", lambda db: shard_ledger.merges(db, 1, 0, 0)),
+        ("UPDATE merges SET theta=7", lambda db: lineage.merges(db, Line(), 0, 0)),
         ("UPDATE learners SET account='{}'", run_ledger.learners),
-        ("UPDATE merges SET version=5", lambda db: shard_ledger.merges(db, 1, 0, 0)),
+        ("UPDATE merges SET version=5", lambda db: lineage.merges(db, Line(), 0, 0)),
     ],
 )
 def test_a_row_that_changed_by_itself_is_found(tmp_path, change, read):
@@ -188,7 +189,7 @@ def test_a_missing_merge_is_a_gap_that_is_named(tmp_path):
     shard_ledger.add_merge(db, 1, MergeRow(0, 3, *list(_fields(MERGE))[2:]), [])
     db.execute("DELETE FROM merges WHERE version=1")
     with pytest.raises(LedgerError, match="lacks version 1 of fragment 0"):
-        shard_ledger.merges(db, 1, 0, after=0)
+        lineage.merges(db, Line(), 0, after=0)
 
 
 def _fields(row):
@@ -229,7 +230,7 @@ def snapshot(tmp_path):
     writer.begin()
     writer.add(0, state)
     writer.finish()
-    return state, SnapshotRow(1, writer.versions, writer.checksums, 0.0, writer.size_bytes)
+    return state, SnapshotRow(1, 1, writer.versions, writer.checksums, {}, 0.0, writer.size_bytes)
 
 
 def test_a_snapshot_gives_the_state_back_bit_by_bit(tmp_path):

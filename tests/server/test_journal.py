@@ -43,6 +43,7 @@ FOLLOWERS, COUNTS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "counts", "timeli
 # Each kind, and what shows it. A round is told of in the order in which it happens: the timeline needs its opening.
 SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.Started(1), {EVENTS}),
+    (entries.Restored(1, 2), {EVENTS, LOG}),
     (entries.TakenUp(1, 2, 3, 9, 6, 1), {COUNTS, LOG}),
     (entries.FirstParameters(10, 1), {EVENTS, LOG}),
     (entries.FirstParametersRefused("too long"), {LOG}),

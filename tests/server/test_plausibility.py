@@ -234,6 +234,27 @@ def test_tokens_of_an_evicted_liar_are_struck_for_good_and_schedules_follow():
     assert learner.run_tokens == 1500, "what a core forgot at its restart corrects nothing"
 
 
+def test_tokens_that_a_restored_checkpoint_left_behind_do_not_count_and_the_sums_follow_each_report():
+    roster, learner = Roster(4), Counters(tokens=1000)
+    entry = roster.join("a", "eu", 1, 0, 0.0, b"", b"t", 0.0, 0.0)
+    roster.heard(entry, 10.0, Spent(steps=10, tokens=1000))
+    learner.told(roster.tokens(), roster.struck_tokens())
+    entry.account.restored(400, 0.0)
+    roster = taken_up(roster)
+    assert (roster.tokens(), roster.struck_tokens()) == (400, 600)
+    learner.told(roster.tokens(), roster.struck_tokens(), anew=True)
+    assert (learner.run_tokens_after(1 << 40), learner.known_tokens()) == (400, 400)
+    entry = roster.entries["a"]
+    roster.heard(entry, 20.0, Spent(steps=12, tokens=1200))  # it trained on before it heard of the restore
+    assert (roster.tokens(), roster.struck_tokens()) == (400, 800)
+    roster.heard(entry, 30.0, Spent(steps=13, tokens=1300))
+    assert (roster.tokens(), roster.struck_tokens()) == (500, 800)
+    roster.strike(entry, 450)
+    assert (roster.tokens(), roster.struck_tokens()) == (450, 850)
+    assert roster.counted_tokens() == {"a": 450}
+    assert taken_up(roster).tokens() == 450
+
+
 def test_a_rate_is_plausible_beside_the_others_as_soon_as_the_first_of_them_is_known():
     roster = Roster(4)
     for name in ("honest", "liar"):

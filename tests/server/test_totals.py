@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from atoll_server.rounds.events import Key
-from atoll_server.storage import database, shard_ledger, totals
+from atoll_server.storage import database, lineage, shard_ledger, totals
+from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_wire.contract import Fate
 
@@ -116,8 +117,8 @@ def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
 
         db.set_progress_handler(tick, 100)
         found, waiting = sums(db, 1)
-        shard_ledger.last_merge(db, 1, 0)
-        shard_ledger.latest_norms(db, 1, 0, 10)
+        lineage.last_merge(db, Line(), 0)
+        lineage.latest_norms(db, Line(), 0, 10)
         assert shard_ledger.contribution(db, 1, Key("a", 1, count % 2, count)) is not None
         assert len(list(shard_ledger.contributions(db, 1, "AND fate='pending'"))) == len(waiting) == 1
         condition = "AND fragment=? AND fate='merged' AND version>?"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from atoll_server.run.core import Core
 from atoll_server.shard.shard import Shard
+from atoll_server.storage import lineage, run_ledger
+
+DIRECTORY = Path("/run")
 
 
 class Violation(Exception):
@@ -34,16 +38,21 @@ def sums(core: Core) -> None:
     shard = the_shard(core)
     lengths = [fragment.length for fragment in shard.layout.fragments]
     rows = core.registrar.writer._db.execute(
-        "SELECT learner, fragment, fate, tokens, size_bytes FROM contributions"
+        "SELECT learner, fragment, fate, tokens, size_bytes, generation, version FROM contributions"
     ).fetchall()
+    line = core.registrar.line
     for name, entry in core.registrar.roster.entries.items():
         mine = [row for row in rows if row[0] == name]
-        merged = sum(tokens * lengths[fragment] for _, fragment, fate, tokens, _ in mine if fate == "merged")
+        merged = sum(
+            tokens * lengths[fragment]
+            for _, fragment, fate, tokens, _, generation, version in mine
+            if fate == "merged" and made_in(line, fragment, version) == generation
+        )
         found = (entry.account.bytes_up, entry.account.merged_token_parameters)
         if found != (sum(row[4] for row in mine), merged):
             raise Violation(2, f"the core counts {found} of {name}, the ledger {sum(r[4] for r in mine)}, {merged}")
     entries = core.registrar.roster.entries.values()
-    tokens = sum(entry.account.total("tokens") - entry.account.struck_tokens for entry in entries)
+    tokens = sum(entry.account.counted_tokens() for entry in entries)
     if core.registrar.roster.tokens() != tokens:
         raise Violation(2, f"the run counts {core.registrar.roster.tokens()} tokens, its accounts {tokens}")
     fates = Counter(row[2] for row in rows)
@@ -62,20 +71,32 @@ def counted(core: Core, fate: str) -> float:
     return core.metrics.registry.get_sample_value("atoll_contributions_total", {"fate": fate}) or 0.0
 
 
+def made_in(line: lineage.Line, fragment: int, version: int) -> int:
+    """The generation that made a version, in this history."""
+    return line.spans(fragment, version - 1, version)[0][0]
+
+
 def each_merged_once(db: Any, merged: set[Any]) -> None:
-    """Every contribution is in one merge, and the ages of versions follow from the weights."""
+    """Every contribution is in one merge of its generation, and the ages of versions follow from the weights.
+
+    merged: (generation, learner, incarnation, fragment, seq).
+    """
     seen: set[Any] = set()
-    ages: dict[int, float] = defaultdict(float)
-    merges = db.execute("SELECT fragment, version, shares, rule FROM merges ORDER BY fragment, version").fetchall()
-    for fragment, version, text, rule in merges:
+    ages: dict[tuple[int, int, int], float] = {}
+    meta = run_ledger.get_meta(db)
+    query = "SELECT generation, fragment, version, shares, rule FROM merges ORDER BY generation, fragment, version"
+    for generation, fragment, version, text, rule in db.execute(query).fetchall():
         shares = json.loads(text)
-        ages[fragment] += min(1.0, sum(share[3] for share in shares))
-        if abs(json.loads(rule)["age"] - ages[fragment]) > 1e-6:
-            raise Violation(7, f"{fragment}/{version} is of age {ages[fragment]}, not {rule}")
+        before = version - 1
+        origin = made_in(lineage.line_of(meta, generation), fragment, before)
+        age = (ages[origin, fragment, before] if before else 0.0) + min(1.0, sum(share[3] for share in shares))
+        ages[generation, fragment, version] = age
+        if abs(json.loads(rule)["age"] - age) > 1e-6:
+            raise Violation(7, f"{fragment}/{version} is of age {age}, not {rule}")
         if not 0 < sum(share[3] for share in shares) < 1.000001:
             raise Violation(7, f"weights of {fragment}/{version} sum to {sum(share[3] for share in shares)}")
         for learner, incarnation, seq, _, _ in shares:
-            name = (learner, incarnation, fragment, seq)
+            name = (generation, learner, incarnation, fragment, seq)
             if name in seen:
                 raise Violation(1, f"{name} was merged twice")
             seen.add(name)

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from atoll_server.checkpoints.rollback import RolledBack
 from atoll_server.rounds.events import Cause
 from atoll_server.rounds.fragment_rounds import Phase
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.run.core import Core
+from atoll_server.storage.lineage import Line
 from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 
@@ -49,7 +51,13 @@ class Checks:
         self.trace: list[str] = []
         self.acknowledged: dict[Name, None] = {}
         self.fates: dict[Name, Told] = {}
-        self.published: dict[tuple[int, int], int] = {}  # fragment, version -> checksum of its anchor
+        self.published: dict[tuple[int, int, int], int] = {}  # generation, fragment, version -> checksum of its anchor
+        self.lines = {1: Line()}  # by generation, what it descends from
+        self.generation = 1
+        self.checkpoints: set[int] = set()  # that an operator asked to restore since a core last came up
+        self.restored_to: RolledBack | None = None  # what an operator was told
+        self.anchors: dict[tuple[Island, int], tuple[int, int]] = {}  # by fragment: version, checksum, adopted last
+        self.took: dict[Name, tuple[int, int]] = {}  # version and checksum of the anchor that it was measured from
         self.newest: dict[int, int] = {}  # fragment -> newest version said
         self.incarnations: dict[tuple[str, int], int] = {}  # name, nonce
         self.highest: dict[str, int] = {}  # name -> newest incarnation said
@@ -72,6 +80,7 @@ class Checks:
             case pb.JoinReply() if reply.state != pb.JoinReply.STATE_CONFIRM:
                 self._join(request, reply)
             case pb.PushReply() if reply.WhichOneof("what") == "receipt":
+                self._counts_from_this_generation(reply.receipt, request.header.session.generation)
                 self._receipt(reply.receipt, pushed=True)
             case pb.Happening():
                 self._happening(reply)
@@ -148,10 +157,10 @@ class Checks:
             self.note(f"published {fragment}/{version}")
 
     def _header(self, request: pb.FetchRequest, header: pb.FetchHeader) -> None:
-        place = (header.fragment, header.version)
+        place = self._place(request.session.generation, header.fragment, header.version)
         before = self.published.setdefault(place, header.crc32c)
         if before != header.crc32c:
-            raise Violation(3, f"fragment {place[0]} version {place[1]} is {header.crc32c:08x} now, was {before:08x}")
+            raise Violation(3, f"fragment {place[1]} version {place[2]} is {header.crc32c:08x} now, was {before:08x}")
         if not request.whole and header.version != request.version:
             raise Violation(3, f"asked for update {request.version}, given {header.version}")
         for receipt in header.receipts:
@@ -162,9 +171,58 @@ class Checks:
     def adopted(self, island: Island, fragment: int, version: int, anchor: np.ndarray) -> None:
         """A learner trains on from this anchor: whoever has the version has these very bytes."""
         found = codec.vector_crc32c(anchor)
-        before = self.published.setdefault((fragment, version), found)
-        if before != found:
+        places = {self._place(generation, fragment, version) for generation in self.lines}
+        if found not in {self.published.get(place, found) for place in places}:
             raise Violation(4, f"{island.process.name} adopted another {fragment}/{version} than was published")
+        self.anchors[island, fragment] = (version, found)
+
+    def taken(self, island: Island, name: Name) -> None:
+        """A learner sends what it trained since it adopted its anchor."""
+        self.took[name] = self.anchors[island, name[2]]
+
+    def _counts_from_this_generation(self, receipt: pb.Receipt, generation: int) -> None:
+        """What is taken counts from an anchor that the run has in its history, and not from one that was undone."""
+        name = (receipt.learner, receipt.incarnation, receipt.fragment, receipt.seq)
+        if name not in self.took or name in self.acknowledged:
+            return
+        version, checksum = self.took[name]
+        if self.published.get(self._place(generation, receipt.fragment, version), checksum) != checksum:
+            raise Violation(
+                13, f"{name} counts from another {receipt.fragment}/{version} than generation {generation} has"
+            )
+
+    def _place(self, generation: int, fragment: int, version: int) -> tuple[int, int, int]:
+        """The same for all generations that have this version in common."""
+        made_in = books.made_in(self.lines[generation], fragment, version) if version else 1
+        return made_in, fragment, version
+
+    # ------------------------------------------------------------------------------ what an operator restores
+
+    def restoring(self, checkpoint: int) -> None:
+        """An operator asks for it; whether it comes about is not known yet."""
+        self.checkpoints.add(checkpoint)
+
+    def rolled_back(self, done: RolledBack) -> None:
+        """An operator was told so: it is durable."""
+        self.note(f"restored to checkpoint {done.row.id}: generation {done.generation}, {done.row.versions}")
+        self.restored_to = done
+
+    def _new_generation(self, core: Core) -> None:
+        run, asked = core.registrar, self.checkpoints
+        done, self.restored_to, self.checkpoints = self.restored_to, None, set()
+        if done is not None and done.generation != run.generation:
+            raise Violation(13, f"an operator was told of generation {done.generation}, it is {run.generation}")
+        if run.generation == self.generation:
+            return
+        begun = run.line.beginnings[0]
+        self.note(f"generation {run.generation} begins at checkpoint {begun.checkpoint}")
+        if run.generation < self.generation or begun.checkpoint not in asked:
+            raise Violation(13, f"generation {run.generation} began at {begun.checkpoint}, after {self.generation}")
+        self.generation = run.generation
+        self.lines[run.generation] = run.line
+        self.newest = dict(begun.versions)
+        if done is not None and run.roster.tokens() > sum(done.row.tokens.values()):
+            raise Violation(13, f"{run.roster.tokens()} tokens count at {done.row}")
 
     # ------------------------------------------------------------------------------ what the core's disk holds
 
@@ -181,6 +239,7 @@ class Checks:
                 1, f"the run is paused ({core.registrar.paused!r}), and an operator was told {self.paused!r}"
             )
         shard = shard_of(core)
+        self._new_generation(core)
         if shard is None:
             if self.acknowledged or self.newest or self.published:
                 raise Violation(1, "the run lost its parameters")
@@ -189,7 +248,7 @@ class Checks:
             if fragment.version < self.newest.get(index, 0):
                 raise Violation(3, f"fragment {index} came back at version {fragment.version}")
             crc = codec.vector_crc32c(fragment.state.theta_pub)
-            if self.published.setdefault((index, fragment.version), crc) != crc:
+            if self.published.setdefault(self._place(self.generation, index, fragment.version), crc) != crc:
                 raise Violation(3, f"fragment {index} came back with other bytes at {fragment.version}")
         self.in_ledger(core)
         books.sums(core)
@@ -198,9 +257,12 @@ class Checks:
         """Compares the ledger with what was said; returns all final fates."""
         db = core.registrar.writer._db
         rows = db.execute(
-            "SELECT learner, incarnation, fragment, seq, fate, version, weight, staleness FROM contributions"
+            "SELECT learner, incarnation, fragment, seq, fate, version, weight, staleness, generation "
+            "FROM contributions"
         ).fetchall()
-        found = {tuple(row[:4]): row[4:] for row in rows}
+        found = {tuple(row[:4]): row[4:8] for row in rows}
+        if len(found) < len(rows):
+            raise Violation(13, "a contribution is in two generations")
         for name in self.acknowledged:
             if name not in found:
                 raise Violation(1, f"acknowledged {name} is gone")
@@ -209,7 +271,7 @@ class Checks:
             kind = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}.get(fate)
             if (kind, version, weight, staleness) != (told.fate, told.version, told.weight, told.staleness):
                 raise Violation(2, f"{name} was told {told}, the ledger has {fate} {version} {weight} {staleness}")
-        books.each_merged_once(db, {name for name, row in found.items() if row[0] == "merged"})
+        books.each_merged_once(db, {(row[8], *row[:4]) for row in rows if row[4] == "merged"})
         kinds = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
         return {name: Told(kinds[row[0]], *row[1:]) for name, row in found.items() if row[0] in kinds}
 

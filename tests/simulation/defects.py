@@ -21,11 +21,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from atoll.agent import partial_fetch, sending, shard_session
+from atoll.agent import partial_fetch, sending, session, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption
 from atoll_server.access import quotas, reader_limits
-from atoll_server.checkpoints import restore
+from atoll_server.checkpoints import restore, rollback
 from atoll_server.front import service as front_service
 from atoll_server.front.fetching import Fetching
 from atoll_server.front.shelf import Place, Shelf
@@ -36,7 +36,7 @@ from atoll_server.rounds import syncer
 from atoll_server.rounds.events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
 from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
-from atoll_server.storage import database, ledger_writer, rows, run_ledger, shard_ledger
+from atoll_server.storage import database, ledger_writer, lineage, rows, run_ledger, shard_ledger
 from atoll_server.telemetry import entries, journal
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.calling import LinkLost
@@ -278,7 +278,7 @@ def a_damaged_snapshot_counts_as_one() -> Iterator[None]:
 
     def all_of_them(db: Any, *values: Any, **more: Any) -> Any:
         found = restored(db, *values, **more)
-        return dataclasses.replace(found, snapshots=shard_ledger.snapshots(db, values[0].generation))
+        return dataclasses.replace(found, snapshots=lineage.snapshots(db, found.line))
 
     with patch(core, "restore", all_of_them):
         yield
@@ -826,6 +826,69 @@ def calls_have_no_end_of_places() -> Iterator[None]:
 def who_reads_slowly_keeps_every_version() -> Iterator[None]:
     """Nobody counts the versions that are kept for their readers."""
     with patch(reader_limits, "MOST_OF_ONE", 1000), patch(reader_limits.Versions, "_trim", lambda _: None):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- restored checkpoints
+
+
+@defect
+def work_of_before_a_restore_is_sent_after_it() -> Iterator[None]:
+    """A learner fetches everything whole, and sends what it had taken from the anchors of before."""
+
+    def send(self: sending.Sender, line: Any, taken: Any) -> None:
+        taken.outstanding = dataclasses.replace(taken.outstanding, restores=line.restores)
+        original(self, line, taken)
+
+    original = sending.Sender.send
+    with patch(sending.Sender, "send", send):
+        yield
+
+
+@defect
+def a_flight_survives_a_restore() -> Iterator[None]:
+    """What was on its way is offered to the new generation."""
+    with patch(sending.Sender, "forget", lambda *_: None):
+        yield
+
+
+@defect
+def a_learner_keeps_its_anchors_when_the_run_is_restored() -> Iterator[None]:
+    """It takes the new session, and the updates that follow."""
+    with patch(session.RunSession, "_restored", lambda *_: None):
+        yield
+
+
+@defect
+def tokens_of_after_a_checkpoint_count_when_it_is_restored() -> Iterator[None]:
+    """Schedules go on where they were."""
+    with patch(accounts.Account, "_count_only", lambda *_: None):
+        yield
+
+
+@defect
+def what_waited_is_merged_into_the_new_generation() -> Iterator[None]:
+    """A restore takes what waits for its merge along."""
+
+    def take_along(db: Any, generation: int, _: Any) -> None:
+        db.execute(
+            "UPDATE contributions SET generation=? WHERE generation=? AND fate='pending'", (generation + 1, generation)
+        )
+
+    with patch(rollback, "_refuse_pending", take_along):
+        yield
+
+
+@defect
+def merges_that_were_undone_are_tallied() -> Iterator[None]:
+    """The new generation counts all that was ever merged."""
+    merged = lineage.merged
+
+    def everything(db: Any, line: Any, fragment: int, *bounds: int) -> Any:
+        for generation in range(1, line.generation + 1):
+            yield from merged(db, lineage.Line(generation), fragment, *bounds)
+
+    with patch(rollback.lineage, "merged", everything):
         yield
 
 

@@ -19,7 +19,7 @@ from atoll_server.learners.accounts import Account
 from atoll_server.learners.plausibility import FASTER
 from atoll_server.merging.merge import weight
 from atoll_server.run.core import Core
-from atoll_server.storage import run_ledger, shard_ledger
+from atoll_server.storage import lineage, run_ledger
 from atoll_wire import outer_pb2 as pb
 
 from tests.simulation.books import Violation, shard_of, the_shard
@@ -102,8 +102,7 @@ def is_usual_known(core: Core) -> bool:
     shard = shard_of(core)
     db = core.registrar.writer._db if shard is not None else None
     return shard is not None and all(
-        len(shard_ledger.latest_norms(db, shard.context.generation, index, fragment.norms.window))
-        >= fragment.norms.window
+        len(lineage.latest_norms(db, core.registrar.line, index, fragment.norms.window)) >= fragment.norms.window
         for index, fragment in shard.fragments.items()
     )
 

@@ -239,6 +239,11 @@ class Island:
         self._check(taken)
         self._handover.submitted(taken)
         self.session.submit(taken)
+        core = self.session.core
+        flight = core.tracks[taken.fragment].flight
+        if flight is not None and flight.taken is taken:
+            name = (self.name, core.session.incarnation, taken.fragment, flight.seq)
+            self._checks.taken(self, name)
 
     def _check(self, taken: Taken) -> None:
         values = self._values(taken.fragment, taken.outstanding.coded)
@@ -276,6 +281,20 @@ class Island:
             left = account.moved - account.told - (track.anchor - self.model.values(fragment))
             if np.abs(left).max() > 1e-3:
                 raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
+
+    def follows(self, generation: int) -> bool:
+        """Whether it is in this generation of the run."""
+        return self.session is not None and self.session.core.session.generation == generation
+
+    def check_held(self) -> None:
+        """It holds nothing back."""
+        assert self.session is not None, "it trains"
+        if self._handover.something:
+            return  # its next boundary frees what was refused
+        lines = self.session.core.tracks
+        held = [n for n, track in enumerate(self.tracks) if track.flying is not None and not lines[n].behind()]
+        if held:
+            raise Violation(13, f"{self.process.name} waits for ever for what becomes of its work on {held}")
 
     def idle(self) -> bool:
         """Nothing is on its way, as far as it knows."""

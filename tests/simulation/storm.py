@@ -52,6 +52,8 @@ class Storm:
             yield self._rng.uniform(1.0, STORM_S), self._sick_disk
         if self._world.operators.random() < 0.25:
             yield self._world.operators.uniform(0.3, STORM_S), self._stand
+        for at in self._world.restoring.times(STORM_S):
+            yield at, self._world.restoring.stop_and_restore
         gates = self._world.gates
         for front in self._world.fronts:
             for fault in gates.choices((self._crash_front, self._part_front), k=gates.choice((1, 1, 2))):

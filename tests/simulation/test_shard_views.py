@@ -31,6 +31,7 @@ from atoll_wire.layout import Layout, plan
 from atoll_wire.links import SAID
 from atoll_wire.spans import Codec
 
+from tests.simulation.checks import Name
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, SimulatedLink, Weather
@@ -55,6 +56,9 @@ class Seen:
         self.anchors[fragment] = anchor
 
     def note(self, _: str) -> None:
+        """Nothing is compared with it."""
+
+    def taken(self, _: Island, name: Name) -> None:
         """Nothing is compared with it."""
 
 

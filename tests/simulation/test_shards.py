@@ -35,6 +35,7 @@ from atoll_server.shard.shard import Shard
 from atoll_server.shard.uploads import Upload
 from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.lineage import Line
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
 from atoll_wire import codec
@@ -88,7 +89,7 @@ class Home:
         assert self.shard is not None, "it trained to the end"
         told = [each.published for each in self.shard.follower_log._kept if each.HasField("published")]
         for published in told:
-            (row, *_) = shard_ledger.merges(self.db, 1, published.fragment, published.version - 1)
+            (row,) = shard_ledger.merges(self.db, 1, published.fragment, published.version - 1, published.version)
             assert row.run_tokens == published.run_tokens
         assert max(published.run_tokens for published in told) > 0
 
@@ -108,7 +109,7 @@ class Home:
         self.db = db = database.open_ledger(DIRECTORY / LEDGER, disk, database.SHARD_TABLES)
         if first:
             self._write_first(disk)
-        origin = Origin(1, self._layout, hashlib.sha256(FIRST).hexdigest())
+        origin = Origin(Line(), self._layout, hashlib.sha256(FIRST).hexdigest())
         restored = restore(db, origin, DIRECTORY, disk, run.clock, owned=self._owned)
         settings = CoreSettings.of(
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=2.0, limits=Limits(norm_window=4)

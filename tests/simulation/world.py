@@ -7,7 +7,6 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from atoll_server.checkpoints.restore import Origin, restore
 from atoll_server.checkpoints.snapshot import snapshot_path
@@ -22,7 +21,7 @@ from atoll_server.storage.rows import SnapshotRow
 from atoll_wire import codec
 from atoll_wire.errors import UserError
 
-from tests.simulation.books import Violation, shard_of, sums, the_shard
+from tests.simulation.books import DIRECTORY, Violation, shard_of, sums, the_shard
 from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
@@ -33,10 +32,10 @@ from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, may_co
 from tests.simulation.island import Island
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
+from tests.simulation.restoring import Restoring
 from tests.simulation.storm import ROTTING_STORM_S, STORM_S, Storm
 from tests.simulation.weights import Weights
 
-DIRECTORY = Path("/run")
 NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
@@ -85,6 +84,7 @@ class World:
                 self.harm = Lie.EARLY
         self.caller: Caller | None = None
         self.weights = Weights(self, seed)
+        self.restoring = Restoring(self, seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -208,7 +208,7 @@ class World:
             return (
                 shard is not None
                 and not shard.pending()
-                and all(i.idle() for i in self.islands.values())
+                and all(i.idle() and i.follows(shard.context.generation) for i in self.islands.values())
                 and all(len(i.tracks) == len(shard.fragments) for i in self.islands.values())
                 and all(
                     i.tracks[index].version == version
@@ -284,6 +284,7 @@ class World:
         before = checksums_of(shard)
         for island in self.islands.values():
             island.check_conservation()
+            island.check_held()
         for island in self.islands.values():
             for fragment, track in enumerate(island.tracks):
                 if codec.vector_crc32c(track.anchor) != before[fragment][1]:

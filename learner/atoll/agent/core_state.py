@@ -56,7 +56,8 @@ class FragmentTrack:
     flight: Flight | None = None
     fetching: asyncio.Task[None] | None = None
     incoming: Incoming | None = None  # what has come of the fetch that is under way, or was cut
-    setbacks: int = 0  # how often the shard came back with less than was known: from a backup
+    setbacks: int = 0  # how often the shard came back with less than was known: from a backup, or a checkpoint
+    restores: int = 0  # how often the run was restored to a checkpoint since training began here
 
     @property
     def fragment(self) -> int:

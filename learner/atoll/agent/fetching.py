@@ -175,9 +175,9 @@ class Fetcher:
                 if not flight.messages:
                     raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
                 self._sender.end(track, merged=True)
-                return Fate(flight.taken.outstanding.coded, whole and track.drop)
+                return Fate(flight.taken.outstanding.coded, whole and track.drop, track.restores)
             self._sender.decided(track.shard, receipt)
-        return Fate(drop=whole and track.drop)
+        return Fate(None, whole and track.drop, track.restores)
 
 
 def _came(track: FragmentTrack) -> int:

@@ -50,6 +50,8 @@ async def retry(
         await shard.connected.wait()
         if track.shard is not shard:
             continue  # the run has other shards now
+        if not wanted():  # the run was restored meanwhile: what was in flight is not sent to it
+            return
         session, before, acted = shard.session, came(), False
         try:
             if await once():

@@ -51,6 +51,9 @@ class Sender:
         if taken.received:
             return
         taken.received = True
+        if taken.outstanding.restores != track.restores:
+            self._left_behind(track, taken)
+            return
         assert track.flight is None, "at most one contribution of a fragment is in flight"
         track.seq += 1
         track.flight = Flight(taken, track.seq)
@@ -58,6 +61,13 @@ class Sender:
         task = asyncio.get_running_loop().create_task(self._carry(track, track.flight))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def _left_behind(self, track: FragmentTrack, taken: Taken) -> None:
+        """It was trained from parameters that the run does not have any more: it goes with the next adoption."""
+        log.info("work of before the run was restored is given up", fragment=track.fragment)
+        self._handover.settle(taken)
+        track.whole = track.drop = True
+        self._fetch(track)
 
     def ask_again(self, shard: ShardView) -> None:
         """After a shard was away: what became of contributions that it had acknowledged?"""
@@ -91,10 +101,12 @@ class Sender:
 
     async def _push(self, track: FragmentTrack, flight: Flight) -> bool:
         """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
-        outstanding = flight.taken.outstanding
+        outstanding, offered = flight.taken.outstanding, track.shard.session
 
         def head() -> pb.PushHeader:
-            flight.session = track.shard.session
+            # When its turn comes the run may have been restored: then the core refuses it with the session of before.
+            same = track.shard.session.generation == offered.generation
+            flight.session = track.shard.session if same else offered
             return pb.PushHeader(
                 session=flight.session, fragment=track.fragment, seq=flight.seq, cycle=flight.taken.cycle,
                 base_version=outstanding.base_version, tokens=outstanding.tokens, steps=outstanding.steps,

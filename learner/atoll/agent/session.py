@@ -133,18 +133,17 @@ class RunSession:
         known = {core.settings.codec} if core.tracks else CODECS
         layout = planned(self._model.tensors, reply, known)
         shards = self._placed(reply, layout)
+        restored = core.layout is not None and reply.generation != core.session.generation
         if core.layout is None:
             core.layout = layout
-        elif reply.generation != core.session.generation:
-            for track in core.tracks.values():
-                track.whole, track.drop, track.target = True, True, 0
-                self._sender.forget(track)
+        elif restored:
+            self._restored(reply)
         core.settings, core.session = reply.settings, self._joiner.session(reply)
         await self._take_over(shards)
         self._counters.connected = core.connected()
         # A run restored from a backup may have fewer.
         self._counters.struck_tokens = min(self._counters.struck_tokens, reply.struck_tokens)
-        self._counters.told(reply.run_tokens, reply.struck_tokens)
+        self._counters.told(reply.run_tokens, reply.struck_tokens, anew=restored)
         self._counters.total_tokens = reply.settings.total_tokens
         if self._said_away:
             log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
@@ -200,6 +199,20 @@ class RunSession:
                 self._sessions[shard] = ShardSession(core, shard, *parts, self._dial_again, self._clock)
 
     # ------------------------------------------------------------------------------ being at the shards
+
+    def _restored(self, reply: pb.JoinReply) -> None:
+        """The run went back to a checkpoint. The work since then is given up, and fragments are fetched whole."""
+        log.warning("the run was restored to a checkpoint: this learner follows", generation=reply.generation)
+        self._handover.adopted.clear()
+        for shard in self.core.shards:
+            shard.adopted.clear()
+        for track in self.core.tracks.values():
+            track.whole = track.drop = True
+            track.target = 0
+            track.setbacks += 1
+            track.restores += self._entered
+            track.incoming = None
+            self._sender.forget(track)
 
     async def _stay(self) -> None:
         """Is at every shard until the run has to be joined again. Raises what says why, if anything does."""

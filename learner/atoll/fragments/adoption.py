@@ -28,11 +28,12 @@ class Fate:
     """What became of the contribution in flight by the version that is adopted: nothing yet, merged, or given up.
 
     q: its values as they were sent, when it was merged. drop: the outstanding work is given up (too stale, another
-    generation).
+    generation). restores: of the anchor that is adopted with it, see Track.
     """
 
     q: Coded | None = None
     drop: bool = False
+    restores: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Outstanding:
     tokens: int
     steps: int
     base_version: int
+    restores: int = 0
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Track:
     tokens_from, steps_from: the learner's counters at that moment; what came since is outstanding.
     flying: tokens and steps of the contribution in flight, as far as they are among the outstanding ones.
     overwritten: its tokens when they are not any more: given up unless it is merged.
+    restores: how often the run had been restored to a checkpoint, as this process saw it, when the anchor came. Work
+    that counts from an anchor of before the latest restore is not sent.
     """
 
     shape: Shape
@@ -66,6 +70,7 @@ class Track:
     steps_from: int = 0
     flying: tuple[int, int] | None = None
     overwritten: int = 0
+    restores: int = 0
 
     def take(self, places: Places, tokens: int, steps: int) -> Outstanding:
         """The pseudo-gradient now, coded. tokens, steps: the learner's counters.
@@ -75,7 +80,7 @@ class Track:
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         coded = take(self.origin, places, self.shape)
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
-        return Outstanding(coded, *self.flying, self.base_version)
+        return Outstanding(coded, *self.flying, self.base_version, self.restores)
 
     def later(self, steps: int) -> bool:
         """Whether there is work that came after the contribution in flight."""
@@ -114,6 +119,7 @@ class Track:
             self.base_version = version
         self.base_version = min(self.base_version, version)  # the core may have come back from a backup
         self.version = version
+        self.restores = max(self.restores, fate.restores)
         self.anchor = anchor
         self.origin = anchor
         return abandoned

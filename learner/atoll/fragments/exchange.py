@@ -97,7 +97,7 @@ class Handover:
             waiting = self._prepared.get(prepared.fragment)
             if waiting is not None:
                 q = prepared.fate.q if prepared.fate.q is not None else waiting.fate.q
-                fate = Fate(q, prepared.fate.drop or waiting.fate.drop)
+                fate = Fate(q, prepared.fate.drop or waiting.fate.drop, prepared.fate.restores)
                 prepared = Prepared(prepared.fragment, prepared.version, prepared.anchor, fate)
             self._prepared[prepared.fragment] = prepared
             self.something = True

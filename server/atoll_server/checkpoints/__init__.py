@@ -1,4 +1,4 @@
-"""Snapshots of the published model, exports as safetensors, and bringing a run back from its directory.
+"""Snapshots of the published model, exports as safetensors, a run brought back from its directory, or rolled back.
 
-May import: merging, rounds, storage.
+May import: learners, merging, rounds, storage.
 """

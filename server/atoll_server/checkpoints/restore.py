@@ -11,7 +11,7 @@ import hashlib
 import sqlite3
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState, Merged, Update
 from atoll_server.rounds.events import Key
 from atoll_server.rounds.outer_step import OuterRule
-from atoll_server.storage import shard_ledger
+from atoll_server.storage import lineage, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import DISK, Disk
+from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import ContributionRow, MergeRow, SnapshotRow
 from atoll_server.storage.spool import Spool
 
@@ -42,7 +43,8 @@ READ_BYTES = 4 << 20
 class Restored:
     """A run's state as the directory gives it, the updates that were made again on the way, and sound snapshots.
 
-    states: of the fragments that are here.
+    states: of the fragments that are here. snapshots: of the history of this generation, `line`. undone: those that a
+    restored checkpoint left behind; they can be restored, and no state follows from them.
     """
 
     layout: Layout
@@ -51,23 +53,25 @@ class Restored:
     updates: dict[int, list[Update]]
     snapshots: list[SnapshotRow]
     replay_s: float = 0.0  # that making them again took
+    line: Line = field(default_factory=Line)
+    undone: list[SnapshotRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a shard must be told of the run to restore its fragments: the rest is in its own part of the ledger.
 
-    initial_sha256: of the file of the first parameters, in hex.
+    line: the history of the generation to restore. initial_sha256: of the file of the first parameters, in hex.
     """
 
-    generation: int
+    line: Line
     layout: Layout
     initial_sha256: str
 
     @classmethod
-    def of(cls, meta: dict[str, Any]) -> Origin:
-        """Of the run's values in the ledger. Raises LedgerError."""
-        return cls(meta["generation"], stored_layout(meta), meta["initial_sha256"])
+    def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
+        """Of the run's values in the ledger. generation: None: the current one. Raises LedgerError."""
+        return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"])
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
@@ -128,16 +132,17 @@ def restore(
     from_start: bool = False,
     owned: Collection[int] | None = None,
 ) -> Restored:
-    """Rebuilds the state of the current generation; every merge's checksums are compared with the ledger's.
+    """Rebuilds the state of a generation; every merge's checksums are compared with the ledger's.
 
     from_start: replay from version 0 (needs the payloads of the whole run, --record). owned: the fragments that are in
     this directory; None: all of the run.
     Raises LedgerError, SpoolError or TensorFileError, each naming what is damaged.
     """
-    generation, layout = origin.generation, origin.layout
+    line, layout = origin.line, origin.layout
     initial = open_tensors(directory / INITIAL, disk)
     fragments = [each for each in layout.fragments if owned is None or each.index in owned]
-    snapshots = shard_ledger.snapshots(db, generation)
+    snapshots = lineage.snapshots(db, line)
+    undone = [row for row in shard_ledger.snapshots(db) if not line.has(row)]
     states = None if from_start else _newest_sound(snapshots, directory, fragments, disk)
     if states is None:
         check_initial(initial.path, origin.initial_sha256, disk)
@@ -147,13 +152,13 @@ def restore(
     began = clock.monotonic()
     for fragment in fragments:
         state = states[fragment.index]
-        for row in shard_ledger.merges(db, generation, fragment.index, after=state.version):
-            merged = merge_again(db, spool, generation, fragment, state, row)
+        for made_in, row in lineage.merges(db, line, fragment.index, after=state.version):
+            merged = merge_again(db, spool, made_in, fragment, state, row)
             check_merge(merged, row)
             updates.setdefault(fragment.index, []).append(merged.update)
             state = merged.state
         states[fragment.index] = state
-    return Restored(layout, initial, states, updates, snapshots, clock.monotonic() - began)
+    return Restored(layout, initial, states, updates, snapshots, clock.monotonic() - began, line, undone)
 
 
 def _newest_sound(
@@ -207,11 +212,10 @@ def contribution_of(db: sqlite3.Connection, generation: int, key: Key) -> Contri
     return found[0]
 
 
-def drop_damaged(
-    db: sqlite3.Connection, directory: Path, generation: int, sound: Sequence[SnapshotRow], disk: Disk
-) -> bool:
+def drop_damaged(db: sqlite3.Connection, directory: Path, restored: Restored, disk: Disk) -> bool:
     """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use. Whether one was."""
-    damaged = [row for row in shard_ledger.snapshots(db, generation) if row not in sound]
+    sound = [*restored.snapshots, *restored.undone]
+    damaged = [row for row in shard_ledger.snapshots(db) if row not in sound]
     for row in damaged:
         shard_ledger.drop_snapshot(db, row.id)
     kept = {snapshot_path(directory, row.id) for row in sound}

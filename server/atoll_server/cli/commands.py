@@ -44,9 +44,10 @@ def register(app: typer.Typer) -> None:
     app.command("evict")(evict_command)
     app.command("token")(token_command)
     app.command("replay")(replay_command)
-    checkpoint = typer.Typer(no_args_is_help=True, help="List, take and export checkpoints of a run.")
+    checkpoint = typer.Typer(no_args_is_help=True, help="List, take, restore and export checkpoints of a run.")
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
+    checkpoint.command("restore")(checkpoint_restore)
     checkpoint.command("export")(checkpoint_export)
     app.add_typer(checkpoint, name="checkpoint")
 
@@ -166,12 +167,45 @@ def token_command(
 
 
 def checkpoint_list(
-    server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
+    server: Server = "127.0.0.1:7070",
+    tls: Tls = None,
+    token: Token = "",
+    insecure_plaintext: Plaintext = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Read a run's directory; no core needs to run.", envvar="ATOLL_CHECKPOINT_LIST_DIR"),
+    ] = None,
 ) -> None:
-    """List the snapshots on a core's disk."""
+    """List the snapshots on a core's disk: each of them can be restored."""
+    if directory is not None:
+        need("checkpoint list --dir", "server", *KEEPING)
+        from atoll_server.cli.offline import list_from_directory
+
+        list_from_directory(directory)
+        return
     from atoll_server.cli.remote import list_checkpoints
 
     list_checkpoints(_core(server, tls, token, insecure_plaintext))
+
+
+def checkpoint_restore(
+    checkpoint: Annotated[int, typer.Argument(metavar="ID", help="Its number, see atoll checkpoint list.", min=1)],
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Of the run; its core is stopped.", envvar="ATOLL_CHECKPOINT_RESTORE_DIR")
+    ],
+) -> None:
+    """Take a run back to an older checkpoint: a new generation begins there, and learners follow.
+
+    A core keeps the newest snapshots (--keep-snapshots, 3), and takes one when it stops. After a restore those of the
+    old generation stay until the core has taken two in the new one: until then this can be undone.
+    """
+    need("checkpoint restore", "server", *KEEPING)
+    from atoll_server.cli.offline import restore_checkpoint
+    from atoll_server.storage import crash_points
+
+    if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
+        crash_points.watch(crash_points.kill_at(wanted))
+    restore_checkpoint(directory, checkpoint)
 
 
 def checkpoint_take(
@@ -222,6 +256,10 @@ def replay_command(
     out: Annotated[
         Path | None, typer.Option(help="Write the resulting model to this file, as checkpoint export does.")
     ] = None,
+    generation: Annotated[
+        int | None,
+        typer.Option(help="Another than the current one, of a run that was restored to a checkpoint.", min=1),
+    ] = None,
 ) -> None:
     """Repeat every merge of a recorded run from its ledger, byte for byte, or with other outer settings."""
     need("replay", "server", *KEEPING)
@@ -234,7 +272,9 @@ def replay_command(
     shown = console()
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
         task = progress.add_task("merges")
-        done = replay(directory, changes, lambda count, total: progress.update(task, completed=count, total=total))
+        done = replay(
+            directory, changes, lambda count, total: progress.update(task, completed=count, total=total), generation
+        )
     if changes:
         print(
             f"{done.merges:,} merges repeated with {', '.join(changes)}: the result differs from the recorded one by {100 * done.apart:.3g} % of the distance that the run moved"

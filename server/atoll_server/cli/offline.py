@@ -12,22 +12,30 @@ from atoll_wire.layout import Layout
 
 from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, check_initial, initial_states, restore
+from atoll_server.checkpoints.rollback import roll_back
 from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.checkpoints.unshared_tensors import warning_of
+from atoll_server.cli.tables import print_checkpoints
 from atoll_server.merging.merge import FragmentState
-from atoll_server.storage import run_ledger
+from atoll_server.service.operator_service import checkpoint
+from atoll_server.storage import run_ledger, shard_ledger
 from atoll_server.storage.database import read_ledger
 from atoll_server.storage.disk import DISK
 
 
-def read_run(directory: Path, *, from_start: bool = False, check: bool = False) -> Restored:
+def read_run(
+    directory: Path, *, from_start: bool = False, check: bool = False, generation: int | None = None
+) -> Restored:
     """The state that a core would start with. from_start: replay the whole ledger (needs --record).
 
-    check: read all first parameters too and compare their digest; an export has tensors that never change.
+    check: read all first parameters too and compare their digest; an export has tensors that never change. generation:
+    another than the current one. Raises SettingsError when there is none of that number.
     """
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
-        run = restore(db, Origin.of(meta), directory, from_start=from_start)
+        if generation is not None and not 1 <= generation <= meta["generation"]:
+            raise SettingsError(f"--generation {generation}: the run in {directory} has 1 to {meta['generation']}")
+        run = restore(db, Origin.of(meta, generation), directory, from_start=from_start)
         if check:
             check_initial(run.initial.path, meta["initial_sha256"], DISK)
         return run
@@ -43,6 +51,23 @@ def ledger_of(directory: Path) -> Iterator[sqlite3.Connection]:
         if "fingerprint" not in run_ledger.get_meta(db):
             raise SettingsError(f"the run in {directory} has no parameters yet: start a learner first")
         yield db
+
+
+def list_from_directory(directory: Path) -> None:
+    """Prints the checkpoints of a run's directory."""
+    with ledger_of(directory) as db:
+        print_checkpoints([checkpoint(row) for row in shard_ledger.snapshots(db)])
+
+
+def restore_checkpoint(directory: Path, checkpoint: int) -> None:
+    """Takes the run in a directory back to a checkpoint, and says so. Raises SettingsError, LedgerError."""
+    done = roll_back(directory, checkpoint)
+    merges = sum(done.row.versions.values())
+    if not done.began:
+        print(f"the run is at checkpoint {checkpoint} already: generation {done.generation}, {merges} merges")
+        return
+    print(f"restored to checkpoint {checkpoint} (generation {done.generation}): {merges} merges")
+    print("start the core: learners follow by themselves, and give up what they trained since")
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool) -> None:

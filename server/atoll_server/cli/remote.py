@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from atoll_wire.calling import opened
 from atoll_wire.contract import token_metadata
 from atoll_wire.errors import UserError
 from atoll_wire.links import away
-from rich.table import Table
 
 from atoll_server.checkpoints.unshared_tensors import warning_of
-from atoll_server.cli.tables import console
+from atoll_server.cli.tables import checkpoint_row, print_checkpoints
 
 TIMEOUT_S = 10.0
 
@@ -90,23 +88,15 @@ def list_checkpoints(remote: Remote) -> None:
     """Prints the snapshots on a core's disk."""
     with operator(remote) as stub:
         reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
-    table = Table("id", "taken", "merges", "size MB")
-    for each in reply.checkpoints:
-        table.add_row(*_row(each))
-    console().print(table)
+    print_checkpoints(reply.checkpoints)
 
 
 def take_checkpoint(remote: Remote) -> None:
     """Takes a snapshot, waits until it is durable, and prints it."""
     with operator(remote) as stub:
         taken = stub.TakeCheckpoint(pb.TakeCheckpointRequest())
-    number, when, merges, size = _row(taken)
+    number, when, merges, size, _ = checkpoint_row(taken)
     print(f"checkpoint {number} taken {when}: {merges} merges, {size} MB")
-
-
-def _row(each: pb.Checkpoint) -> tuple[str, str, str, str]:
-    when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
-    return str(each.id), when, str(sum(each.versions.values())), f"{each.size_bytes / 1e6:.1f}"
 
 
 def export_checkpoint(remote: Remote, out: Path, *, initial: bool) -> None:

@@ -19,7 +19,7 @@ from atoll_server.checkpoints.tensor_file import TensorFile
 from atoll_server.cli.offline import ledger_of, read_run
 from atoll_server.merging.merge import FragmentState, Merged
 from atoll_server.settings import RunSettings
-from atoll_server.storage import run_ledger, shard_ledger
+from atoll_server.storage import lineage, run_ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import MergeRow
 from atoll_server.storage.spool import Spool, SpoolError
@@ -47,14 +47,15 @@ class Replayed:
     apart: float
 
 
-def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
+def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int | None = None) -> Replayed:
     """Repeats every merge from the first parameters. changes: NAME=VALUE; if empty, it checks the ledger's checksums.
 
     With changes, the contributions stay as recorded, from learners that trained on the recorded anchors. A core may
-    run meanwhile: merges after the beginning of the replay are left out.
+    run meanwhile: merges after the beginning of the replay are left out. generation: whose merges, with those that it
+    has of its ancestors; None: the current one.
     Raises SettingsError, LedgerError, SpoolError, TensorFileError.
     """
-    recorded = read_run(directory, check=True)
+    recorded = read_run(directory, check=True, generation=generation)
     layout, initial = recorded.layout, recorded.initial
     total, done = sum(state.version for state in recorded.states.values()), itertools.count(1)
     identical, apart, moved, states = True, 0.0, 0.0, dict[int, FragmentState]()
@@ -66,8 +67,8 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell) -> Replayed:
             theirs = recorded.states[fragment.index]
             state = initial_state(layout, initial, fragment)
             first = state.theta_pub.copy()
-            for row in shard_ledger.merges(db, meta["generation"], fragment.index, after=0)[: theirs.version]:
-                merged = _again(db, spool, meta["generation"], fragment, state, what_if.of(row))
+            for made_in, row in lineage.merges(db, recorded.line, fragment.index, after=0)[: theirs.version]:
+                merged = _again(db, spool, made_in, fragment, state, what_if.of(row))
                 if not changes:
                     check_merge(merged, row)
                 state = merged.state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from atoll_wire import outer_pb2 as pb
@@ -20,12 +21,30 @@ def console() -> Console:
     return made if made.is_terminal else Console(width=WIDE)
 
 
+def print_checkpoints(checkpoints: Iterable[pb.Checkpoint]) -> None:
+    """As a table, oldest first."""
+    table = Table("id", "taken", "merges", "size MB", "generation")
+    for each in checkpoints:
+        table.add_row(*checkpoint_row(each))
+    console().print(table)
+
+
+def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
+    """Number, time, merges, MB and generation, for people."""
+    when = datetime.fromtimestamp(each.taken_at, UTC).isoformat(timespec="seconds")
+    merges = str(sum(each.versions.values()))
+    return str(each.id), when, merges, f"{each.size_bytes / 1e6:.1f}", str(each.generation)
+
+
 def shown(reply: pb.StatusReply, most: int | None = None) -> RenderableType:
     """The whole status. most: limit on learners and on fragments shown; learners in trouble come first."""
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [
         f"run [bold]{reply.run}[/]  generation {reply.generation}  epoch {reply.epoch}  {size}"
     ]
+    if reply.HasField("restored"):
+        when = datetime.fromtimestamp(reply.restored.at, UTC).isoformat(timespec="seconds")
+        parts.append(f"restored to checkpoint {reply.restored.checkpoint} (generation {reply.generation}) at {when}")
     if reply.paused:
         parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")
     parts += [f"[bold red]{escape(trouble)}[/]" for trouble in reply.troubles]

@@ -39,12 +39,18 @@ class Spent:
     steps_paid: float = 0.0  # see plausibility.counted; 0: since it joined
     tokens_paid: float = 0.0
     frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen unknowingly
+    undone_tokens: float = 0.0  # merged, then undone when an older checkpoint was restored; as accepted_tokens
+    restored_to: int | None = None  # an older checkpoint was restored since its last report: tokens that counted then
     said_steps: int = 0  # as reported; `steps` and `tokens` are the counted part
     said_tokens: int = 0
 
     def tokens_counted(self, said: int, most: Most, now: float) -> tuple[int, float]:
         """How many of `said` tokens count now, and up to when the learner's time is used for them."""
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
+
+    def given_up_tokens(self) -> float:
+        """By the learner, or with what a restored checkpoint left behind."""
+        return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None) -> float:
         """Stepping time of tokens that will never be merged.
@@ -54,7 +60,7 @@ class Spent:
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
             return self.stepping_s if accepted is not None else 0.0
-        lost = max(self.abandoned_tokens, tokens - accepted if accepted is not None else 0.0)
+        lost = max(self.given_up_tokens(), tokens - accepted if accepted is not None else 0.0)
         return self.stepping_s * min(1.0, max(0.0, lost) / tokens)
 
 
@@ -107,6 +113,7 @@ class Account:
     silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
     woke_at: float = 0.0  # when the last such silence ended
     struck_tokens: int = 0  # reported tokens that an operator struck: they do not count
+    undone_tokens: int = 0  # reported tokens that do not count since an older checkpoint was restored
     current: Spent = field(default_factory=Spent)
     past: list[Spent] = field(default_factory=list)  # sums of dead incarnations; at most one element
     by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each counts again when it starts
@@ -146,6 +153,7 @@ class Account:
         seen.grown_at = now if seen.steps > was.steps else was.grown_at
         seen.joined_at = was.joined_at
         seen.frozen_s = was.frozen_s
+        seen.undone_tokens = was.undone_tokens
         there = max(0.0, now - seen.joined_at)
         for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
             said = getattr(seen, name)
@@ -159,6 +167,8 @@ class Account:
             self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
         seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
         self.current = seen
+        if was.restored_to is not None:  # it trained on from parameters that the run does not have any more
+            self._count_only(was.restored_to)
         self.heard_at = max(self.heard_at, now)
         self.left_at = None
 
@@ -196,6 +206,32 @@ class Account:
     def parameters_up(self) -> int:
         return sum(sums.parameters_up for sums in self.by_shard.values())
 
+    def uncounted_tokens(self) -> int:
+        """Of all that it reported: struck, or undone."""
+        return self.struck_tokens + self.undone_tokens
+
+    def counted_tokens(self) -> int:
+        """Of all that it reported, what counts."""
+        count: int = self.total("tokens") - self.uncounted_tokens()
+        return count
+
+    def strike(self, tokens: int) -> None:
+        """Reduces its reported tokens to `tokens`; struck tokens never count again."""
+        self.struck_tokens = max(self.struck_tokens, self.total("tokens") - self.undone_tokens - tokens)
+
+    def restored(self, tokens: int, undone_tokens: float) -> None:
+        """The run goes back to an older checkpoint. tokens: that counted of this learner then.
+
+        undone_tokens: of the process that speaks for it: merged, and left behind; mean over fragments weighted by
+        parameters.
+        """
+        self._count_only(tokens)
+        self.current.undone_tokens = undone_tokens
+        self.current.restored_to = tokens
+
+    def _count_only(self, tokens: int) -> None:
+        self.undone_tokens = max(0, self.total("tokens") - self.struck_tokens - tokens)
+
     def at(self, shard: int) -> ShardSums:
         """What a shard has of it, to be counted on."""
         return self.by_shard.setdefault(shard, ShardSums())
@@ -212,7 +248,8 @@ class Account:
         """Adds the dead incarnation's counters to the past, its lost tokens included."""
         dead = self.current
         accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
-        dead.abandoned_tokens = max(dead.abandoned_tokens, dead.tokens - accepted)
+        dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - accepted)
+        dead.undone_tokens = 0.0
         for sums in self.by_shard.values():
             sums.accepted_before += sums.accepted_tokens
             sums.accepted_tokens = 0.0

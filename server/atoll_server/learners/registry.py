@@ -116,8 +116,8 @@ class Roster:
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, Entry] = {}
         self._limit = limit
-        self._trained = 0  # tokens of all accounts, struck ones included
-        self._struck = 0
+        self._trained = 0  # tokens of all accounts, struck and undone ones included
+        self._uncounted = 0  # struck or undone ones of all accounts
         self._sessions = 0  # so many were given
         self._rates = Rates({})
         self._rates_at = -RATES_S
@@ -292,24 +292,29 @@ class Roster:
     def heard(self, entry: Entry, wall: float, spent: Spent) -> None:
         """Takes in the counters of a report, as far as they count."""
         before: int = entry.account.total("tokens")
+        uncounted = entry.account.uncounted_tokens()
         entry.account.heard(wall, spent, self.rates(wall).most(entry.name))
         self._trained += entry.account.total("tokens") - before
+        self._uncounted += entry.account.uncounted_tokens() - uncounted
 
     def strike(self, entry: Entry, tokens: int) -> None:
         """Reduces a learner's reported tokens to `tokens`; struck tokens never count again."""
-        account = entry.account
-        before = account.struck_tokens
-        account.struck_tokens = max(before, account.total("tokens") - tokens)
-        self._struck += account.struck_tokens - before
+        before = entry.account.uncounted_tokens()
+        entry.account.strike(tokens)
+        self._uncounted += entry.account.uncounted_tokens() - before
         entry.dirty = True
 
+    def counted_tokens(self) -> dict[str, int]:
+        """Trained by each learner so far, as reported, without those that are struck."""
+        return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
+
     def struck_tokens(self) -> int:
-        """Of all learners."""
-        return min(MOST_TOKENS, self._struck)
+        """Of all learners: by operators, and with what a restored checkpoint left behind."""
+        return min(MOST_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
         """Trained by all learners so far, as far as reports count, without struck ones."""
-        return min(MOST_TOKENS, self._trained - self._struck)
+        return min(MOST_TOKENS, self._trained - self._uncounted)
 
     def restore(
         self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
@@ -318,7 +323,7 @@ class Roster:
         restored = Account.from_data(account)
         self.entries[name] = Entry(name, region, incarnation, nonces, restored, evicted=reason, announced=incarnation)
         self._trained += restored.total("tokens")
-        self._struck += restored.struck_tokens
+        self._uncounted += restored.uncounted_tokens()
 
 
 def fenced(name: str) -> Refused:

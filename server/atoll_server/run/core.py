@@ -114,8 +114,7 @@ class Core:
         self.registrar.take_up(meta, run_ledger.learners(db), writer)
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, Origin.of(meta), directory, self.disk, self.clock)
-            dropping = (db, directory, self.registrar.generation, restored.snapshots, self.disk)
-            damaged = await with_room(drop_damaged, *dropping)
+            damaged = await with_room(drop_damaged, db, directory, restored, self.disk)
             shard = self._shard(restored, damaged=damaged)
             take_up(shard, db, restored)
             self.registrar.runs(restored.layout, [shard])
@@ -130,6 +129,8 @@ class Core:
         now = self.clock.monotonic()
         self._restore_s = now - self._started_at
         self.journal.record(entries.Started(self.registrar.epoch), now)
+        if (begun := self.registrar.newly_restored()) is not None:
+            self.journal.record(entries.Restored(begun.checkpoint, begun.generation), now)
 
     def facts(self) -> CoreFacts:
         """The process at this moment."""

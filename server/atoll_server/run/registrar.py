@@ -21,8 +21,9 @@ from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.run_view import RunView
 from atoll_server.shard.shard import Shard
-from atoll_server.storage import crash_points, run_ledger
+from atoll_server.storage import crash_points, lineage, run_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.lineage import Beginning, Line
 from atoll_server.storage.rows import LearnerRow
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival
@@ -56,6 +57,7 @@ class Registrar:
         self.roster = Roster(limits.learners)
         self.run_id = ""
         self.generation = 0
+        self.line = Line()  # of this generation
         self.epoch = 0
         self.settings = RunSettings()
         self.layout: Layout | None = None
@@ -75,6 +77,7 @@ class Registrar:
         self.writer = writer
         self.run_id = meta["run"]
         self.generation = meta["generation"]
+        self.line = lineage.line_of(meta)
         self.epoch = meta["epoch"]
         secret, start = bytes.fromhex(meta["session_key"]), secrets.token_bytes(START_BYTES)
         self._sessions = SessionKey(secret, start, self.run_id, self.generation)
@@ -86,6 +89,11 @@ class Registrar:
             self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
             self.clock.begin_after(row.account["heard_at"])
         self.roster.since = self.clock.wall()
+
+    def newly_restored(self) -> Beginning | None:
+        """How this generation began, when no core served it before this one."""
+        begun = self.line.beginnings[0] if self.line.beginnings else None
+        return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
         """A learner may send the first parameters: its model is the run's, unless another one is asked instead."""

@@ -124,15 +124,15 @@ class OperatorService(rpc.OperatorServicer):
     async def ListCheckpoints(self, _request: pb.ListCheckpointsRequest, context: Context) -> pb.ListCheckpointsReply:
         """Snapshots on disk, oldest first."""
         await self._may(context)
-        rows = [row for shard in self._core.registrar.shards for row in shard.snapshots.rows]
-        return pb.ListCheckpointsReply(checkpoints=[_checkpoint(row) for row in rows])
+        rows = [row for shard in self._core.registrar.shards for row in shard.snapshots.all()]
+        return pb.ListCheckpointsReply(checkpoints=map(checkpoint, rows))
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
         """Takes a snapshot now."""
         await self._may(context, "take a checkpoint")
         shard = await self._shard(context)
         try:
-            return _checkpoint(await shard.snapshots.take())
+            return checkpoint(await shard.snapshots.take())
         except OSError as error:
             text = f"the snapshot cannot be written ({error}): make room on the core's disk"
             await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -164,8 +164,11 @@ class OperatorService(rpc.OperatorServicer):
             await end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
 
-def _checkpoint(row: SnapshotRow) -> pb.Checkpoint:
-    return pb.Checkpoint(id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes)
+def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
+    """A row of the ledger as operators are told it."""
+    return pb.Checkpoint(
+        id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes, generation=row.generation
+    )
 
 
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:

@@ -52,6 +52,9 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
         knows_tokens=settings.operator_tokens is not None,
         wan_budget_bytes=round(settings.wan_budget_gb * 1e9),
     )
+    if run.line.beginnings:
+        begun = run.line.beginnings[0]
+        reply.restored.CopyFrom(pb.Restored(checkpoint=begun.checkpoint, at=begun.at))
     if run.shards:
         _add_fragments(run, reply, now)
     reply.troubles.extend(trouble.text for trouble in troubles(run, facts.damage, now))

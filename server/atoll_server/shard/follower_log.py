@@ -46,9 +46,14 @@ class FollowerLog:
                 self._append(pb.Happening(published=published))
             case entries.PauseChanged(reason):
                 self._append(pb.Happening(paused=pb.Paused(reason=reason)))
-            case entries.Started() | entries.TakenUp() | entries.SnapshotTaken() | entries.SnapshotFailed():
+            case entries.Started() | entries.Restored() | entries.TakenUp() | entries.Trouble():
                 pass
-            case entries.FirstParameters() | entries.FirstParametersRefused() | entries.Trouble():
+            case (
+                entries.SnapshotTaken()
+                | entries.SnapshotFailed()
+                | entries.FirstParameters()
+                | entries.FirstParametersRefused()
+            ):
                 pass
             case entries.OfLearners() | entries.OfCallers():
                 pass

@@ -18,8 +18,8 @@ from atoll_server.rounds.liveness import Member
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.publications import Publication
 from atoll_server.shard.shard import Shard
-from atoll_server.shard.snapshotter import covered
-from atoll_server.storage import shard_ledger
+from atoll_server.shard.snapshotter import covered, undoable
+from atoll_server.storage import lineage, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
 from atoll_server.telemetry import entries
@@ -30,7 +30,7 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
     context = shard.context
     generation = context.generation
     shard.contributions.forget()
-    last = {index: shard_ledger.last_merge(db, generation, index) for index in shard.fragments}
+    last = {index: lineage.last_merge(db, restored.line, index) for index in shard.fragments}
     cycles = {index: cycle for index, (cycle, _) in last.items()}
     lines = list(shard_ledger.tallies(db, generation))
     for tally in lines:
@@ -43,7 +43,7 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
         pending = _contribution(shard, row, fate)
         if pending is not None:
             waiting[row.key.fragment].append((row.key, pending))
-    room = _room(shard, db, covered(restored.snapshots, shard.fragments))
+    room = _room(shard, db, restored)
     deleted = shard.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
     shard.spool.prepare(generation, shard.fragments)
     shard.spool.used_bytes = sum(size for path, size in room.items() if context.disk.exists(path))
@@ -54,12 +54,12 @@ def take_up(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
             shard.cache.add(index, replace(Publication.of(update), receipts=receipts))
     now, wall = context.clock.monotonic(), context.clock.wall()
     for index, fragment in shard.fragments.items():
-        for learner, norm, steps in shard_ledger.latest_norms(db, generation, index, fragment.norms.window):
+        for learner, norm, steps in lineage.latest_norms(db, restored.line, index, fragment.norms.window):
             fragment.norms.note(learner, norm, steps)
         _, at = last[index]
         fragment.published_at = None if at is None else now - max(0.0, wall - at)
         synced_at = now - max(0.0, wall - (at or 0.0))
-        ages = shard_ledger.ages(db, generation, index, context.run.max_staleness + 1.0)
+        ages = lineage.ages(db, restored.line, index, context.run.max_staleness + 1.0)
         fragment.rounds.resume(cycles[index], synced_at, ages, waiting[index])
     shard.syncer.restore({entry.name: _member(entry, now) for entry in context.roster.entries.values()})
     pending_count = sum(map(len, waiting.values()))
@@ -74,6 +74,8 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) ->
     generation = shard.context.generation
     newest = {(tally.learner, tally.fragment): tally for tally in sorted(lines, key=lambda tally: tally.incarnation)}
     for tally in newest.values():
+        if not tally.seq:
+            continue  # it sent nothing in this generation
         key = Key(tally.learner, tally.incarnation, tally.fragment, tally.seq)
         found = shard_ledger.contribution(db, generation, key)
         if found is None:
@@ -81,20 +83,22 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TallyRow]) ->
         shard.uploads.note(found[0].digest, receipt_of(found[1]))
 
 
-def _room(shard: Shard, db: sqlite3.Connection, covered: dict[int, int]) -> dict[Path, int]:
+def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path, int]:
     """Every payload that stays, with the room that it takes from others."""
-    generation = shard.context.generation
+    spool, generation = shard.spool, restored.line.generation
+    room: dict[Path, int] = {}
     if shard.context.run.record:
-        rows = list(shard_ledger.contributions(db, generation, "AND fate<>'refused'"))
-    else:
-        rows = list(shard_ledger.contributions(db, generation, "AND fate='pending'"))
-        for values in covered.items():
-            rows += shard_ledger.contributions(db, generation, "AND fragment=? AND fate='merged' AND version>?", values)
-    return {
-        shard.spool.path(generation, row.key):
-        0 if fate.fate is Fate.MERGED and fate.version <= covered[row.key.fragment] else row.size_bytes
-        for row, fate in rows
-    }  # fmt: skip
+        for made_in in range(1, generation + 1):
+            for row, _ in shard_ledger.contributions(db, made_in, "AND fate='merged'"):
+                room[spool.path(made_in, row.key)] = 0
+    for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'"):
+        room[spool.path(generation, row.key)] = row.size_bytes
+    for fragment, after in covered(restored.snapshots, shard.fragments).items():
+        for made_in, row, _ in lineage.merged(db, restored.line, fragment, after):
+            room[spool.path(made_in, row.key)] = row.size_bytes
+    if undoable(restored.snapshots, restored.line):  # what a restored checkpoint left behind stays as it is for a while
+        room = dict.fromkeys(spool.older(generation), 0) | room
+    return room
 
 
 def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> Pending | None:

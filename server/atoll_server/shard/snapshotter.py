@@ -15,8 +15,9 @@ from atoll_server.rounds.events import Key
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
-from atoll_server.storage import crash_points, shard_ledger, totals
+from atoll_server.storage import crash_points, lineage, shard_ledger, totals
 from atoll_server.storage.database import LedgerError
+from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import SnapshotRow
 from atoll_server.storage.spool import Spool
 from atoll_server.telemetry import entries
@@ -29,7 +30,10 @@ REST = 10.0  # between two snapshots, in lengths of the last one, however much t
 
 
 class Snapshotter:
-    """The snapshots of one shard. rows: those on disk, oldest first."""
+    """The snapshots of one shard. rows: those on disk, oldest first.
+
+    undone: those that a restored checkpoint left behind. They stay until two snapshots came after it.
+    """
 
     def __init__(
         self,
@@ -46,13 +50,20 @@ class Snapshotter:
         self._fragments = fragments
         self._spool = spool
         self._work = work
+        self._line = restored.line
         self.rows = restored.snapshots
+        self.undone = restored.undone
+        self._left_behind = undoable(self.rows, self._line)
         self._let_go_to = covered(self.rows, fragments)
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
         self._taken_at, self._took_s = context.clock.monotonic(), 0.0
         self._unsaved_s = restored.replay_s  # of merging that a start would do again, beyond the newest snapshot
         self._one_is_missing = damaged  # its payloads are gone: what it covered lies in one place only
+
+    def all(self) -> list[SnapshotRow]:
+        """Those that can be restored, oldest first."""
+        return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     def merged(self, took_s: float) -> None:
         """A merge that no snapshot covers took so long."""
@@ -95,7 +106,8 @@ class Snapshotter:
         context = self._context
         async with self._taking:
             self._taken_at, unsaved_s = context.clock.monotonic(), self._unsaved_s
-            number = self.rows[-1].id + 1 if self.rows else 1
+            number = 1 + max((row.id for row in (*self.rows, *self.undone)), default=0)
+            tokens = context.roster.counted_tokens()
             places = [fragment.place for fragment in self._fragments.values()]
             writer = SnapshotWriter(snapshot_path(context.settings.directory, number), places, context.disk)
             try:
@@ -104,8 +116,11 @@ class Snapshotter:
                 self._took_s = max(FAILED_S, context.clock.monotonic() - self._taken_at)
                 await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
                 raise
-            row = SnapshotRow(number, writer.versions, writer.checksums, context.clock.wall(), writer.size_bytes)
-            await context.writer.commit(partial(shard_ledger.add_snapshot, generation=context.generation, row=row))
+            row = SnapshotRow(
+                number, context.generation, writer.versions, writer.checksums, tokens, context.clock.wall(),
+                writer.size_bytes,
+            )  # fmt: skip
+            await context.writer.commit(partial(shard_ledger.add_snapshot, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
             self._one_is_missing = False
@@ -138,31 +153,49 @@ class Snapshotter:
     async def _drop_old(self) -> None:
         context = self._context
         while len(self.rows) > context.run.keep_snapshots:
-            old = self.rows.pop(0)
-            await context.writer.commit(partial(shard_ledger.drop_snapshot, snapshot_id=old.id))
-            crash_points.point("snapshot.old forgotten")
-            await asyncio.to_thread(context.disk.remove, snapshot_path(context.settings.directory, old.id))
-            crash_points.point("snapshot.old removed")
+            await self._drop(self.rows.pop(0))
+        held = undoable(self.rows, self._line)
+        while self.undone and not held:
+            await self._drop(self.undone.pop(0))
         older, self._let_go_to = self._let_go_to, covered(self.rows, self._let_go_to)
         bounds = {fragment: (after, self._let_go_to[fragment]) for fragment, after in older.items()}
         await asyncio.to_thread(self._let_go, await context.writer.commit(partial(self._covered, bounds=bounds)))
+        if self._left_behind and not held:
+            self._left_behind = False
+            await asyncio.to_thread(self._let_go_of_undone)
 
-    def _covered(self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]) -> list[tuple[Key, int]]:
+    async def _drop(self, old: SnapshotRow) -> None:
+        context = self._context
+        await context.writer.commit(partial(shard_ledger.drop_snapshot, snapshot_id=old.id))
+        crash_points.point("snapshot.old forgotten")
+        await asyncio.to_thread(context.disk.remove, snapshot_path(context.settings.directory, old.id))
+        crash_points.point("snapshot.old removed")
+
+    def _covered(self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]) -> list[tuple[int, Key, int]]:
         """Payloads that two snapshots cover now, and did not before. bounds: by fragment, versions from and to."""
-        condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
         return [
-            (row.key, row.size_bytes)
+            (generation, row.key, row.size_bytes)
             for fragment, (after, to) in bounds.items()
-            for row, _ in shard_ledger.contributions(db, self._context.generation, condition, (fragment, after, to))
+            for generation, row, _ in lineage.merged(db, self._line, fragment, after, to)
         ]
 
-    def _let_go(self, covered: list[tuple[Key, int]]) -> None:
+    def _let_go(self, covered: list[tuple[int, Key, int]]) -> None:
         """What is recorded stays, but takes no room from what is to come."""
-        for key, size_bytes in covered:
+        for generation, key, size_bytes in covered:
             if self._context.run.record:
                 self._spool.release(size_bytes)
             else:
-                self._spool.delete(self._context.generation, key, size_bytes)
+                self._spool.delete(generation, key, size_bytes)
+
+    def _let_go_of_undone(self) -> None:
+        """Two snapshots of this generation cover all that older generations gave it."""
+        if not self._context.run.record:
+            self._spool.delete_older(self._context.generation)
+
+
+def undoable(rows: list[SnapshotRow], line: Line) -> bool:
+    """Whether what a restored checkpoint left behind is kept: until two snapshots came after it."""
+    return bool(line.beginnings) and sum(row.generation == line.generation for row in rows) < 2
 
 
 def covered(rows: list[SnapshotRow], fragments: Iterable[int]) -> dict[int, int]:

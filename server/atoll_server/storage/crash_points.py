@@ -16,6 +16,7 @@ POINTS = (
     "merge.computed", "merge.committed", "merge.published",
     "snapshot.begun", "snapshot.fragment written", "snapshot.synced", "snapshot.renamed",
     "snapshot.directory synced", "snapshot.committed", "snapshot.old forgotten", "snapshot.old removed",
+    "rollback.checked", "rollback.rows written", "rollback.committed",
 )  # fmt: skip
 
 _reached: Callable[[str], None] | None = None

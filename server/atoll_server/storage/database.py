@@ -53,7 +53,7 @@ CREATE TABLE merges (
     PRIMARY KEY (generation, fragment, version)) STRICT;
 CREATE TABLE snapshots (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, versions TEXT NOT NULL, checksums TEXT NOT NULL,
-    taken_at REAL NOT NULL, size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL) STRICT;
+    tokens TEXT NOT NULL, taken_at REAL NOT NULL, size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL) STRICT;
 """
 
 

@@ -97,11 +97,16 @@ class MergeRow:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A state file. versions, checksums: by fragment; a checksum for each of theta, theta_pub and momentum."""
+    """A state file. versions, checksums: by fragment; a checksum for each of theta, theta_pub and momentum.
+
+    tokens: that counted of each learner when it was taken.
+    """
 
     id: int
+    generation: int
     versions: dict[int, int]
     checksums: dict[int, tuple[int, int, int]]
+    tokens: dict[str, int]
     taken_at: float
     size_bytes: int
 

@@ -109,11 +109,11 @@ def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Seq
     put_fates(db, generation, fates)
 
 
-def add_snapshot(db: sqlite3.Connection, generation: int, row: SnapshotRow) -> None:
+def add_snapshot(db: sqlite3.Connection, row: SnapshotRow) -> None:
     """Commits that a state file covers these versions."""
     versions, checksums = json.dumps([*row.versions.items()]), json.dumps([*row.checksums.items()])
-    values = (row.id, generation, versions, checksums, row.taken_at, row.size_bytes)
-    db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?)", (*values, checksum(values)))
+    values = (row.id, row.generation, versions, checksums, json.dumps(row.tokens), row.taken_at, row.size_bytes)
+    db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?,?)", (*values, checksum(values)))
 
 
 def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
@@ -186,13 +186,18 @@ def receipts(
     return found
 
 
-def latest_norms(db: sqlite3.Connection, generation: int, fragment: int, limit: int) -> list[tuple[str, float, int]]:
-    """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first."""
+def latest_norms(
+    db: sqlite3.Connection, generation: int, fragment: int, to: int, limit: int
+) -> list[tuple[str, float, int]]:
+    """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first.
+
+    to: those of later versions are left out.
+    """
     query = (
         "SELECT learner, norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "
-        "AND fate<>'refused' ORDER BY rowid DESC LIMIT ?"
+        "AND fate<>'refused' AND version<=? ORDER BY rowid DESC LIMIT ?"
     )
-    rows = db.execute(query, (generation, fragment, limit)).fetchall()
+    rows = db.execute(query, (generation, fragment, to, limit)).fetchall()
     return [(name, math.sqrt(math.fsum(json.loads(norms_sq))), steps) for name, norms_sq, steps in reversed(rows)]
 
 
@@ -218,42 +223,36 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
     return row, FateRow(key, Fate(r[17]), r[18], r[19], r[20], r[21], bool(r[22]))
 
 
-def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int) -> list[MergeRow]:
-    """Merges of a fragment beyond version `after`, in order and without a gap."""
-    query = "SELECT * FROM merges WHERE generation=? AND fragment=? AND version>? ORDER BY version"
-    rows = [
-        MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:13])
-        for r in verified(db.execute(query, (generation, fragment, after)), "merges", 13)
-    ]
-    for offset, row in enumerate(rows, start=1):
-        if row.version != after + offset:
-            raise LedgerError(f"the ledger lacks version {after + offset} of fragment {fragment}: restore a backup")
-    return rows
+def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
+    """Merges that a generation made of a fragment beyond version `after` up to `to`, oldest first."""
+    condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version"
+    return _merges(db, condition, (generation, fragment, after, to))
 
 
-def last_merge(db: sqlite3.Connection, generation: int, fragment: int) -> tuple[int, float | None]:
-    """Cycle and wall-clock seconds of a fragment's newest merge; 0 and None when it has none."""
-    query = "SELECT cycle, merged_at FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC LIMIT 1"
-    found: tuple[int, float] | None = db.execute(query, (generation, fragment)).fetchone()
-    return found or (0, None)
+def newest_merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
+    """The same, newest first, read as far as they are asked for."""
+    condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version DESC"
+    return _merges(db, condition, (generation, fragment, after, to))
 
 
-def ages(db: sqlite3.Connection, generation: int, fragment: int, steps: float) -> dict[int, float]:
-    """Of a fragment's versions in its last so many outer steps, oldest first: see FragmentRounds.age."""
-    query = "SELECT * FROM merges WHERE generation=? AND fragment=? ORDER BY version DESC"
-    found: dict[int, float] = {}
-    for row in verified(db.execute(query, (generation, fragment)), "merges", 13):
-        version, age = row[2], float(json.loads(row[5])["age"])
-        if found and next(iter(found.values())) - age > steps:
-            return dict(reversed(found.items()))
-        found[version] = age
-    return {0: 0.0} | dict(reversed(found.items()))
+def _merges(db: sqlite3.Connection, condition: str, values: Sequence[Any]) -> Iterator[MergeRow]:
+    query = f"SELECT * FROM merges {condition}"  # noqa: S608 - constants
+    for r in verified(db.execute(query, values), "merges", 13):
+        yield MergeRow(r[1], r[2], r[3], tuple(tuple(s) for s in json.loads(r[4])), json.loads(r[5]), *r[6:13])
 
 
-def snapshots(db: sqlite3.Connection, generation: int) -> list[SnapshotRow]:
-    """Snapshots of a generation, oldest first."""
-    rows = db.execute("SELECT * FROM snapshots WHERE generation=? ORDER BY id", (generation,))
+def snapshots(db: sqlite3.Connection) -> list[SnapshotRow]:
+    """Snapshots of all generations, oldest first."""
+    rows = db.execute("SELECT * FROM snapshots ORDER BY id")
     return [
-        SnapshotRow(r[0], dict(json.loads(r[2])), {at: tuple(each) for at, each in json.loads(r[3])}, r[4], r[5])
-        for r in verified(rows, "snapshots", 6)
+        SnapshotRow(
+            r[0],
+            r[1],
+            dict(json.loads(r[2])),
+            {at: tuple(each) for at, each in json.loads(r[3])},
+            json.loads(r[4]),
+            r[5],
+            r[6],
+        )
+        for r in verified(rows, "snapshots", 7)
     ]

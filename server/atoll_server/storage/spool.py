@@ -169,6 +169,16 @@ class Spool:
             self.release(size_bytes)
             crash_points.point("spool.removed")
 
+    def older(self, generation: int) -> list[Path]:
+        """Payloads of other generations than this one, and what is left of their uploads."""
+        newest = self.directory / f"g{generation}"
+        return [path for path in self.disk.files(self.directory) if not path.is_relative_to(newest)]
+
+    def delete_older(self, generation: int) -> None:
+        """Removes all of them; they take no room by now."""
+        for path in self.older(generation):
+            self.disk.remove(path)
+
     def sweep(self, needed: Container[Path]) -> int:
         """At start: deletes every other file. Returns how many they were."""
         superfluous = [path for path in self.disk.files(self.directory) if path not in needed]

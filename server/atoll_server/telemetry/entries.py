@@ -31,6 +31,14 @@ class Started(OfTheRun):
 
 
 @dataclass(frozen=True, slots=True)
+class Restored(OfTheRun):
+    """A generation is served for the first time. It began when an operator restored this checkpoint."""
+
+    checkpoint: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class TakenUp(OfTheRun):
     """A shard has its state back from the ledger. accepted, merged, refused: all contributions so far."""
 
@@ -342,6 +350,7 @@ class Adopted(OfRounds):
 
 Entry = (
     Started
+    | Restored
     | TakenUp
     | FirstParameters
     | FirstParametersRefused

@@ -64,6 +64,9 @@ class EventLog:
         match entry:
             case entries.Started():
                 self._add(Kind.CORE, f"the core started: epoch {entry.epoch}", now)
+            case entries.Restored():
+                text = f"restored to checkpoint {entry.checkpoint} (generation {entry.generation})"
+                self._add(Kind.CORE, text, now)
             case entries.FirstParameters():
                 self._add(Kind.CORE, f"the run has its first parameters: {entry.parameters:,}", now)
             case entries.PauseChanged():

@@ -17,6 +17,8 @@ LONGEST_NAME = 80
 def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for each kind
     """Writes an entry to the log, if it belongs there."""
     match entry:
+        case entries.Restored(checkpoint, generation):
+            log.warning("restored to a checkpoint", checkpoint=checkpoint, generation=generation)
         case entries.TakenUp(merges, pending, files):
             log.info("state taken up", merges=merges, pending=pending, files_not_needed=files)
         case entries.FirstParameters(parameters, fragments):

@@ -169,6 +169,7 @@ class Metrics(Collector):
                 self._count(CLAMPED)
             case (
                 entries.Started()
+                | entries.Restored()
                 | entries.FirstParameters()
                 | entries.FirstParametersRefused()
                 | entries.PauseChanged()

@@ -20,6 +20,7 @@ export function checkpointsView(section, acts) {
       figures("Age", (each) => span(coreNow() - each.taken_at)),
       figures("Merges", (each) => count(each.merges)),
       figures("Size", (each) => bytes(each.size_bytes)),
+      figures("Generation", (each) => each.generation),
     ],
   });
   const take = acts.button("Take a checkpoint", wishes.checkpoint);

@@ -159,7 +159,7 @@ function facts(run) {
       + `${percent(run.tokens_merged, run.tokens_trained)} merged`],
     ["Contributions", `${count(sums.accepted)} accepted: ${count(sums.merged)} merged, ${count(sums.pending)} pending, `
       + `${count(sums.refused)} refused; ${count(sums.turned_away)} turned away`],
-    ["Core", `generation ${run.generation}, epoch ${run.epoch}, up for ${span(run.uptime_s)}`],
+    ["Core", `generation ${run.generation}${run.restored ? ` (restored to checkpoint ${run.restored})` : ""}, epoch ${run.epoch}, up for ${span(run.uptime_s)}`],
     ["Run", `${span(run.wall_s)} since the first learner joined; seen here for ${span(run.dashboard_s)}`],
   ];
 }

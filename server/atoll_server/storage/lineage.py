@@ -1,0 +1,147 @@
+"""The history of a generation: which generation made which version of a fragment, and what the ledger has of it.
+
+A run that is restored to a checkpoint begins a new generation. Up to that checkpoint the history of the new generation
+is the history of the generation that took the checkpoint. What that one did later belongs to it alone.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atoll_server.storage import shard_ledger
+from atoll_server.storage.database import LedgerError
+from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
+
+META = "generations"  # of the run's values in the ledger: how each generation but the first began
+LAST = (1 << 63) - 1  # a version that no fragment reaches
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a generation began: at a checkpoint of its parent.
+
+    versions: of the checkpoint, by fragment. epoch: of the last core before. at: wall-clock seconds, for people.
+    """
+
+    generation: int
+    parent: int
+    checkpoint: int
+    versions: dict[int, int]
+    epoch: int
+    at: float
+
+    def as_data(self) -> dict[str, Any]:
+        """For the ledger."""
+        return asdict(self) | {"versions": [*self.versions.items()]}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Beginning:
+        """From the ledger."""
+        return cls(**(data | {"versions": dict(data["versions"])}))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A generation and its ancestors. beginnings: its own, its parent's, and so on; the first generation has none."""
+
+    generation: int = 1
+    beginnings: tuple[Beginning, ...] = ()
+
+    def spans(self, fragment: int, after: int = 0, to: int = LAST) -> list[tuple[int, int, int]]:
+        """Which generations made the versions after `after` up to `to`: (generation, after, to), oldest first."""
+        found: list[tuple[int, int, int]] = []
+        generation = self.generation
+        for begun in self.beginnings:
+            first = begun.versions[fragment]
+            found.append((generation, max(after, first), to))
+            generation = begun.parent
+            to = min(to, first)
+        found.append((generation, after, to))
+        return [span for span in reversed(found) if span[1] < span[2]]
+
+    def has(self, row: SnapshotRow) -> bool:
+        """Whether a checkpoint is part of this history, and not of what was undone."""
+        generation = self.generation
+        newest: float = math.inf
+        for begun in self.beginnings:
+            if row.generation == generation:
+                break
+            generation = begun.parent
+            newest = begun.checkpoint
+        return row.generation == generation and row.id <= newest
+
+
+def line_of(meta: dict[str, Any], generation: int | None = None) -> Line:
+    """The history of a generation, from the run's values in the ledger. None: of the current one."""
+    begun = {each["generation"]: Beginning.from_data(each) for each in meta.get(META, [])}
+    wanted = meta["generation"] if generation is None else generation
+    beginnings: list[Beginning] = []
+    parent = wanted
+    while parent in begun:
+        beginnings.append(begun[parent])
+        parent = begun[parent].parent
+    return Line(wanted, tuple(beginnings))
+
+
+def snapshots(db: sqlite3.Connection, line: Line) -> list[SnapshotRow]:
+    """Snapshots of this history, oldest first."""
+    return [row for row in shard_ledger.snapshots(db) if line.has(row)]
+
+
+def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> list[tuple[int, MergeRow]]:
+    """Merges of a fragment beyond version `after`, each with its generation, in order and without a gap."""
+    found = [
+        (generation, row)
+        for generation, start, to in line.spans(fragment, after)
+        for row in shard_ledger.merges(db, generation, fragment, start, to)
+    ]
+    wanted = max((span[1] for span in line.spans(fragment, after)), default=after) - after
+    for offset in range(1, max(wanted, len(found)) + 1):
+        if offset > len(found) or found[offset - 1][1].version != after + offset:
+            raise LedgerError(f"the ledger lacks version {after + offset} of fragment {fragment}: restore a backup")
+    return found
+
+
+def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, float | None]:
+    """Cycle and wall-clock seconds of a fragment's newest merge; 0 and None when it has none."""
+    newest = next(_newest_merges(db, line, fragment), None)
+    return (0, None) if newest is None else (newest.cycle, newest.merged_at)
+
+
+def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dict[int, float]:
+    """Of a fragment's versions in its last so many outer steps, oldest first: see FragmentRounds.age."""
+    found: dict[int, float] = {}
+    for row in _newest_merges(db, line, fragment):
+        age = float(row.rule["age"])
+        if found and next(iter(found.values())) - age > steps:
+            return dict(reversed(found.items()))
+        found[row.version] = age
+    return {0: 0.0} | dict(reversed(found.items()))
+
+
+def merged(
+    db: sqlite3.Connection, line: Line, fragment: int, after: int, to: int = LAST
+) -> Iterator[tuple[int, ContributionRow, FateRow]]:
+    """Contributions that this history has in the versions after `after` up to `to`, each with its generation."""
+    condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
+    for generation, start, end in line.spans(fragment, after, to):
+        for row, fate in shard_ledger.contributions(db, generation, condition, (fragment, start, end)):
+            yield generation, row, fate
+
+
+def latest_norms(db: sqlite3.Connection, line: Line, fragment: int, limit: int) -> list[tuple[str, float, int]]:
+    """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first."""
+    found: list[tuple[str, float, int]] = []
+    for generation, _, to in reversed(line.spans(fragment)):
+        if len(found) < limit:
+            found = shard_ledger.latest_norms(db, generation, fragment, to, limit - len(found)) + found
+    return found
+
+
+def _newest_merges(db: sqlite3.Connection, line: Line, fragment: int) -> Iterator[MergeRow]:
+    for generation, after, to in reversed(line.spans(fragment)):
+        yield from shard_ledger.newest_merges(db, generation, fragment, after, to)
