@@ -165,7 +165,7 @@ def test_no_record_is_made_of_code_that_is_not_committed(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "ROOT", tmp_path)
     records.make([], 1, Console(quiet=True), Records.load(tmp_path))
     code.write_text("a = 2\n")
-    with pytest.raises(records.RecordError, match=r"server/merge\.py is not as it was committed"):
+    with pytest.raises(records.RecordError, match=r"server/merge\.py has uncommitted changes"):
         records.make([], 1, Console(quiet=True), Records.load(tmp_path))
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Callable
 
 import pytest
 import structlog
 from atoll_server.run.run_clock import RunClock
 from atoll_server.storage import ledger_writer
-from atoll_server.storage.ledger_writer import LedgerWriter
+from atoll_server.storage.ledger_writer import SLOW_S, LedgerWriter
 from atoll_wire.clock import SYSTEM
 
 from tests.clocks import SetClock
@@ -88,20 +87,23 @@ def test_any_other_failure_of_a_commit_ends_the_core_and_nobody_is_told_anything
     asyncio.run(run())
 
 
-def test_a_slow_disk_is_said_to_be_one(tmp_path, said, monkeypatch):
-    monkeypatch.setattr(ledger_writer, "SLOW_S", 0.05)
+def test_a_slow_disk_is_said_to_be_one(tmp_path, said):
+    clock = SetClock()
+
+    def slow(_: sqlite3.Connection) -> None:
+        clock.steady += 2 * SLOW_S
 
     async def run() -> None:
-        ledger = LedgerWriter(database(tmp_path / "db"), lambda _: None, SYSTEM)
+        ledger = LedgerWriter(database(tmp_path / "db"), lambda _: None, clock)
         ledger.start()
         await ledger.commit(insert(1))
-        await ledger.commit(lambda _: time.sleep(0.1))
+        await ledger.commit(slow)
         await ledger.stop()
 
     asyncio.run(run())
     (line,) = said
     assert line["event"] == "the disk is slow: a commit took long, and acknowledgements with it"
-    assert line["took_s"] >= 0.1
+    assert line["took_s"] >= SLOW_S
 
 
 def test_the_clock_of_a_run_goes_on_whatever_is_done_to_the_machines(said):
