@@ -103,7 +103,7 @@ quality: $(READY) ## train what the quality report has no record of yet, hours i
 	@$(BIN)/python -m benchmarks.quality $(ARGS)
 
 bench-wan: $(READY) ## Atoll beside data-parallel over narrow links, an hour: as root, ARGS="--json PATH --plot PATH"
-	@$(BIN)/python -m benchmarks.twentyfold $(ARGS)
+	@$(BIN)/python -m benchmarks.narrow_links $(ARGS)
 
 bench-regions: $(READY) ## three regions with fronts behind long links, beside the same over loopback: as root
 	@$(BIN)/python -m benchmarks.data_plane.fronts

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from atoll.boundary.ranks import Alone
+from atoll.boundary.ranks import SingleRank
 from atoll.learner import Learner
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.data_plane import crowd, kernels, plots, sync, throughput
+from benchmarks.data_plane import idle_learners, kernels, plots, sync, throughput
 from benchmarks.data_plane.rows import Report, Row, pace_s
 from benchmarks.links import wan
-from benchmarks.peers import beside as peers
+from benchmarks.peers import compare as peers
 from benchmarks.peers import torchft_sync
 
 SYNCS = {2: 7, 4: 5}
@@ -66,7 +66,7 @@ def of_step(report: Report) -> None:
     """`Learner.step()` when no round is due and nothing is to be adopted."""
     model = torch.nn.Linear(2, 2)
     learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
-    learner._island = Alone()  # entered, with an idle agent
+    learner._rank_group = SingleRank()  # entered, with an idle agent
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()
@@ -87,7 +87,7 @@ def of_throughput(report: Report) -> None:
 
 def of_crowd(report: Report) -> None:
     """CPU and memory of a core with 1,000 idle learners."""
-    found = crowd.measure()
+    found = idle_learners.measure()
     name = f"{found.learners} idle learners"
     spread = f"{min(found.cpus):.2f} to {max(found.cpus):.2f}"
     report.rows.append(Row(f"{name}: processor", found.cpu, 0.5, "of one", spread))

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from atoll_server.checkpoints.restore import Restored
-from atoll_server.learners.accounts import Account
-from atoll_server.learners.registry import Entry, Roster
+from atoll_server.learners.goodput import TimeAccount
+from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntry
 from atoll_server.merging import merge
-from atoll_server.rounds.liveness import Member
+from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.settings import CoreSettings, Limits, RunSettings
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.run_view import RunView
@@ -21,7 +21,7 @@ from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
-from atoll_wire.layout import Layout
+from atoll_wire.layout.layout import Layout
 
 from tests.clocks import SetClock
 
@@ -45,19 +45,19 @@ class Rows:
 
 def bare_shard(directory: Path, layout: Layout, limits: Limits, rows: Rows, failures: list, **run: Any) -> Shard:
     """With learners a and b. failures: what would end the process. What is dispatched is dropped."""
-    roster = Roster(limits.learners)
+    registry = LearnerRegistry(limits.learners)
     for name in ("a", "b"):
-        roster.entries[name] = Entry(name, "here", 1, [1], Account(0.0, 0.0))
+        registry.entries[name] = RegistryEntry(name, "here", 1, [1], TimeAccount(0.0, 0.0))
     states = {each.index: merge.start(np.zeros(each.length, np.float32)) for each in layout.fragments}
     writer: Any = rows
     settings = CoreSettings(listen=(), directory=directory, limits=limits)
     context = ShardContext(
-        settings, RunSettings(**run), 1, roster, Journal(), writer, Metrics(), DISK, SetClock(), failures.append
+        settings, RunSettings(**run), 1, registry, Journal(), writer, Metrics(), DISK, SetClock(), failures.append
     )
     shard = Shard(context, Restored(layout, NEVER, states, {}, []), RunView(), damaged=False)
     shard.dispatch = lambda _: None
     shard.start()
-    shard.syncer.members = {name: Member(1, 0.0, 0.0) for name in roster.entries}
+    shard.syncer.liveness = {name: LearnerLiveness(1, 0.0, 0.0) for name in registry.entries}
     shard.spool.directory.mkdir()
     shard.spool.prepare(1, shard.fragments)
     return shard

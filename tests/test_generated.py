@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("outer_pb2.py", "outer_pb2.pyi", "outer_pb2_grpc.py")

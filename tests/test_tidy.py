@@ -20,7 +20,7 @@ LONGEST_FILE, LONGEST_EXCEPTION, LONGEST_FUNCTION = 400, 500, 60
 LONG_FILES = {  # path: why it has one job all the same
     "learner/atoll/learner.py": "the one class that a user imports",
 }
-MAY_PRINT = {"doctor.py", "commands.py", "command.py", "__main__.py"}  # the command line, and whatever is in cli/
+MAY_PRINT = {"doctor.py", "commands.py", "cli.py", "__main__.py"}  # the command line, and whatever is in cli/
 FORBIDDEN_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|manager|handler|processor|misc)(_|$)")
 
 
@@ -80,17 +80,19 @@ STREAMING = {"Initialise", "Follow", "Push", "Fetch", "Report", "Probe", "Export
 @pytest.mark.parametrize("path", PRODUCT, ids=relative)
 def test_a_streaming_call_is_opened_by_the_block_that_ends_it(path):
     """One that nobody cancels stays open on both sides, and a connection has room for 64."""
-    if relative(path) == "proto/atoll_wire/frames.py":
+    if relative(path) == "proto/atoll_wire/messages/frame_messages.py":
         return  # makes the stub
     tree = ast.parse(path.read_text())
     blocks = [item.context_expr for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items]
     fine = set[ast.AST]()
     for block in blocks:
-        if isinstance(block, ast.Call) and _last_name(block.func) == "opened" and len(block.args) == 2:
+        if isinstance(block, ast.Call) and _last_name(block.func) == "open_stream" and len(block.args) == 2:
             fine.update(ast.walk(block.args[1]))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in STREAMING and node not in fine:
-            raise AssertionError(f"line {node.lineno}: `with opened(..., {node.attr}(...)) as call`, see calling.py")
+            raise AssertionError(
+                f"line {node.lineno}: `with open_stream(..., {node.attr}(...)) as call`, see connections/calls.py"
+            )
 
 
 READS_TIME = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
@@ -104,9 +106,10 @@ TIMED = [
 
 
 def test_one_place_reads_the_machines_clock():
-    """Whatever else reads the time is given an `atoll_wire.clock.Clock`, so that the simulation can be that clock."""
+    """Whatever else reads the time is given an `atoll_wire.process.clock.Clock`, so that the simulation can be that
+    clock."""
     readers = [path for path in TIMED if any(map(_reads_the_clock, ast.walk(ast.parse(path.read_text()))))]
-    assert list(map(relative, readers)) == ["proto/atoll_wire/clock.py"]
+    assert list(map(relative, readers)) == ["proto/atoll_wire/process/clock.py"]
 
 
 def _reads_the_clock(node: ast.AST) -> bool:

@@ -29,8 +29,8 @@ from atoll_wire.errors import UserError
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.data_parallel.accounts import Balance, Kill, balance, failures
 from benchmarks.data_parallel.job import Job, JobSettings
+from benchmarks.data_parallel.time_accounts import Balance, Kill, balance, failures
 
 
 def main() -> None:

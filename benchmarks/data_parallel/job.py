@@ -19,7 +19,7 @@ from types import FrameType
 from atoll_wire.errors import UserError
 from rich.console import Console
 
-from benchmarks.data_parallel.accounts import History, Kill, Life, balance, decode
+from benchmarks.data_parallel.time_accounts import History, Kill, Life, balance, decode
 
 POLL_S = 0.02
 SAY_EVERY_S = 10.0
@@ -159,7 +159,7 @@ class Job:
             if code not in {None, 0}:
                 lines = rank.log.read_text(errors="replace").strip().splitlines()
                 raise JobError(f"rank {rank.number} ended with status {code}: {lines[-1] if lines else 'no word'}")
-        heard = max(rank.life.heard_s for rank in self._ranks)
+        heard = max(rank.life.last_seen_age_s for rank in self._ranks)
         if time.monotonic() - heard > SILENCE_S:
             raise JobError(f"no rank has recorded anything for {SILENCE_S:.0f} s: take a smaller --preset")
 

@@ -22,7 +22,7 @@ from atoll.reference.settings import TrainSettings
 from atoll.reference.train import learning_rate, optimizer_for
 from torch import Tensor, nn
 
-from benchmarks.data_parallel.accounts import Event, Joined, Prepared, Saved, Step, Up, encode
+from benchmarks.data_parallel.time_accounts import Event, Joined, Prepared, Saved, Step, Up, encode
 
 MEETING_S = 120.0  # timeout of gloo; the parent ends the job long before
 CHECKPOINT = "checkpoint.pt"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from atoll.demo.processes import children
 
-from benchmarks.data_plane.crowd import resident_bytes
+from benchmarks.data_plane.idle_learners import resident_bytes
 from benchmarks.data_plane.sync import measure, wait
 
 LEARNERS = 2
@@ -26,7 +26,7 @@ CROWD = 100
 PAIRS = 2
 SYNCS = 3
 WINDOW_S = 10.0
-MOST_MORE, MOST_BYTES = 0.25, 200e6
+MAX_MORE, MAX_BYTES = 0.25, 200e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ def crowd_bytes() -> int:
         place = Path(directory)
         core, address = group.start_core(place / "run", "127.0.0.1:0", ["--inner-steps", "10000"])
         front, near = group.start_front("front", "127.0.0.1:0", address)
-        crowd = group.start("crowd", [sys.executable, "-m", "benchmarks.data_plane.crowd", str(CROWD), near, directory])
+        crowd = group.start(
+            "crowd", [sys.executable, "-m", "benchmarks.data_plane.idle_learners", str(CROWD), near, directory]
+        )
         wait([crowd], [place / "first"])
         crowd.process.send_signal(signal.SIGUSR1)
         wait([crowd], [place / "all"])
@@ -93,7 +95,7 @@ def main() -> None:
     print(f"{found.crowd_bytes / 1e6:.0f} MB with {CROWD} learners (limit 200)")
     if arguments.json_path is not None:
         arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
-    if through > (1 + MOST_MORE) * without or max(found.sync_bytes, found.crowd_bytes) > MOST_BYTES:
+    if through > (1 + MAX_MORE) * without or max(found.sync_bytes, found.crowd_bytes) > MAX_BYTES:
         raise SystemExit("a front costs more than its limit")
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from atoll_server.merging import merge
-from atoll_server.merging.kernels import frame_step
-from atoll_wire import codec, kernels
-from atoll_wire.codec import LEVELS
-from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
-from atoll_wire.spans import BLOCK, Codec
+from atoll_server.merging.merge_kernels import frame_step
+from atoll_wire.codec import frame_codec, frame_kernels
+from atoll_wire.codec.frame_codec import LEVELS
+from atoll_wire.layout.frame_spans import BLOCK, Codec
+from atoll_wire.layout.layout import FragmentLayout, MergeKind, TensorSpec, plan
 from numpy.typing import NDArray
 
 from benchmarks.data_plane.rows import Row
@@ -32,12 +32,15 @@ STEP_BYTES = 24.0 + 2 * (0.5 + 2 / BLOCK)  # theta, momentum, theta_pub and code
 
 def rows() -> Iterator[Row]:
     """Measures all kernels, and yields a row for each."""
-    codec.warm_up()
+    frame_codec.warm_up()
     merge.warm_up()
     torch.set_num_threads(1)
     fragment = plan([TensorSpec("w", (PARAMETERS // 1024, 1024), "float32", MergeKind.DIRECTION)], 1).fragments[0]
     vector = (np.random.default_rng(0).standard_normal(PARAMETERS) * 1e-3).astype(np.float32)
-    other, contents = vector.copy(), [codec.quantise_frame(vector[s.place], s, Codec.INT4) for s in fragment.frames]
+    other, contents = (
+        vector.copy(),
+        [frame_codec.quantise_frame(vector[s.place], s, Codec.INT4) for s in fragment.frames],
+    )
 
     def copy() -> object:
         np.copyto(other, vector)
@@ -62,12 +65,14 @@ def beside(work: Callable[[], object], other: Callable[[], object]) -> tuple[flo
     return statistics.median(t for t, _ in times), statistics.median(o / t for t, o in times)
 
 
-def _decode(fragment: Fragment, contents: list[codec.Content], out: codec.F32, copy: Callable[[], object]) -> Row:
+def _decode(
+    fragment: FragmentLayout, contents: list[frame_codec.Content], out: frame_codec.F32, copy: Callable[[], object]
+) -> Row:
     ones = np.ones(1, np.float32)
 
     def add() -> object:
         for content, span in zip(contents, fragment.frames, strict=True):
-            codec.content_add(content, span, Codec.INT4, ones, out)
+            frame_codec.content_add(content, span, Codec.INT4, ones, out)
         return None
 
     took, ratio = beside(add, copy)
@@ -75,12 +80,12 @@ def _decode(fragment: Fragment, contents: list[codec.Content], out: codec.F32, c
     return Row("int4 decode-accumulate, one core", ratio * DECODED_BYTES / 8, 0.6, "x copy bandwidth", rate, most=False)
 
 
-def _decode_beside_torch(fragment: Fragment, contents: list[codec.Content], out: codec.F32) -> Row:
+def _decode_beside_torch(fragment: FragmentLayout, contents: list[frame_codec.Content], out: frame_codec.F32) -> Row:
     """Compares with eager torch that unpacks, scales and adds the same frames."""
     ones, size = np.ones(1, np.float32), len(contents) // 8
     parts = []
     for content, span in zip(contents[:size], fragment.frames, strict=False):
-        code_bytes = codec.code_bytes(span, Codec.INT4)
+        code_bytes = frame_codec.code_bytes(span, Codec.INT4)
         codes = torch.from_numpy(content[:code_bytes]).view(-1, BLOCK // 2)
         scales = torch.from_numpy(content[code_bytes:].view(np.int16)).view(torch.bfloat16)
         parts.append((codes, scales, torch.from_numpy(out[span.place])))
@@ -96,14 +101,16 @@ def _decode_beside_torch(fragment: Fragment, contents: list[codec.Content], out:
 
     def add() -> object:
         for content, span in zip(contents[:size], fragment.frames, strict=False):
-            codec.content_add(content, span, Codec.INT4, ones, out)
+            frame_codec.content_add(content, span, Codec.INT4, ones, out)
         return None
 
     _, ratio = beside(add, eager)
     return Row("int4 decode-accumulate, one core", ratio, 20.0, "x eager torch", "the same frames", most=False)
 
 
-def _step(fragment: Fragment, contents: list[codec.Content], vector: codec.F32, copy: Callable[[], object]) -> Row:
+def _step(
+    fragment: FragmentLayout, contents: list[frame_codec.Content], vector: frame_codec.F32, copy: Callable[[], object]
+) -> Row:
     theta = vector.copy()
     momentum = vector * np.float32(0.1)
     theta_pub = vector.copy()
@@ -112,12 +119,12 @@ def _step(fragment: Fragment, contents: list[codec.Content], vector: codec.F32, 
 
     def step() -> object:
         for content, span in zip(contents, fragment.frames, strict=True):
-            place, code_bytes = span.place, codec.code_bytes(span, Codec.INT4)
+            place, code_bytes = span.place, frame_codec.code_bytes(span, Codec.INT4)
             frame_step(
                 merge.addresses([content]),
                 code_bytes,
                 LEVELS[Codec.INT4],
-                codec.lengths(span),
+                frame_codec.lengths(span),
                 factor,
                 one,
                 rates,
@@ -136,20 +143,20 @@ def _step(fragment: Fragment, contents: list[codec.Content], vector: codec.F32, 
     return Row("Nesterov and published update", ratio * STEP_BYTES / 8, 0.5, "x copy bandwidth", rate, most=False)
 
 
-def _encode(fragment: Fragment, vector: codec.F32) -> Iterator[Row]:
-    content = np.empty(codec.content_bytes(fragment.frames[0], Codec.INT4), np.uint8)
+def _encode(fragment: FragmentLayout, vector: frame_codec.F32) -> Iterator[Row]:
+    content = np.empty(frame_codec.content_bytes(fragment.frames[0], Codec.INT4), np.uint8)
 
     def quantise() -> object:
         for span in fragment.frames:
-            size = codec.code_bytes(span, Codec.INT4)
+            size = frame_codec.code_bytes(span, Codec.INT4)
             parts = content[:size], content[size:].view("<u2")
-            kernels.quantise(vector[span.place], codec.lengths(span), LEVELS[Codec.INT4], *parts)
+            frame_kernels.quantise(vector[span.place], frame_codec.lengths(span), LEVELS[Codec.INT4], *parts)
         return None
 
     payloads: list[bytes] = []
 
     def encode() -> object:
-        payloads[:] = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+        payloads[:] = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
         return None
 
     took, ratio = beside(quantise, encode)
@@ -162,12 +169,12 @@ def _encode(fragment: Fragment, vector: codec.F32) -> Iterator[Row]:
 
 
 def rate_above_bound(
-    fragment: Fragment, vector: NDArray[np.float32], payloads: list[bytes]
+    fragment: FragmentLayout, vector: NDArray[np.float32], payloads: list[bytes]
 ) -> tuple[float, float, float]:
     """Returns (bits above log2(1 / D), bits, D): bits per parameter, and the relative error D of the decoded values."""
     out = np.empty_like(vector)
     for span, payload in zip(fragment.frames, payloads, strict=True):
-        codec.decode_frame(payload, span, Codec.INT4, out)
+        frame_codec.decode_frame(payload, span, Codec.INT4, out)
     error = float(np.linalg.norm(out - vector) / np.linalg.norm(vector))
     bits = 8 * sum(map(len, payloads)) / len(vector)
     return bits - math.log2(1 / error), bits, error

@@ -25,7 +25,7 @@ from benchmarks.data_plane.loopback import loopback_bytes
 
 FRAGMENTS = 24
 OPTIONS = ["--fragments", str(FRAGMENTS), "--quorum", "100%", "--snapshot-every-s", "3600"]
-PATIENCE_S = 300.0
+MAX_WAIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
             found.append(Sync(wall, used, core_used, front_used, moved))
         (place / "leave").touch()
         for child in islands:
-            child.process.wait(PATIENCE_S)
+            child.process.wait(MAX_WAIT_S)
         peak, front_peak = peak_bytes(core), max(map(peak_bytes, fronts), default=0)
         for child in (*fronts, core):
             group.stop(child)
@@ -121,14 +121,14 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False) -> Me
 
 
 def wait(islands: list[Child], marks: list[Path]) -> None:
-    """Waits until all files `marks` exist. Raises SystemExit when a learner fails, or after PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Waits until all files `marks` exist. Raises SystemExit when a learner fails, or after MAX_WAIT_S."""
+    deadline = time.monotonic() + MAX_WAIT_S
     while not all(path.exists() for path in marks):
         for child in islands:
             if child.process.poll() not in {None, 0}:
                 raise SystemExit(f"{child.name} ended: {child.tail()}")
         if time.monotonic() > deadline:
-            raise SystemExit(f"{marks[0].name} did not come within {PATIENCE_S:.0f} s")
+            raise SystemExit(f"{marks[0].name} did not come within {MAX_WAIT_S:.0f} s")
         time.sleep(0.01)
 
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from atoll import command
-from atoll_server.rounds.events import Effect
-from atoll_server.rounds.fragment_rounds import Phase
-from atoll_server.rounds.liveness import Present
+from atoll import cli
+from atoll_server.rounds.liveness import LiveLearners
+from atoll_server.rounds.round_state import Phase
 from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer_events import Effect
 from atoll_server.shard import shard
 
 folder = Path(sys.argv.pop(1))
@@ -29,15 +29,15 @@ class AtOnce(Syncer):
     _syncs = 0
     _wanted: Mapping[int, int] = {}  # by fragment, its version after the sync
 
-    def present(self, now: float) -> Present:
+    def present(self, now: float) -> LiveLearners:
         """All learners count as live, so that rounds wait for them even if their reports are late on a busy machine."""
-        return replace(super().present(now), live=frozenset(self.members))
+        return replace(super().present(now), live=frozenset(self.liveness))
 
-    def _next_open_at(self, present: Present) -> float:
+    def _next_open_at(self, present: LiveLearners) -> float:
         idle = all(rounds.phase is Phase.IDLE for rounds in self.fragments.values())
         return present.now + (0.005 if idle else 0.1)
 
-    def _open_what_is_due(self, present: Present) -> list[Effect]:
+    def _open_what_is_due(self, present: LiveLearners) -> list[Effect]:
         if present.fastest_step_s is None:
             return []
         if (folder / f"go.{self._syncs}").exists():
@@ -50,7 +50,7 @@ class AtOnce(Syncer):
         ]
         return [self._open(index, present.now) for index in behind]
 
-    def _close_what_can(self, present: Present) -> list[Effect]:
+    def _close_what_can(self, present: LiveLearners) -> list[Effect]:
         return [] if (folder / "hold").exists() else super()._close_what_can(present)
 
     def _in_flight(self) -> int:
@@ -62,4 +62,4 @@ class AtOnce(Syncer):
 
 shard.Syncer = AtOnce  # type: ignore[attr-defined]
 if __name__ == "__main__":
-    command.main()
+    cli.main()

@@ -20,8 +20,8 @@ from atoll.agent import sending
 from atoll.fragments.segments import Coded
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
-from atoll_wire.layout import FrameRun
-from atoll_wire.logs import configure
+from atoll_wire.layout.layout import FrameRun
+from atoll_wire.process.logs import configure
 
 BREATH_S = 0.004  # pause between two calls of step(): a short inner step
 _messages, coded_bytes = sending._messages, [0]  # coded_bytes: of all payloads, each counted once
@@ -45,7 +45,7 @@ class Watched(Learner):
     @property
     def acknowledged(self) -> int:
         """Contributions that the core has acknowledged so far."""
-        return self._handover.settled
+        return self._exchange.settled
 
 
 def peak_bytes() -> int:

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from atoll.agent.core_state import FragmentTrack
+from atoll.agent.core_view import FragmentTrack
 from atoll.demo.processes import children
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, Transformer
 from atoll.reference.train import optimizer_for
-from atoll_wire.logs import configure
+from atoll_wire.process.logs import configure
 
 SIZE = "25m"
 BATCH = 1
@@ -46,7 +46,7 @@ def measure() -> Throughput:
     """Runs a core and a learner, each on its own CPU."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
         options = ["--dir", f"{directory}/run", "--fragments", f"{FRAGMENTS}", "--inner-steps", f"{INNER_STEPS}"]
-        command = [sys.executable, "-m", "atoll.command", "core", *options, "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "atoll.cli", "core", *options, "--listen", "127.0.0.1:0"]
         core = group.start("core", command, piped=True)
         address = group.serving(core)
         for task in Path(f"/proc/{core.process.pid}/task").iterdir():

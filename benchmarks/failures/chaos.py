@@ -16,16 +16,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from atoll.chaos.deployment import NAMES
+from atoll.chaos.local_deployment import NAMES
 from rich.console import Console
 from rich.table import Table
 
-LEAST_GOODPUT = 0.95  # the promised goodput
+MIN_GOODPUT = 0.95  # the promised goodput
 BAR = 22  # characters of a full bar
 
 
 def main() -> int:
-    """Runs both and prints a comparison; returns 1 when Atoll's goodput is below LEAST_GOODPUT."""
+    """Runs both and prints a comparison; returns 1 when Atoll's goodput is below MIN_GOODPUT."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=600.0)
@@ -40,7 +40,7 @@ def main() -> int:
         mine, theirs = Path(place) / "atoll.json", Path(place) / "ddp.json"
         common = ["--seconds", str(options.seconds), "--seed", str(options.seed)]
         chaos = ["--learners", str(options.learners), "--mtbf-s", str(options.mtbf), "--json", str(mine)]
-        _run("atoll.command", "chaos", *chaos, "--total-tokens", str(options.tokens), *common)
+        _run("atoll.cli", "chaos", *chaos, "--total-tokens", str(options.tokens), *common)
         atoll = json.loads(mine.read_text())
         kills = ",".join(f"{at_s}:{NAMES.index(target)}" for at_s, _, target, _ in atoll["blows"])
         ddp_job = ["--ranks", str(options.learners), "--kills", kills, "--json", str(theirs)]
@@ -49,7 +49,7 @@ def main() -> int:
     Console().print(table(atoll, ddp))
     if options.json_path is not None:
         options.json_path.write_text(json.dumps({"atoll": atoll, "ddp": ddp}, indent=2) + "\n")
-    return 0 if atoll["goodput"] >= LEAST_GOODPUT else 1
+    return 0 if atoll["goodput"] >= MIN_GOODPUT else 1
 
 
 def _run(module: str, *arguments: str) -> None:

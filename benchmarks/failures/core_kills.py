@@ -32,7 +32,7 @@ NAMES = ("a", "b", "c", "d")
 OPTIONS = ["--fragments", "8", "--snapshot-every-s", "30"]
 STEPS_BEFORE = 20  # of the slowest learner, before the first kill
 APART_S = 3.0  # least time between two kills
-PATIENCE_S = 120.0  # until learners train, and until their last contributions are settled
+MAX_WAIT_S = 120.0  # until learners train, and until their last contributions are settled
 IDLE = [sys.executable, "-c", "import time; time.sleep(3600)"]
 LARGEST_STEP_S, LARGEST_RATIO, LARGEST_CHANGE = 0.050, 1.5, 0.005  # the promised limits
 
@@ -82,7 +82,7 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
         learners = []
         for name in NAMES:
             times = str(directory / f"{name}.npy")
-            command = [sys.executable, "-m", "benchmarks.failures.island", times, name, address, str(seed)]
+            command = [sys.executable, "-m", "benchmarks.failures.timed_learner", times, name, address, str(seed)]
             learners.append(group.start(name, command))
         with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
             stub = rpc.OperatorStub(channel)
@@ -119,14 +119,14 @@ def run(seed: int, tokens: int, at: list[float], *, kill: bool, with_standby: bo
 
 
 def until(met: Callable[[], bool], learners: Sequence[Child]) -> None:
-    """Waits until `met` returns True. Raises DemoError when a learner failed, or after PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Waits until `met` returns True. Raises DemoError when a learner failed, or after MAX_WAIT_S."""
+    deadline = time.monotonic() + MAX_WAIT_S
     while not met():
         for child in learners:
             if child.process.poll():
                 raise DemoError(f"{child.name} ended with status {child.process.returncode}: {child.tail()}")
         if time.monotonic() > deadline:
-            raise DemoError(f"the run did not get on within {PATIENCE_S:.0f} s: {learners[0].tail()}")
+            raise DemoError(f"the run did not get on within {MAX_WAIT_S:.0f} s: {learners[0].tail()}")
         time.sleep(0.2)
 
 

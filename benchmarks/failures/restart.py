@@ -26,16 +26,16 @@ import grpc
 import numpy as np
 import safetensors.numpy
 from atoll.demo.processes import children
-from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage import database, shard_ledger, totals
 from atoll_server.storage.rows import ContributionRow, FateRow
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.checksums import crc32c
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
 from atoll_wire.contract import PROTOCOL, Fate, tensor_message
-from atoll_wire.layout import Layout, MergeKind, TensorSpec, plan
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout, MergeKind, TensorSpec, plan
 from rich.console import Console
 
 LARGEST_START_S = 3.0  # the promised limit
@@ -110,12 +110,12 @@ class Synthetic(threading.Thread):
         reporting = threading.Thread(target=self._report, args=(stub, session, over), daemon=True)
         reporting.start()
         try:
-            for happening in stub.Follow(pb.FollowRequest(session=session)):
-                match happening.WhichOneof("what"):
+            for notification in stub.Follow(pb.FollowRequest(session=session)):
+                match notification.WhichOneof("what"):
                     case "published":
-                        versions[happening.published.fragment] = happening.published.version
+                        versions[notification.published.fragment] = notification.published.version
                     case "opened":
-                        self._push(stub, session, layout, happening.opened, versions)
+                        self._push(stub, session, layout, notification.opened, versions)
                 if self.ending.is_set():
                     return
         finally:
@@ -151,7 +151,7 @@ class Synthetic(threading.Thread):
             codec=pb.CODEC_INT4,
             frames=len(payloads),
             size_bytes=sum(map(len, payloads)),
-            digest=codec.frames_digest(table),
+            digest=frame_codec.frames_digest(table),
         )
         frames = (pb.Frame(index=n, crc32c=table[n][1], payload=p) for n, p in enumerate(payloads))
         messages = [pb.PushRequest(header=header), *(pb.PushRequest(frames=[frame]) for frame in frames)]
@@ -168,7 +168,7 @@ class Synthetic(threading.Thread):
         if index not in self._coded:
             fragment, rng = layout.fragments[index], np.random.default_rng(hash((self.name, index)) & 0xFFFF)
             vector = rng.standard_normal(fragment.length, np.float32) * np.float32(1e-3)
-            self._coded[index] = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+            self._coded[index] = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
         return self._coded[index]
 
 
@@ -239,7 +239,7 @@ def grow(path: Path, count: int) -> None:
     with contextlib.closing(database.open_ledger(path)) as db:
         db.execute("BEGIN")
         for number in range(1, count + 1):
-            key = Key("synthetic-0", 0, number % 8, number)
+            key = ContributionKey("synthetic-0", 0, number % 8, number)
             row = ContributionRow(key, 1, 0, TOKENS, 24, 3, 4, 1_500_000, bytes(32), (1.0,) * 12, 1.0, time.time())
             shard_ledger.add_contribution(db, 1, row, FateRow(key, Fate.MERGED, 0, 0.25))
         while totals.add_up(db, 1):

@@ -30,7 +30,7 @@ IFF_NO_PI = 0x1000
 BUFFER_S = 0.1  # of a router: packets that would wait longer are dropped
 QUICK_BYTES_PER_S = 100e6
 COUNT_S = 0.2
-MOST_AT_ONCE = 64  # packets read from one end before the other end is read
+MAX_AT_ONCE = 64  # packets read from one end before the other end is read
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ def carry(ways: dict[int, Way], other: dict[int, int], counts: Path | None) -> N
         waits = [at for way in ways.values() if (at := way.next_at()) is not None]
         ready, _, _ = select.select(list(ways), [], [], max(0.0, min(waits) - now) if waits else COUNT_S)
         for end in ready:
-            for _ in range(MOST_AT_ONCE):
+            for _ in range(MAX_AT_ONCE):
                 try:
                     ways[end].send(os.read(end, 65_535), time.monotonic())
                 except BlockingIOError:

@@ -172,7 +172,7 @@ class _Cut:
     def _heard(self, mine: list[pb.LearnerStatus], steps: int, now: float) -> bool:
         """Whether all learners of the region have reported since the link was restored."""
         after_s = now - self._ended
-        return steps > self._cut[0] and all(0 < each.heard_s < min(after_s, 1.0) for each in mine)
+        return steps > self._cut[0] and all(0 < each.last_seen_age_s < min(after_s, 1.0) for each in mine)
 
 
 def _names() -> list[tuple[str, str]]:

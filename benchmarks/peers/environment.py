@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PATIENCE_S = 900.0
+MAX_WAIT_S = 900.0
 
 
 def install(directory: Path, *stages: tuple[str, ...]) -> Path:
@@ -25,12 +25,12 @@ def install(directory: Path, *stages: tuple[str, ...]) -> Path:
 
 def _run(command: list[str]) -> None:
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=MAX_WAIT_S)
     except subprocess.CalledProcessError as error:
         said = f"{error.stdout}\n{error.stderr}"
         raise SystemExit(f"{' '.join(command[1:])} failed: {last_error(said)}") from error
     except subprocess.TimeoutExpired as error:
-        raise SystemExit(f"{' '.join(command[1:])} took more than {PATIENCE_S:.0f} s") from error
+        raise SystemExit(f"{' '.join(command[1:])} took more than {MAX_WAIT_S:.0f} s") from error
 
 
 def last_error(said: str) -> str:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from atoll.demo.processes import Child, children, free_port
 
-from benchmarks.peers.accounts import Account, PeerSync, between
 from benchmarks.peers.environment import install as make
+from benchmarks.peers.sync_cost import CostSoFar, PeerSync, between
 
-PATIENCE_S = 900.0
+MAX_WAIT_S = 900.0
 
 
 def install() -> Path:
@@ -28,7 +28,7 @@ def install() -> Path:
 
 def await_listening(server: Child, port: int) -> None:
     """Waits until the server listens: a client that starts earlier fails. Raises SystemExit."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + MAX_WAIT_S
     while server.process.poll() is None and time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
@@ -52,11 +52,11 @@ def measure(python: Path, clients: int, parameters: int, rounds: int) -> PeerSyn
         for number in range(clients):
             group.start(f"client {number}", [*words, "client", address, str(number + 1)])
         with contextlib.suppress(subprocess.TimeoutExpired):
-            server.process.wait(PATIENCE_S)
+            server.process.wait(MAX_WAIT_S)
         if server.process.poll() != 0:
             raise SystemExit(f"Flower's server ended: {server.tail()}")
         told = json.loads(result.read_text())
-    walls, cpus, sizes = between([Account(**one) for one in told["moments"]])
+    walls, cpus, sizes = between([CostSoFar(**one) for one in told["moments"]])
     training = told["training"][1:]
     walls = [wall - spent for wall, (spent, _) in zip(walls[1:], training, strict=True)]
     cpus = [cpu - spent for cpu, (_, spent) in zip(cpus[1:], training, strict=True)]

@@ -20,7 +20,7 @@ from flwr.server import ClientManager, ServerConfig, start_server
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
-from benchmarks.peers.accounts import Account
+from benchmarks.peers.sync_cost import CostSoFar
 
 ARRAYS = 148  # as a transformer of 12 layers has
 LONGEST_MESSAGE = 2**31 - 1
@@ -55,15 +55,15 @@ class Timed(FedAvg):  # type: ignore[misc]
             min_available_clients=clients,
             initial_parameters=initial,
         )
-        self.began = list[Account]()
+        self.began = list[CostSoFar]()
         self.training = list[tuple[float, float]]()
-        self.ended: Account | None = None
+        self.ended: CostSoFar | None = None
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Records the beginning of a round."""
-        self.began.append(Account.of(os.getppid()))
+        self.began.append(CostSoFar.of(os.getppid()))
         chosen: list[tuple[ClientProxy, FitIns]] = super().configure_fit(server_round, parameters, client_manager)
         return chosen
 
@@ -76,7 +76,7 @@ class Timed(FedAvg):  # type: ignore[misc]
         told = [result.metrics for _, result in results]
         self.training.append((max(one["wall_s"] for one in told), sum(one["cpu_s"] for one in told)))
         merged: tuple[Parameters | None, dict[str, Scalar]] = super().aggregate_fit(server_round, results, failures)
-        self.ended = Account.of(os.getppid())
+        self.ended = CostSoFar.of(os.getppid())
         return merged
 
 

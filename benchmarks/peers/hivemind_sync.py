@@ -13,10 +13,10 @@ from pathlib import Path
 from atoll.demo.processes import Child, children
 
 from benchmarks.data_plane.sync import wait
-from benchmarks.peers.accounts import Account, PeerSync
 from benchmarks.peers.environment import install as make
+from benchmarks.peers.sync_cost import CostSoFar, PeerSync
 
-PATIENCE_S = 60.0
+MAX_WAIT_S = 60.0
 
 
 def install() -> Path:
@@ -52,16 +52,16 @@ def measure(python: Path, peers: int, size: str, syncs: int) -> PeerSync:
         with ended(started):
             for sync in range(syncs + 1):
                 wait(started, [place / f"{number}.ready.{sync}" for number in range(peers)])
-                before = Account.of(os.getpid())
+                before = CostSoFar.of(os.getpid())
                 (place / f"go.{sync}").touch()
                 done = [place / f"{number}.{sync}" for number in range(peers)]
                 wait(started, done)
-                after = Account.of(os.getpid())
+                after = CostSoFar.of(os.getpid())
                 walls.append(max(float(path.read_text()) for path in done) - before.at_s)
                 cpus.append(after.cpu_s - before.cpu_s)
                 sizes.append(after.wire_bytes - before.wire_bytes)
             (place / "leave").touch()
             for child in started:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.process.wait(PATIENCE_S)
+                    child.process.wait(MAX_WAIT_S)
     return PeerSync(walls[1:], cpus[1:], sizes[1:])

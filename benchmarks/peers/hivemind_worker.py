@@ -18,7 +18,7 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import Uniform8BitQuantization
 
 BREATH_S = 0.002
-PATIENCE_S = 120.0
+MAX_WAIT_S = 120.0
 
 
 def await_mark(path: Path) -> None:
@@ -82,7 +82,7 @@ def main() -> None:
             for tensor, parameter, old in zip(tensors, parameters, before, strict=True):
                 torch.sub(old, parameter, out=tensor)
                 parameter.copy_(old)
-        group = averager.step(timeout=PATIENCE_S)
+        group = averager.step(timeout=MAX_WAIT_S)
         assert len(group or ()) == peers, f"averaged with {group}"
         with averager.get_tensors() as tensors:
             for parameter, tensor in zip(parameters, tensors, strict=True):

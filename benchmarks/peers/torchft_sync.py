@@ -9,11 +9,11 @@ from pathlib import Path
 
 from atoll.demo.processes import children
 
-from benchmarks.peers.accounts import PeerSync
 from benchmarks.peers.environment import install as make
+from benchmarks.peers.sync_cost import PeerSync
 
 WORKER = Path(__file__).with_name("torchft_worker.py")
-PATIENCE_S = 300.0
+MAX_WAIT_S = 300.0
 
 
 def install() -> Path:
@@ -34,7 +34,7 @@ def measure(python: Path, replicas: int, size: str, syncs: int) -> PeerSync:
             for number, result in enumerate(results)
         ]
         for child in started:
-            if child.process.wait(PATIENCE_S) != 0:
+            if child.process.wait(MAX_WAIT_S) != 0:
                 raise SystemExit(f"{child.name} ended: {child.tail()}")
         told = [json.loads(result.read_text()) for result in results]
     walls = [min(each) for each in zip(*(one["wall_s"] for one in told), strict=True)]  # the last replica did not wait

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll_forecast.fleet.fleet import Fleet
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.fragment_rounds import Closing
-from atoll_server.rounds.liveness import Present
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.liveness import LiveLearners
+from atoll_server.rounds.round_state import CloseNow
 
 
 def put_on(fleet: Fleet, policy: str) -> None:
@@ -23,7 +23,7 @@ def weights_of_those_here(fleet: Fleet) -> None:
     syncer = fleet.syncer
     close = syncer._close
 
-    def closed(fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
+    def closed(fragment: int, closing: CloseNow, present: LiveLearners) -> list[ev.Effect]:
         effects = close(fragment, closing, present)
         merge = next((effect for effect in effects if isinstance(effect, ev.Merge)), None)
         if merge is None:

@@ -10,7 +10,7 @@ import torch
 from atoll.reference import data
 from atoll.reference.train import inner_step, learning_rate, optimizer_for, validation_loss
 from atoll_forecast.fleet.fleet import Fleet
-from atoll_forecast.fleet.islands import Island
+from atoll_forecast.fleet.learners import LearnerSpec
 
 from benchmarks.quality.policies import put_on
 from benchmarks.quality.recipe import Recipe
@@ -49,14 +49,12 @@ def fleet(recipe: Recipe, corpus: data.Corpus) -> dict[str, Any]:
     work = Training(recipe, settings, corpus)
     each = tokens_of_step(recipe)
     repair = {"between_failures_s": recipe.failures, "repair_s": recipe.repair} if recipe.failures else {}
-    islands = [
-        Island(name, 1.0 / speed, each, delay_s=0.0 if recipe.method == "synchronous" else recipe.delay, **repair)
+    specs = [
+        LearnerSpec(name, 1.0 / speed, each, delay_s=0.0 if recipe.method == "synchronous" else recipe.delay, **repair)
         for name, speed in zip(names(recipe), recipe.speeds or (1.0,) * recipe.learners, strict=True)
     ]
     merge_s, overlap = (0.0, 0.0) if recipe.method == "synchronous" else (MERGE_STEPS, math.inf)
-    made = Fleet(
-        settings, len(work.layout.fragments), islands, work, merge_s=merge_s, overlap=overlap, seed=recipe.seed
-    )
+    made = Fleet(settings, len(work.layout.fragments), specs, work, merge_s=merge_s, overlap=overlap, seed=recipe.seed)
     if recipe.policy:
         put_on(made, recipe.policy)
     curve: list[tuple[int, float]] = []

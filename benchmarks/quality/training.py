@@ -7,25 +7,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from atoll.boundary.host_memory import Windows
-from atoll.boundary.local_parameters import Local
+from atoll.boundary.host_memory import HostMemory
+from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.parameters import Parameters
-from atoll.fragments.adoption import Fate, Outstanding
-from atoll.fragments.exchange import Prepared
+from atoll.fragments.adoption import Fate, PseudoGradient
+from atoll.fragments.exchange import PreparedAnchor
 from atoll.reference import data
 from atoll.reference.model import Transformer, build
 from atoll.reference.train import inner_step, learning_rate, optimizer_for
-from atoll_forecast.fleet.islands import Published, Taken
+from atoll_forecast.fleet.learners import Published, SentContribution
 from atoll_server.merging import merge
-from atoll_server.merging.norm_guard import NormGuard
-from atoll_server.rounds import events as ev
+from atoll_server.merging.norm_limit import NormLimiter
+from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.outer_step import OuterRule
 from atoll_server.settings import Limits, RunSettings
-from atoll_wire import codec, layout
-from atoll_wire.blocks import F32
-from atoll_wire.codec import Content
-from atoll_wire.layout import MergeKind, TensorSpec
-from atoll_wire.spans import Codec, FrameSpan
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.block_kernels import F32
+from atoll_wire.codec.frame_codec import Content
+from atoll_wire.layout import layout
+from atoll_wire.layout.frame_spans import Codec, FrameSpan
+from atoll_wire.layout.layout import MergeKind, TensorSpec
 from numpy.typing import NDArray
 
 from benchmarks.quality.recipe import Recipe
@@ -39,7 +40,7 @@ class Process:
 
     model: Transformer
     optimizer: torch.optim.Optimizer
-    local: Local
+    local: LocalParameters
     steps: int = 0
     tokens: int = 0
 
@@ -60,7 +61,7 @@ class Received:
 
 
 class Training:
-    """The `Work` of a fleet, see atoll_forecast.fleet.islands. done: part of the run's tokens that is trained."""
+    """The `Work` of a fleet, see atoll_forecast.fleet.learners. done: part of the run's tokens that is trained."""
 
     def __init__(self, recipe: Recipe, settings: RunSettings, corpus: data.Corpus) -> None:
         self.recipe = recipe
@@ -75,10 +76,10 @@ class Training:
         self.published = [Published(index, 0, 0.0, s.theta_pub.copy()) for index, s in enumerate(self.states)]
         limits = Limits()
         window, limit, clip = limits.norm_window, settings.norm_limit, settings.clip_norm
-        self.norms = [NormGuard(window, limit, clip) for _ in self.states]
+        self.norms = [NormLimiter(window, limit, clip) for _ in self.states]
         self.processes: dict[str, Process] = {}
-        self.flying: dict[tuple[str, int], tuple[Received, Outstanding]] = {}
-        self.received: dict[ev.Key, Received] = {}
+        self.flying: dict[tuple[str, int], tuple[Received, PseudoGradient]] = {}
+        self.received: dict[ev.ContributionKey, Received] = {}
         self.batches: dict[str, Iterator[torch.Tensor]] = {}
         self.tokens = 0
         self.losses: list[float] = []
@@ -94,9 +95,9 @@ class Training:
             self.flying.pop((learner, fragment), None)
         model = new_model(self.recipe)
         optimizer = optimizer_for(model, self.recipe.learning_rate)
-        windows = Windows(Parameters(model, optimizer).values, self.layout.runs, self.settings.codec)
+        host_memory = HostMemory(Parameters(model, optimizer).values, self.layout.runs, self.settings.codec)
         anchors = [(published.version, anchor_of(published)) for published in self.published]
-        local = Local(windows, anchors, keep=self.recipe.adoption == "rebase")
+        local = LocalParameters(host_memory, anchors, keep=self.recipe.adoption == "rebase")
         self.processes[learner] = Process(model, optimizer, local)
         if learner not in self.batches:
             self.batches[learner] = batches(self.recipe, self.corpus, learner)
@@ -111,15 +112,17 @@ class Training:
         process.tokens += tokens
         self.tokens += tokens
 
-    def take(self, learner: str, fragment: int, seq: int) -> Taken | None:
+    def take(self, learner: str, fragment: int, seq: int) -> SentContribution | None:
         """Takes a pseudo-gradient, and codes, compresses, decodes and checks it as on its way to a core."""
         process = self.processes[learner]
         if process.local.tracks[fragment].steps_from == process.steps:
             return None
         outstanding = process.local.take(fragment, process.tokens, process.steps)
         frames = self.layout.fragments[fragment].frames
-        payloads = [codec.compress(content) for content in outstanding.coded.contents]
-        checked = [codec.check_frame(p, span, self.settings.codec) for p, span in zip(payloads, frames, strict=True)]
+        payloads = [frame_codec.compress(content) for content in outstanding.coded.contents]
+        checked = [
+            frame_codec.check_frame(p, span, self.settings.codec) for p, span in zip(payloads, frames, strict=True)
+        ]
         norms_sq = merge.norms_sq(self.layout.fragments[fragment], [squares for _, squares in checked])
         norm = float(np.sqrt(norms_sq.sum()))
         verdict = self.norms[fragment].enter(learner, norm, outstanding.steps, self.processes.keys())
@@ -127,19 +130,19 @@ class Training:
         contents = tuple(content for content, _ in checked)
         received = Received(learner, self.settings.codec, norms_sq, verdict.scale, contents)
         self.flying[learner, fragment] = (received, outstanding)
-        self.received[ev.Key(learner, 0, fragment, seq)] = received
+        self.received[ev.ContributionKey(learner, 0, fragment, seq)] = received
         size = sum(map(len, payloads))
         self.bits[0] += 8 * size
         self.bits[1] += self.layout.fragments[fragment].length
-        return Taken(outstanding.tokens, outstanding.steps, outstanding.base_version, size)
+        return SentContribution(outstanding.tokens, outstanding.steps, outstanding.base_version, size)
 
     def merge(self, effect: ev.Merge) -> Published:
         """Makes the outer step with the contributions that the effect names."""
         fragment, state = self.layout.fragments[effect.fragment], self.states[effect.fragment]
-        keys = [ev.Key(share.key.learner, 0, effect.fragment, share.key.seq) for share in effect.shares]
+        keys = [ev.ContributionKey(share.key.learner, 0, effect.fragment, share.key.seq) for share in effect.shares]
         given = [self.received.pop(key) for key in keys]
         for refusal in effect.refusals:
-            del self.received[ev.Key(refusal.key.learner, 0, effect.fragment, refusal.key.seq)]
+            del self.received[ev.ContributionKey(refusal.key.learner, 0, effect.fragment, refusal.key.seq)]
         weights = [share.weight for share in effect.shares]
         rule = OuterRule.of(self.settings, effect.age, effect.cause, self.tokens)
         if self.recipe.down == "float32":
@@ -158,14 +161,16 @@ class Training:
         process = self.processes[learner]
         flying = self.flying.pop((learner, published.fragment), None) if merged or drop else None
         q = flying[1].coded if merged and flying is not None else None
-        prepared = Prepared(published.fragment, published.version, anchor_of(published), Fate(q, drop))
+        prepared = PreparedAnchor(published.fragment, published.version, anchor_of(published), Fate(q, drop))
         process.local.adopt(prepared, process.tokens, process.steps)
 
     def model(self) -> Transformer:
         """A new model with the newest published parameters."""
         model = new_model(self.recipe)
-        windows = Windows(Parameters(model, optimizer_for(model, 1.0)).values, self.layout.runs, self.settings.codec)
-        Local(windows, [(p.version, anchor_of(p)) for p in self.published], keep=True)
+        host_memory = HostMemory(
+            Parameters(model, optimizer_for(model, 1.0)).values, self.layout.runs, self.settings.codec
+        )
+        LocalParameters(host_memory, [(p.version, anchor_of(p)) for p in self.published], keep=True)
         return model
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import typer
-from atoll_wire import lazy_commands
 from atoll_wire.errors import need
+from atoll_wire.process import lazy_commands
 
 
 def register(app: typer.Typer) -> None:
@@ -18,13 +18,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _dashboard() -> lazy_commands.Command:
-    from atoll_wire.settings import Logs, command
+    from atoll_wire.process.settings import Logs, command
 
     from atoll_dashboard.settings import DashboardSettings
 
     def dashboard(settings: DashboardSettings, logs: Logs) -> None:
         need("dashboard", "dashboard", "fastapi", "uvicorn")
-        from atoll_dashboard.server import serve
+        from atoll_dashboard.web.server import serve
 
         logs.begin()
         asyncio.run(serve(settings, announce=lambda address: print(f"atoll dashboard serves {address}", flush=True)))

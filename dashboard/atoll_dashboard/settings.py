@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from atoll_wire.access import on_loopback
 from atoll_wire.errors import SettingsError
-from atoll_wire.settings import Address, Certificates, Option
+from atoll_wire.process.settings import Address, Certificates, Option
+from atoll_wire.security.transport import on_loopback
 from pydantic import Field
 
 LOCAL_NAMES = ("localhost",)  # beside all addresses
@@ -41,8 +41,8 @@ class DashboardSettings(Certificates):
     ] = 0.09
 
     def check(self) -> None:
-        """Raises SettingsError and AccessError for what would be told to a whole network."""
-        self.access.check([self.server])
+        """Raises SettingsError and TransportSecurityError for what would be told to a whole network."""
+        self.security.check([self.server])
         if not self.plaintext and not on_loopback([self.listen]):
             text = f"--listen {self.listen} is not loopback: put a proxy with TLS before it, or say --plaintext"
             raise SettingsError(text)

@@ -15,8 +15,8 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to 
 Plot = Annotated[
     Path | None, typer.Option(help="Write a plot to this file, SVG or PNG (needs matplotlib).", metavar="PATH")
 ]
-MOST_EVENTS = 1e7  # in one simulation: these take minutes
-MOST_LEARNERS = 4096  # in one run
+MAX_EVENTS = 1e7  # in one simulation: these take minutes
+MAX_LEARNERS = 4096  # in one run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_REGIONS = ["eu:1:1000:30:0.09", "us:1:1000:90:0.09", "ap:1:1000:160:0.09"]
 
@@ -66,7 +66,7 @@ def goodput_command(
         failures_per_year, slice_chips, downscale_s, upscale_s, repair_s, repair_shape, restart_s
     )
     events = (chips or 20 * max(figures.CHIPS)) * failures_per_year * hours / 4383
-    if events > MOST_EVENTS:
+    if events > MAX_EVENTS:
         raise UserError(f"some {events:.2g} failures are too many to simulate: give fewer --hours")
     if chips is None and learners is not None:
         raise UserError("--learners applies to one fleet: give its --chips too")
@@ -153,8 +153,8 @@ def plan_command(
 
     between_failures_s = between_failures_h * 3600 or math.inf
     regions = tuple(map(_region, region))
-    if sum(each.learners for each in regions) > MOST_LEARNERS:
-        raise UserError(f"--region: a run has {MOST_LEARNERS} learners at most")
+    if sum(each.learners for each in regions) > MAX_LEARNERS:
+        raise UserError(f"--region: a run has {MAX_LEARNERS} learners at most")
     if len({each.name for each in regions}) < len(regions):
         raise UserError("--region: two have the same name: give each its own")
     job = Job(parameters, step_s, regions, between_failures_s, 60 * repair_min, core_bits_s=core_mbit * 1e6 or math.inf)
@@ -185,8 +185,8 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, which is imported lat
         ) from error
     if not NAME.fullmatch(name):
         raise UserError(f'--region "{text}": its name may have letters, digits, - and _')
-    if not (0 < made.learners <= MOST_LEARNERS and 1e3 <= made.bits_s <= 1e15):
-        raise UserError(f'--region "{text}": give 1 to {MOST_LEARNERS} learners, and a rate above 0.001 Mbit/s')
+    if not (0 < made.learners <= MAX_LEARNERS and 1e3 <= made.bits_s <= 1e15):
+        raise UserError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate above 0.001 Mbit/s')
     if not (0 <= made.round_trip_s <= 3600 and 0 <= (made.price_gb or 0.0) <= 1e6):
         raise UserError(f'--region "{text}": give a round trip of an hour at most, and a price of zero or more')
     return made

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from atoll_wire import lazy_commands
 from atoll_wire.errors import need
+from atoll_wire.process import lazy_commands
 
 TRAINING = ("torch", "psutil", "numba", "zstandard")
 
@@ -23,25 +23,32 @@ def register(app: typer.Typer) -> None:
 
 
 def _learner() -> lazy_commands.Command:
-    from atoll_wire.settings import Logs, command
+    from atoll_wire.process.settings import Logs, command
 
-    from atoll.reference.settings import Joining, TrainSettings
+    from atoll.reference.settings import JoinSettings, TrainSettings
 
-    def learner(settings: TrainSettings, joining: Joining, logs: Logs) -> None:
+    def learner(settings: TrainSettings, joining: JoinSettings, logs: Logs) -> None:
         need("learner", "learner", *TRAINING)
-        from atoll.agent.joining import own_name
+        from atoll.agent.join_request import own_name
         from atoll.reference.train import train
 
         logs.begin()
         train(settings, joining.model_copy(update={"name": joining.name or own_name(joining.region)}))
 
-    return command(learner, TrainSettings, Joining, Logs)
+    return command(learner, TrainSettings, JoinSettings, Logs)
 
 
 def _doctor() -> lazy_commands.Command:
-    from atoll_wire.settings import command
+    from atoll_wire.process.settings import command
 
-    from atoll.doctor import DoctorSettings, Patient, examine, examine_disk, of_model, tell
+    from atoll.doctor import (
+        DoctorSettings,
+        LearnerToCheck,
+        check_connection,
+        check_disk,
+        of_model,
+        print_findings,
+    )
 
     def doctor(settings: DoctorSettings) -> None:
         if not settings.servers and settings.directory is None:
@@ -54,16 +61,16 @@ def _doctor() -> lazy_commands.Command:
 
             reference = Transformer(SIZES[settings.size])
             model = of_model(reference, optimizer_for(reference, 1e-3))
-        bad = tell(examine_disk(settings.directory)) if settings.directory is not None else False
+        bad = print_findings(check_disk(settings.directory)) if settings.directory is not None else False
         for address in settings.servers:
-            bad |= tell(examine(Patient(address, settings.access, settings.name, **model)))
+            bad |= print_findings(check_connection(LearnerToCheck(address, settings.security, settings.name, **model)))
         raise typer.Exit(1 if bad else 0)
 
     return command(doctor, DoctorSettings)
 
 
 def _demo() -> lazy_commands.Command:
-    from atoll_wire.settings import command
+    from atoll_wire.process.settings import command
 
     from atoll.demo.settings import DemoSettings
 
@@ -77,7 +84,7 @@ def _demo() -> lazy_commands.Command:
 
 
 def _chaos() -> lazy_commands.Command:
-    from atoll_wire.settings import command
+    from atoll_wire.process.settings import command
 
     from atoll.chaos.settings import ChaosSettings
 

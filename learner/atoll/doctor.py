@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.access import Access, AccessError
-from atoll_wire.calling import opened
-from atoll_wire.certificate import CertificateError, Role, may_be, show
-from atoll_wire.layout import LayoutError, TensorSpec, plan
-from atoll_wire.parts import PART_BYTES
-from atoll_wire.settings import Certificates, Option
+from atoll_wire.connections.calls import open_stream
+from atoll_wire.layout.layout import LayoutError, TensorSpec, plan
+from atoll_wire.messages.message_parts import PART_BYTES
+from atoll_wire.process.settings import Certificates, Option
+from atoll_wire.security.certificate import CertificateError, Role, allows_name, read_certificate
+from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
 from pydantic import Field
 
 from atoll.reference.settings import Size
@@ -50,7 +50,7 @@ SLOW_DISK_MB = 50.0
 FEW_BYTES = 4 << 30
 
 
-class Verdict(Enum):
+class Severity(Enum):
     """How bad a finding is."""
 
     GOOD = "good"
@@ -58,14 +58,14 @@ class Verdict(Enum):
     BAD = "bad"
 
 
-SIGNS = {Verdict.GOOD: "ok  ", Verdict.DOUBTFUL: "WARN", Verdict.BAD: "BAD "}
+SIGNS = {Severity.GOOD: "ok  ", Severity.DOUBTFUL: "WARN", Severity.BAD: "BAD "}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the report. what: the fact; remedy: the fix, empty where nothing is wrong."""
 
-    verdict: Verdict
+    verdict: Severity
     what: str
     remedy: str = ""
 
@@ -93,11 +93,11 @@ class DoctorSettings(Certificates):
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class LearnerToCheck:
     """A learner that would join. address: a core or front. tensors, frozen_digest: of its model, to compare it."""
 
     address: str
-    access: Access
+    security: TransportSecurity
     name: str = ""
     tensors: tuple[TensorSpec, ...] = ()
     frozen_digest: bytes = b""
@@ -114,46 +114,46 @@ def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] 
     return {"tensors": parameters.tensors, "frozen_digest": parameters.frozen_digest()}
 
 
-def tell(findings: Iterable[Finding]) -> bool:
+def print_findings(findings: Iterable[Finding]) -> bool:
     """Prints findings as they come; returns whether one was bad."""
     bad = False
     for finding in findings:
         print(f"{SIGNS[finding.verdict]}  {finding.what}", flush=True)
         if finding.remedy:
             print(f"      {finding.remedy}")
-        bad |= finding.verdict is Verdict.BAD
+        bad |= finding.verdict is Severity.BAD
     return bad
 
 
-def examine(patient: Patient) -> Iterator[Finding]:
+def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
     """Yields findings about a core or front, and ends at a problem that makes further checks useless."""
-    place = _place(patient.address)
+    place = _place(learner.address)
     if isinstance(place, Finding):
         yield place
         return
     try:
-        patient.access.check([patient.address])
-    except AccessError as error:
+        learner.security.check([learner.address])
+    except TransportSecurityError as error:
         yield _bad(str(error), "see atoll certs")
         return
     reached = list(_reach(*place))
     yield from reached
-    if any(finding.verdict is Verdict.BAD for finding in reached):
+    if any(finding.verdict is Severity.BAD for finding in reached):
         return
-    yield from _certificate(patient)
+    yield from _certificate(learner)
     try:
-        with patient.access.dial_and_wait(patient.address, OPTIONS) as channel:
-            yield from _way(rpc.DoctorStub(channel), patient)
-    except AccessError as error:
+        with learner.security.dial_and_wait(learner.address, OPTIONS) as channel:
+            yield from _way(rpc.DoctorStub(channel), learner)
+    except TransportSecurityError as error:
         yield _bad(str(error), "issue the certificates again, see atoll certs")
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            yield Finding(Verdict.DOUBTFUL, f"{patient.address} is busy: {error.details()}", "ask again in a minute")
+            yield Finding(Severity.DOUBTFUL, f"{learner.address} is busy: {error.details()}", "ask again in a minute")
             return
-        yield _bad(f"{patient.address} does not answer as Atoll does: {error.details()}", _cure(error, patient))
+        yield _bad(f"{learner.address} does not answer as Atoll does: {error.details()}", _cure(error, learner))
 
 
-def examine_disk(directory: Path) -> Iterator[Finding]:
+def check_disk(directory: Path) -> Iterator[Finding]:
     """Yields findings about a core's directory: free space and write rate."""
     file = directory / ".atoll-doctor"
     try:
@@ -192,21 +192,21 @@ def _reach(host: str, port: int) -> Iterator[Finding]:
     except (OSError, UnicodeError) as error:
         yield _bad(f"{host} is no name that is known here ({error})", "correct it, or repair the name service")
         return
-    yield Finding(Verdict.GOOD, f"{host} is {', '.join(sorted(found))}")
+    yield Finding(Severity.GOOD, f"{host} is {', '.join(sorted(found))}")
     try:
         with socket.create_connection((host, port), timeout=10.0):
-            yield Finding(Verdict.GOOD, f"port {port} is open")
+            yield Finding(Severity.GOOD, f"port {port} is open")
     except OSError as error:
         cure = "start a core or front there, or open the port in the firewalls on the way"
         yield _bad(f"port {port} of {host} cannot be reached ({error.strerror or error})", cure)
 
 
-def _certificate(patient: Patient) -> Iterator[Finding]:
-    directory = patient.access.tls
+def _certificate(learner: LearnerToCheck) -> Iterator[Finding]:
+    directory = learner.security.tls
     if directory is None:
         return
     try:
-        mine = show(directory)
+        mine = read_certificate(directory)
     except CertificateError as error:
         yield _bad(str(error), "issue it again, see atoll certs")
         return
@@ -216,12 +216,12 @@ def _certificate(patient: Patient) -> Iterator[Finding]:
     else:
         good = mine.days_left >= DAYS
         yield _judged(good, f"the certificate of {mine.identity} is valid for {mine.days_left:.1f} days", renew)
-    if patient.name and not may_be(mine.identity, f"{Role.LEARNER.value}/{patient.name}"):
-        text = f"the certificate is of {mine.identity}, and the learner is called {patient.name}"
-        yield _bad(text, f"atoll certs issue learner {patient.name}")
+    if learner.name and not allows_name(mine.identity, f"{Role.LEARNER.value}/{learner.name}"):
+        text = f"the certificate is of {mine.identity}, and the learner is called {learner.name}"
+        yield _bad(text, f"atoll certs issue learner {learner.name}")
 
 
-def _way(stub: rpc.DoctorStub, patient: Patient) -> Iterator[Finding]:
+def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
     trips = []
     offsets = []
     told = pb.ProbeReply()
@@ -232,7 +232,7 @@ def _way(stub: rpc.DoctorStub, patient: Patient) -> Iterator[Finding]:
         offsets.append(told.wall_s - asked_at - trips[-1] / 2)
     trip_s, offset_s = statistics.median(trips), statistics.median(offsets)
     way = " by ".join(("a core is there", *told.via))
-    yield Finding(Verdict.GOOD, f"{way}, {1e3 * trip_s:.1f} ms round trip, {_run(told)}")
+    yield Finding(Severity.GOOD, f"{way}, {1e3 * trip_s:.1f} ms round trip, {_run(told)}")
     off = f"the clocks are {abs(offset_s):.1f} s apart"
     yield _judged(
         abs(offset_s) < CLOCK_S,
@@ -243,10 +243,10 @@ def _way(stub: rpc.DoctorStub, patient: Patient) -> Iterator[Finding]:
     _probe(stub, [pb.ProbeRequest(padding=bytes(FRAME_BYTES))])
     large = f"messages of {FRAME_BYTES >> 10} KiB come through"
     yield _judged(told.message_bytes > FRAME_BYTES, large, "raise the core's limit on messages")
-    if patient.tensors and told.fingerprint:
-        yield from _model(patient, told)
-    elif patient.tensors:
-        yield Finding(Verdict.GOOD, "the run has no model yet: this one would be its first")
+    if learner.tensors and told.fingerprint:
+        yield from _model(learner, told)
+    elif learner.tensors:
+        yield Finding(Severity.GOOD, "the run has no model yet: this one would be its first")
 
 
 def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
@@ -263,19 +263,19 @@ def _rates(stub: rpc.DoctorStub, trip_s: float) -> Iterator[Finding]:
         yield _judged(rate >= SLOW_MBIT, f"{rate:.0f} Mbit/s {way}, over one connection", cure)
 
 
-def _model(patient: Patient, told: pb.ProbeReply) -> Iterator[Finding]:
+def _model(learner: LearnerToCheck, told: pb.ProbeReply) -> Iterator[Finding]:
     try:
-        same = plan(patient.tensors, told.fragments).fingerprint == told.fingerprint
+        same = plan(learner.tensors, told.fragments).fingerprint == told.fingerprint
     except LayoutError:
         same = False
     cure = "build the model of the run: the same names, shapes, dtypes and order of trainable parameters"
-    yield Finding(Verdict.GOOD, "the model's layout is the run's") if same else _bad("the run has another model", cure)
-    if same and patient.frozen_digest != told.frozen_digest:
+    yield Finding(Severity.GOOD, "the model's layout is the run's") if same else _bad("the run has another model", cure)
+    if same and learner.frozen_digest != told.frozen_digest:
         yield _bad("the frozen parameters have other values than the run's", "load the values that the run began with")
 
 
 def _probe(stub: rpc.DoctorStub, requests: list[pb.ProbeRequest]) -> list[pb.ProbeReply]:
-    with opened("Probe", stub.Probe(iter(requests), timeout=TIMEOUT_S)) as call:
+    with open_stream("Probe", stub.Probe(iter(requests), timeout=TIMEOUT_S)) as call:
         return list(call)
 
 
@@ -283,8 +283,8 @@ def _run(told: pb.ProbeReply) -> str:
     return f"run {told.run}" if told.fingerprint else f"run {told.run}, which has not begun"
 
 
-def _cure(error: grpc.RpcError, patient: Patient) -> str:
-    if patient.access.tls is not None:
+def _cure(error: grpc.RpcError, learner: LearnerToCheck) -> str:
+    if learner.security.tls is not None:
         return "check that both certificates are valid, of one authority, and for this host name (atoll certs show)"
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return "check that it is a core or front, and whether it needs certificates (--tls)"
@@ -292,8 +292,8 @@ def _cure(error: grpc.RpcError, patient: Patient) -> str:
 
 
 def _judged(good: bool, what: str, cure: str) -> Finding:
-    return Finding(Verdict.GOOD, what) if good else Finding(Verdict.DOUBTFUL, what, cure)
+    return Finding(Severity.GOOD, what) if good else Finding(Severity.DOUBTFUL, what, cure)
 
 
 def _bad(what: str, remedy: str) -> Finding:
-    return Finding(Verdict.BAD, what, remedy)
+    return Finding(Severity.BAD, what, remedy)

@@ -12,31 +12,31 @@ from typing import Literal
 import structlog
 from atoll_wire import forking
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.access import Access
-from atoll_wire.clock import SYSTEM
-from atoll_wire.layout import Layout, plan
-from atoll_wire.scrape import ScrapeError
+from atoll_wire.layout.layout import Layout, plan
+from atoll_wire.process.clock import SYSTEM
+from atoll_wire.process.metrics_server import MetricsServerError
+from atoll_wire.security.transport import TransportSecurity
 from torch import nn
 
-from atoll.agent.joining import FirstModel, Identity, own_name, process_age_s
+from atoll.agent.join_request import Identity, ModelDescription, own_name, process_age_s
 from atoll.agent.thread import Agent
-from atoll.boundary.answers import Rounds
-from atoll.boundary.host_memory import Windows
-from atoll.boundary.local_parameters import Local
-from atoll.boundary.movement import Verdict
-from atoll.boundary.movement_watch import FOUND, Watch
+from atoll.boundary.host_memory import HostMemory
+from atoll.boundary.local_parameters import LocalParameters
+from atoll.boundary.movement import Movement
+from atoll.boundary.movement_watch import FOUND, MovementWatch
 from atoll.boundary.optimizer_copies import Pairs
 from atoll.boundary.parameters import Optimizers, Parameters
-from atoll.boundary.ranks import GO_ON, RESTORE, STAND, STOP, Agreed, Island, island
-from atoll.boundary.samples import Samples
+from atoll.boundary.ranks import GO_ON, RESTORE, STAND, STOP, Agreed, RankGroup, rank_group
+from atoll.boundary.round_answers import RoundAnswers
+from atoll.boundary.samples import ParameterSamples
 from atoll.errors import LearnerError
-from atoll.fragments.exchange import Due, Handover, Prepared, Todo
+from atoll.fragments.exchange import BoundaryWork, DueRound, PreparedAnchor, ThreadExchange
 from atoll.stats import Counters, LearnerMetrics, Stats, number, whole
 
 log = structlog.get_logger()
 
 # How long leaving waits for fates. Open rounds close by then; when all learners leave at once, no round opens later.
-LEAST_WAIT_S, WAIT_STEPS = 1.0, 4.0
+MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
 NOT_ENTERED = "the learner was not entered: use it as `with atoll.Learner(...) as learner`"
 NO_FORKS = (
     "this process cannot fork while it is a learner: grpc was imported before atoll, and its fork handlers would crash "
@@ -94,25 +94,25 @@ class Learner:
         self._unshared = unshared
         self._copies = copies
         addresses = [server] if isinstance(server, str) else list(server)
-        access = Access(None if tls is None else Path(tls), insecure_plaintext)
-        self._identity = Identity(name or own_name(region), region, addresses, connect_timeout_s, access)
+        security = TransportSecurity(None if tls is None else Path(tls), insecure_plaintext)
+        self._identity = Identity(name or own_name(region), region, addresses, connect_timeout_s, security)
         self._keep = adoption == "rebase"
         self._drain_s = drain_s
         self._metrics = (metrics_listen, metrics_plaintext)
         self._leaving = contextlib.ExitStack()  # what ends when this learner leaves
         self._clock = SYSTEM
         self._counters = Counters()
-        self._handover = Handover(self._clock)
+        self._exchange = ThreadExchange(self._clock)
         self._process = os.getpid()
-        self._island: Island | None = None
+        self._rank_group: RankGroup | None = None
         self._agent: Agent | None = None
         self._parameters: Parameters | None = None
         self._layout: Layout | None = None
-        self._local: Local | None = None
-        self._watch: Watch | None = None
+        self._local: LocalParameters | None = None
+        self._watch: MovementWatch | None = None
         self._undone: LearnerError | None = None
         self._to_restore = False
-        self._rounds: Rounds | None = None
+        self._rounds: RoundAnswers | None = None
         self._left = self._rests = False
         self._agreed = Agreed(0, GO_ON, 0, 0)
         self._left_step_at = 0.0
@@ -120,16 +120,16 @@ class Learner:
 
     def __enter__(self) -> Learner:
         """Joins the run. Raises LearnerError when it cannot."""
-        if self._island is not None:
+        if self._rank_group is not None:
             raise LearnerError("a Learner can be entered once: make a new one to join again")
         self._process = os.getpid()
         began, self._counters.prepared_s = self._clock.monotonic(), process_age_s(self._clock)
         self._parameters = Parameters(self._model, self._optimizer, self._unshared, self._copies)
         self._parameters.warn(self._identity.name)
-        self._island = island()
+        self._rank_group = rank_group()
         try:
             with self._parameters.copies.following(self._parameters.values, restart=True):
-                self._begin(self._parameters, self._island)
+                self._begin(self._parameters, self._rank_group)
         except BaseException:
             self._leaving.close()  # at Ctrl-C too: else the agent would dial for ever
             raise
@@ -137,8 +137,8 @@ class Learner:
         self._left_step_at = self._clock.monotonic()
         return self
 
-    def _begin(self, parameters: Parameters, ranks: Island) -> None:
-        problem = self._join(parameters) if ranks.talks else None
+    def _begin(self, parameters: Parameters, ranks: RankGroup) -> None:
+        problem = self._join(parameters) if ranks.is_leader else None
         # The other ranks learn here whether rank 0 could join, and how many fragments there are.
         fragments = [len(self._layout.fragments)] if self._layout and problem is None else []
         known = self._counters
@@ -155,35 +155,35 @@ class Learner:
             try:
                 metrics = LearnerMetrics(self._counters, self._identity.name)
                 self._leaving.callback(metrics.serve(address, plaintext=plaintext))
-            except ScrapeError as error:
+            except MetricsServerError as error:
                 return LearnerError(str(error))
         if problem := self._identity.problem():
             return problem
-        self._leaving.callback(lambda: self._counters.left(self._handover.unsettled))
-        model = FirstModel(parameters.tensors, parameters.frozen_digest(), parameters.save)
+        self._leaving.callback(lambda: self._counters.left(self._exchange.unsettled))
+        model = ModelDescription(parameters.tensors, parameters.frozen_digest(), parameters.save)
         self._leaving.enter_context(forking.refused(LearnerError(NO_FORKS)))
-        self._agent = Agent(self._identity, model, self._handover, self._counters, self._clock)
+        self._agent = Agent(self._identity, model, self._exchange, self._counters, self._clock)
         self._leaving.callback(self._agent.leave)
         self._agent.start()
         try:
             self._layout = self._agent.wait_ready()
         except LearnerError as error:
             return error
-        self._handover.clear()  # the first anchors are taken from the agent itself
+        self._exchange.clear()  # the first anchors are taken from the agent itself
         self._take_over(parameters, self._layout, self._agent)
         return None
 
     def _take_over(self, parameters: Parameters, layout: Layout, agent: Agent) -> None:
         """Writes the run's first anchors into the model, and starts watching it."""
         anchors = agent.anchors()
-        self._watch = Watch(Samples(parameters.values, layout.fragments))
+        self._watch = MovementWatch(ParameterSamples(parameters.values, layout.fragments))
         self._leaving.callback(self._watch.end)
-        self._local = Local(
-            Windows(parameters.values, layout.runs, agent.run_codec),
+        self._local = LocalParameters(
+            HostMemory(parameters.values, layout.runs, agent.run_codec),
             anchors,
             keep=self._keep,
         )
-        self._rounds = Rounds(self._local, self._handover, self._counters, agent.submit)
+        self._rounds = RoundAnswers(self._local, self._exchange, self._counters, agent.submit)
         self._watch.adopted(tuple(range(len(anchors))))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -200,29 +200,29 @@ class Learner:
         if kind is None:
             self._ranks().leave()
 
-    def _give_up_what_is_no_work(self, local: Local) -> None:
+    def _give_up_what_is_no_work(self, local: LocalParameters) -> None:
         """Drops outstanding work if the parameters were written since the last step."""
-        if self._watch is not None and (verdict := self._watch.leave()) is not Verdict.FINE:
+        if self._watch is not None and (verdict := self._watch.leave()) is not Movement.FINE:
             log.warning(FOUND[verdict], learner=self._identity.name, consequence="nothing outstanding is sent")
             for fragment, track in enumerate(local.tracks):
                 self._abandon(fragment, track.give_up(self._counters.tokens, self._counters.steps))
 
-    def _drain(self, local: Local, rounds: Rounds) -> None:
+    def _drain(self, local: LocalParameters, rounds: RoundAnswers) -> None:
         """Sends the last pseudo-gradients, also of fragments whose earlier contribution is settled meanwhile."""
         deadline, steps = self._clock.monotonic() + self._drain_s, self._counters.steps
         rounds.hand_over()
-        patience_s = max(LEAST_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
-        late = min(deadline, self._clock.monotonic() + patience_s)
+        max_wait_s = max(MIN_WAIT_S, WAIT_STEPS * self._counters.step_time_s)
+        late = min(deadline, self._clock.monotonic() + max_wait_s)
         while True:
             for fragment, track in enumerate(local.tracks):
                 if track.flying is None and track.steps_from < steps and track.tokens_from < self._counters.tokens:
-                    rounds.take(Due(fragment, 0, 0.0))
+                    rounds.take(DueRound(fragment, 0, 0.0))
             more = self._clock.monotonic() < late and any(track.later(steps) for track in local.tracks)
             end = late if more else deadline
-            settled = self._handover.wait_settled(max(0.0, end - self._clock.monotonic()), fates=more)
+            settled = self._exchange.wait_settled(max(0.0, end - self._clock.monotonic()), fates=more)
             if not more or (not settled and self._clock.monotonic() < end):
                 return
-            todo = self._handover.next()
+            todo = self._exchange.next()
             self._release(todo)
             while todo.prepared:  # the model is not changed: other ranks could not follow
                 newer = todo.prepared.popleft()
@@ -251,13 +251,13 @@ class Learner:
         self._decide(tokens)
         counters.stepped(began - self._left_step_at, self._paused_since_step, self._agreed.tokens, loss)
         self._paused_since_step = 0.0
-        while self._agreed.wish == STAND:
+        while self._agreed.request == STAND:
             began += self._stand()
             self._decide(0)
         counters.paused = False
-        if self._agreed.wish == STOP:
+        if self._agreed.request == STOP:
             raise self._failure() or LearnerError("rank 0 stopped: see its message")
-        if self._agreed.wish == RESTORE:
+        if self._agreed.request == RESTORE:
             self._restore()
         self._adopt(self._agreed.adopt)
         if self._rounds is not None:
@@ -267,28 +267,28 @@ class Learner:
 
     def _decide(self, tokens: int) -> None:
         """Lets all ranks agree on what to do at this step boundary."""
-        adopt, wish = list[int](), GO_ON
+        adopt, request = list[int](), GO_ON
         if self._failure() is not None:
-            wish = STOP
-        elif self._handover.stands:
-            wish = STAND
+            request = STOP
+        elif self._exchange.stands:
+            request = STAND
         elif (found := self._judge()) != GO_ON:
-            wish = found
-        elif self._handover.something or self._handover.todo:
-            todo = self._handover.next()
+            request = found
+        elif self._exchange.something or self._exchange.todo:
+            todo = self._exchange.next()
             self._release(todo)
             adopt = [newer.fragment for newer in todo.prepared]
         known = self._counters.run_tokens_after(self.run_tokens)
-        self._agreed = self._ranks().agree(tokens, wish, known, self._counters.total_tokens, adopt)
+        self._agreed = self._ranks().agree(tokens, request, known, self._counters.total_tokens, adopt)
 
     def _judge(self) -> int:
         """RESTORE when something other than the optimizer moved the parameters; STOP when it would happen again."""
         if self._watch is None or self._to_restore:
             return RESTORE if self._to_restore else GO_ON
-        verdict = self._watch.judge() if self._handover.something or self._handover.todo else self._watch.glance()
-        if verdict is Verdict.FINE:
+        verdict = self._watch.judge() if self._exchange.something or self._exchange.todo else self._watch.glance()
+        if verdict is Movement.FINE:
             return GO_ON
-        if verdict is Verdict.COPIES:
+        if verdict is Movement.COPIES:
             self._undone = LearnerError(FOUND[verdict])
             return STOP
         log.warning(FOUND[verdict], learner=self._identity.name, consequence="the parameters are the run's again")
@@ -319,8 +319,8 @@ class Learner:
     def _stand(self) -> float:
         """Waits at most STAND_S while the run is paused; other ranks wait in an all-reduce. Returns the seconds."""
         began, self._counters.paused = self._clock.monotonic(), True
-        if self._ranks().talks:
-            self._handover.wait_resumed(STAND_S)
+        if self._ranks().is_leader:
+            self._exchange.wait_resumed(STAND_S)
         return self._counters.rested(began, self._clock.monotonic())
 
     def _failure(self) -> LearnerError | None:
@@ -342,18 +342,18 @@ class Learner:
             self._mine().copies.following([parameter for group in moved for parameter in group]),
         ):
             if self._local is not None:
-                self._adopt_anchors(self._local, self._handover.todo.prepared)
+                self._adopt_anchors(self._local, self._exchange.todo.prepared)
             for parameters in moved:
                 self._ranks().spread(parameters)
         self._seen(fragments)
 
-    def _adopt_anchors(self, local: Local, prepared: deque[Prepared]) -> None:
+    def _adopt_anchors(self, local: LocalParameters, prepared: deque[PreparedAnchor]) -> None:
         while prepared:
             newer = prepared.popleft()
             self._abandon(newer.fragment, local.adopt(newer, self._counters.tokens, self._counters.steps))
-            self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
+            self._exchange.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
 
-    def _release(self, todo: Todo) -> None:
+    def _release(self, todo: BoundaryWork) -> None:
         """Takes back the work of refused contributions, unless it is to be dropped."""
         while todo.released:
             assert self._local is not None, "only the rank that talks is told of fragments"
@@ -388,7 +388,7 @@ class Learner:
 
     def leave_soon(self) -> None:
         """For signal handlers: `step` no longer waits while the run is paused. The loop should end after its step."""
-        self._handover.excused = True
+        self._exchange.excused = True
 
     @property
     def run_tokens(self) -> int:
@@ -410,7 +410,7 @@ class Learner:
             raise LearnerError(NOT_ENTERED)
         return self._parameters
 
-    def _ranks(self) -> Island:
-        if self._island is None:
+    def _ranks(self) -> RankGroup:
+        if self._rank_group is None:
             raise LearnerError(NOT_ENTERED)
-        return self._island
+        return self._rank_group

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, SupportsFloat, SupportsIndex
 
-from atoll_wire import calling, scrape
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.connections import calls
+from atoll_wire.process import metrics_server
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,7 +20,7 @@ from atoll.errors import LearnerError
 STEP_SMOOTHING = 0.1
 SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # a pause up to this long is throttling and belongs to a step
 LATELY = 4  # how many of the last steps give the shortest period
-MOST_TOKENS = 1 << 40  # in one step of one rank
+MAX_TOKENS = 1 << 40  # in one step of one rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +85,19 @@ class Counters:
     stands: str = ""
     run_tokens: int = 0
     run_tokens_at: int = 0  # own tokens that run_tokens includes
-    struck_tokens: int = -1  # of the run, by operators or undone by a restore; -1: not known yet
+    voided_tokens: int = -1  # of the run, by operators or undone by a restore; -1: not known yet
     corrected: bool = False  # run_tokens fell since training last read it
     total_tokens: int = 0  # the run's goal; 0: the core has none
 
-    def told(self, run_tokens: int, struck_tokens: int = 0, *, anew: bool = False) -> None:
+    def told(self, run_tokens: int, voided_tokens: int = 0, *, anew: bool = False) -> None:
         """Takes in the run's tokens as the core reports them; they fall when an operator strikes some.
 
         Reports may arrive out of order: an update carries what was known when its merge began. anew: the run was
         restored to a checkpoint, so nothing that was reported before counts.
         """
-        if anew or (struck_tokens, run_tokens) > (self.struck_tokens, self.run_tokens):
-            self.corrected |= anew or struck_tokens > self.struck_tokens > -1
-            self.struck_tokens = struck_tokens
+        if anew or (voided_tokens, run_tokens) > (self.voided_tokens, self.run_tokens):
+            self.corrected |= anew or voided_tokens > self.voided_tokens > -1
+            self.voided_tokens = voided_tokens
             # In this order: training may read in between, and must see too few tokens rather than too many.
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens
@@ -104,7 +105,7 @@ class Counters:
     def known_tokens(self) -> int:
         """Tokens of the run: this learner's now, plus the others' as the core last reported them."""
         # The core hears of own tokens a little later. Where some were struck, own ones may be among them.
-        return self.tokens + max(-max(0, self.struck_tokens), self.run_tokens - self.run_tokens_at)
+        return self.tokens + max(-max(0, self.voided_tokens), self.run_tokens - self.run_tokens_at)
 
     def run_tokens_after(self, agreed: int) -> int:
         """Tokens of the run, never fewer than `agreed`, unless an operator struck some since the last call."""
@@ -172,8 +173,8 @@ def whole(tokens: SupportsIndex) -> int:
         count = -1 if isinstance(tokens, bool) else operator.index(tokens)
     except TypeError:
         count = -1
-    if not 0 <= count <= MOST_TOKENS:
-        raise LearnerError(f"step(tokens={tokens!r}): give the tokens of this step as an integer, 0 to {MOST_TOKENS}")
+    if not 0 <= count <= MAX_TOKENS:
+        raise LearnerError(f"step(tokens={tokens!r}): give the tokens of this step as an integer, 0 to {MAX_TOKENS}")
     return count
 
 
@@ -209,7 +210,7 @@ class LearnerMetrics(Collector):
         directions: dict[str, float] = {"up": c.bytes_up, "down": c.bytes_down, "whole": c.bytes_whole}
         yield self._counter("atoll_local_payload_bytes", "Payload bytes", directions)
         streams = GaugeMetricFamily("atoll_local_open_calls", "Streams to the core", labels=["learner", "method"])
-        for method, count in sorted(calling.open_calls().items()):
+        for method, count in sorted(calls.open_calls().items()):
             streams.add_metric([self._name, method], count)
         yield streams
         for name, text, value in (
@@ -230,12 +231,12 @@ class LearnerMetrics(Collector):
         return counter
 
     def serve(self, address: str, *, plaintext: bool) -> Callable[[], None]:
-        """Serves metrics and readiness at HOST:PORT; returns a function that stops it. Raises ScrapeError."""
-        scrape.check(address, plaintext=plaintext)
+        """Serves metrics and readiness at HOST:PORT; returns a function that stops it. Raises MetricsServerError."""
+        metrics_server.check(address, plaintext=plaintext)
         registry = CollectorRegistry()
         registry.register(self)
         ProcessCollector(registry=registry)
-        return scrape.serve(registry, address, lambda: "", self._not_ready).end
+        return metrics_server.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:
         """Why the learner is not ready. After joining it always is: it trains without a core, and no restart helps."""

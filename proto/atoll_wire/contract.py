@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import MergeKind, TensorSpec
+from atoll_wire.layout.layout import MergeKind, TensorSpec
 
 PROTOCOL = 2  # a core refuses learners of another one
 JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers

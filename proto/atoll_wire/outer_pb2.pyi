@@ -110,7 +110,7 @@ class RunSettings(_message.Message):
     def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "struck_tokens", "shards")
+    __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "voided_tokens", "shards")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[JoinReply.State]
@@ -142,7 +142,7 @@ class JoinReply(_message.Message):
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRY_S_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
-    STRUCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     state: JoinReply.State
     run: str
@@ -156,9 +156,9 @@ class JoinReply(_message.Message):
     run_tokens: int
     retry_s: float
     log: int
-    struck_tokens: int
+    voided_tokens: int
     shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
-    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., struck_tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[JoinReply.State, str]] = ..., run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., token: _Optional[bytes] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., versions: _Optional[_Mapping[int, int]] = ..., run_tokens: _Optional[int] = ..., retry_s: _Optional[float] = ..., log: _Optional[int] = ..., voided_tokens: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
 
 class ShardPlace(_message.Message):
     __slots__ = ("address", "fragments")
@@ -216,7 +216,7 @@ class FollowRequest(_message.Message):
     shard: int
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., log: _Optional[int] = ..., sequence: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
-class Happening(_message.Message):
+class Notification(_message.Message):
     __slots__ = ("log", "sequence", "current", "opened", "published", "shutting_down", "receipt", "paused")
     LOG_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -228,16 +228,16 @@ class Happening(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     log: int
     sequence: int
-    current: Current
+    current: FullState
     opened: RoundOpened
     published: UpdatePublished
     shutting_down: ShuttingDown
     receipt: Receipt
     paused: Paused
-    def __init__(self, log: _Optional[int] = ..., sequence: _Optional[int] = ..., current: _Optional[_Union[Current, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., published: _Optional[_Union[UpdatePublished, _Mapping]] = ..., shutting_down: _Optional[_Union[ShuttingDown, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ...) -> None: ...
+    def __init__(self, log: _Optional[int] = ..., sequence: _Optional[int] = ..., current: _Optional[_Union[FullState, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., published: _Optional[_Union[UpdatePublished, _Mapping]] = ..., shutting_down: _Optional[_Union[ShuttingDown, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ...) -> None: ...
 
-class Current(_message.Message):
-    __slots__ = ("versions", "open", "run_tokens", "paused", "struck_tokens")
+class FullState(_message.Message):
+    __slots__ = ("versions", "open", "run_tokens", "paused", "voided_tokens")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -249,13 +249,13 @@ class Current(_message.Message):
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
-    STRUCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.ScalarMap[int, int]
     open: _containers.RepeatedCompositeFieldContainer[RoundOpened]
     run_tokens: int
     paused: Paused
-    struck_tokens: int
-    def __init__(self, versions: _Optional[_Mapping[int, int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
+    voided_tokens: int
+    def __init__(self, versions: _Optional[_Mapping[int, int]] = ..., open: _Optional[_Iterable[_Union[RoundOpened, _Mapping]]] = ..., run_tokens: _Optional[int] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ..., voided_tokens: _Optional[int] = ...) -> None: ...
 
 class RoundOpened(_message.Message):
     __slots__ = ("fragment", "cycle")
@@ -266,18 +266,18 @@ class RoundOpened(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., cycle: _Optional[int] = ...) -> None: ...
 
 class UpdatePublished(_message.Message):
-    __slots__ = ("fragment", "version", "size_bytes", "run_tokens", "struck_tokens")
+    __slots__ = ("fragment", "version", "size_bytes", "run_tokens", "voided_tokens")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RUN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STRUCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: int
     size_bytes: int
     run_tokens: int
-    struck_tokens: int
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., run_tokens: _Optional[int] = ..., struck_tokens: _Optional[int] = ...) -> None: ...
+    voided_tokens: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., run_tokens: _Optional[int] = ..., voided_tokens: _Optional[int] = ...) -> None: ...
 
 class ShuttingDown(_message.Message):
     __slots__ = ()
@@ -336,7 +336,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest", "asks_only")
+    __slots__ = ("session", "fragment", "seq", "cycle", "base_version", "tokens", "steps", "codec", "frames", "size_bytes", "digest", "control_only")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -348,7 +348,7 @@ class PushHeader(_message.Message):
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    ASKS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ONLY_FIELD_NUMBER: _ClassVar[int]
     session: Session
     fragment: int
     seq: int
@@ -360,18 +360,18 @@ class PushHeader(_message.Message):
     frames: int
     size_bytes: int
     digest: bytes
-    asks_only: bool
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., cycle: _Optional[int] = ..., base_version: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., asks_only: bool = ...) -> None: ...
+    control_only: bool
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., cycle: _Optional[int] = ..., base_version: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., frames: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., control_only: bool = ...) -> None: ...
 
 class PushReply(_message.Message):
-    __slots__ = ("have", "receipt")
-    HAVE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("received", "receipt")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
-    have: Have
+    received: ReceivedFrames
     receipt: Receipt
-    def __init__(self, have: _Optional[_Union[Have, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    def __init__(self, received: _Optional[_Union[ReceivedFrames, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
-class Have(_message.Message):
+class ReceivedFrames(_message.Message):
     __slots__ = ("frames",)
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     frames: _containers.RepeatedScalarFieldContainer[int]
@@ -504,7 +504,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "knows_tokens", "wan_budget_bytes", "restored")
+    __slots__ = ("run", "generation", "epoch", "uptime_s", "wall_s", "settings", "parameters", "fragments", "learners", "goodput", "contributions", "merges", "tokens_trained", "tokens_merged", "wire", "troubles", "at", "paused", "accepts_tokens", "wan_budget_bytes", "restored")
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -523,7 +523,7 @@ class StatusReply(_message.Message):
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
-    KNOWS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAN_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     run: str
@@ -544,10 +544,10 @@ class StatusReply(_message.Message):
     troubles: _containers.RepeatedScalarFieldContainer[str]
     at: float
     paused: str
-    knows_tokens: bool
+    accepts_tokens: bool
     wan_budget_bytes: int
     restored: Restored
-    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., knows_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., settings: _Optional[_Union[RunSettings, _Mapping]] = ..., parameters: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., merges: _Optional[int] = ..., tokens_trained: _Optional[int] = ..., tokens_merged: _Optional[float] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., troubles: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., paused: _Optional[str] = ..., accepts_tokens: bool = ..., wan_budget_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ...) -> None: ...
 
 class Restored(_message.Message):
     __slots__ = ("checkpoint", "at")
@@ -574,7 +574,7 @@ class FragmentStatus(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., parameters: _Optional[int] = ..., version: _Optional[int] = ..., cycle: _Optional[int] = ..., state: _Optional[str] = ..., published_s: _Optional[float] = ...) -> None: ...
 
 class LearnerStatus(_message.Message):
-    __slots__ = ("learner", "region", "incarnation", "state", "steps", "tokens", "loss", "step_time_s", "heard_s", "blocked_fraction", "waiting_for", "goodput", "pending", "wire", "comeback", "since", "uploading")
+    __slots__ = ("learner", "region", "incarnation", "state", "steps", "tokens", "loss", "step_time_s", "last_seen_age_s", "blocked_fraction", "waiting_for", "goodput", "pending", "wire", "recovery", "since", "uploading")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -583,13 +583,13 @@ class LearnerStatus(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
-    HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
     BLOCKED_FRACTION_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     GOODPUT_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
-    COMEBACK_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     UPLOADING_FIELD_NUMBER: _ClassVar[int]
     learner: str
@@ -600,18 +600,18 @@ class LearnerStatus(_message.Message):
     tokens: int
     loss: float
     step_time_s: float
-    heard_s: float
+    last_seen_age_s: float
     blocked_fraction: float
     waiting_for: str
     goodput: Goodput
     pending: int
     wire: WireBytes
-    comeback: Comeback
+    recovery: Recovery
     since: float
     uploading: bool
-    def __init__(self, learner: _Optional[str] = ..., region: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., blocked_fraction: _Optional[float] = ..., waiting_for: _Optional[str] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., pending: _Optional[int] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., comeback: _Optional[_Union[Comeback, _Mapping]] = ..., since: _Optional[float] = ..., uploading: bool = ...) -> None: ...
+    def __init__(self, learner: _Optional[str] = ..., region: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., step_time_s: _Optional[float] = ..., last_seen_age_s: _Optional[float] = ..., blocked_fraction: _Optional[float] = ..., waiting_for: _Optional[str] = ..., goodput: _Optional[_Union[Goodput, _Mapping]] = ..., pending: _Optional[int] = ..., wire: _Optional[_Union[WireBytes, _Mapping]] = ..., recovery: _Optional[_Union[Recovery, _Mapping]] = ..., since: _Optional[float] = ..., uploading: bool = ...) -> None: ...
 
-class Comeback(_message.Message):
+class Recovery(_message.Message):
     __slots__ = ("down_s", "prepared_s", "joining_s", "first_step_s")
     DOWN_S_FIELD_NUMBER: _ClassVar[int]
     PREPARED_S_FIELD_NUMBER: _ClassVar[int]

@@ -48,7 +48,7 @@ class OuterStub(object):
         self.Follow = channel.unary_stream(
                 '/atoll.v1.Outer/Follow',
                 request_serializer=atoll__wire_dot_outer__pb2.FollowRequest.SerializeToString,
-                response_deserializer=atoll__wire_dot_outer__pb2.Happening.FromString,
+                response_deserializer=atoll__wire_dot_outer__pb2.Notification.FromString,
                 _registered_method=True)
         self.Push = channel.stream_stream(
                 '/atoll.v1.Outer/Push',
@@ -141,7 +141,7 @@ def add_OuterServicer_to_server(servicer, server):
             'Follow': grpc.unary_stream_rpc_method_handler(
                     servicer.Follow,
                     request_deserializer=atoll__wire_dot_outer__pb2.FollowRequest.FromString,
-                    response_serializer=atoll__wire_dot_outer__pb2.Happening.SerializeToString,
+                    response_serializer=atoll__wire_dot_outer__pb2.Notification.SerializeToString,
             ),
             'Push': grpc.stream_stream_rpc_method_handler(
                     servicer.Push,
@@ -245,7 +245,7 @@ class Outer(object):
             target,
             '/atoll.v1.Outer/Follow',
             atoll__wire_dot_outer__pb2.FollowRequest.SerializeToString,
-            atoll__wire_dot_outer__pb2.Happening.FromString,
+            atoll__wire_dot_outer__pb2.Notification.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from atoll_wire import scrape
 from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.errors import SettingsError
-from atoll_wire.frames import TENSORS
-from atoll_wire.parts import MESSAGE_BYTES
-from atoll_wire.settings import Bytes, Certificates, Metrics, Option, Settings
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.messages.frame_messages import TENSORS
+from atoll_wire.messages.message_parts import MESSAGE_BYTES
+from atoll_wire.process import metrics_server
+from atoll_wire.process.settings import Bytes, Certificates, Metrics, Option, Settings
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from atoll_server.access.quotas import Quotas
@@ -141,8 +141,8 @@ class Serving(Certificates, Metrics):
 
     def check_reach(self, *addresses: str) -> None:
         """Refuses an address, or metrics, that would be offered to a network in plain text."""
-        self.access.check(addresses)
-        scrape.check(self.metrics_listen, plaintext=self.metrics_plaintext)
+        self.security.check(addresses)
+        metrics_server.check(self.metrics_listen, plaintext=self.metrics_plaintext)
 
 
 class ServerLimits(Settings):
@@ -199,7 +199,7 @@ class Limits(ServerLimits):
     turn_s: Annotated[
         float, Field(gt=0, le=1e6, description="Seconds to send them all, while another learner waits to.")
     ] = 600.0  # twice as long with each turn of a name
-    happenings: int = 4096  # kept for followers that are behind; others get the current state
+    notifications: int = 4096  # kept for followers that are behind; others get the current state
 
 
 class CoreSettings(Serving):

@@ -14,8 +14,8 @@ from itertools import islice
 import psutil
 import pytest
 
-from benchmarks.data_parallel import accounts
-from benchmarks.data_parallel.accounts import History, Joined, Kill, Life, Prepared, Step, Up, balance, failures
+from benchmarks.data_parallel import time_accounts
+from benchmarks.data_parallel.time_accounts import History, Joined, Kill, Life, Prepared, Step, Up, balance, failures
 from tests.end_to_end.world import eventually
 
 DDP = [sys.executable, "-m", "benchmarks.data_parallel"]
@@ -108,9 +108,9 @@ def test_events_come_back_from_their_line():
         Prepared(2.5),
         Joined(3.5, 50),
         Step(50, 3.5, 4.0, 1024, 2.25),
-        accounts.Saved(51, 4.0, 4.1),
+        time_accounts.Saved(51, 4.0, 4.1),
     ):
-        assert accounts.decode(accounts.encode(event)) == event
+        assert time_accounts.decode(time_accounts.encode(event)) == event
 
 
 def test_failures_have_their_mean_time_and_the_seed_fixes_them():

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.data_plane.rows import Report
 from benchmarks.data_plane.sync import Measured, Sync
-from benchmarks.peers import beside
-from benchmarks.peers.accounts import Account, PeerSync, below, between
+from benchmarks.peers import compare
 from benchmarks.peers.environment import install, last_error
+from benchmarks.peers.sync_cost import CostSoFar, PeerSync, below, between
 
 MINE = Measured(2, 1000, [Sync(1.0, 2.0, 0.5, 0.0, 1600)], 12_000, 10_000)
 THEIRS = PeerSync([4.0, 2.0, 3.0], [8.0, 8.0, 8.0], [16_000, 16_000, 16_000], 90_000)
@@ -29,7 +29,7 @@ def test_a_child_that_ended_is_counted_with_its_parent():
 
 
 def test_differences_are_of_neighbours():
-    assert between([Account(1.0, 2.0, 3), Account(2.0, 4.0, 6), Account(4.0, 5.0, 6)]) == (
+    assert between([CostSoFar(1.0, 2.0, 3), CostSoFar(2.0, 4.0, 6), CostSoFar(4.0, 5.0, 6)]) == (
         [1.0, 2.0],
         [2.0, 1.0],
         [3, 0],
@@ -43,21 +43,21 @@ def test_two_measurements_are_one_with_the_syncs_of_both():
 
 
 def test_rows_compare_the_medians():
-    wall, cpu = beside.rows("Flower", "124m", MINE, THEIRS)
+    wall, cpu = compare.rows("Flower", "124m", MINE, THEIRS)
     assert wall.name == "outer sync of 124M, 2 learners: wall-clock beside Flower"
     assert (wall.value, cpu.value, wall.unit, wall.holds) == (1 / 3, 0.25, "x Flower", True)
     assert "0.80 vs. 8.00 bytes" in wall.beside
     assert "server's peak" in wall.beside
-    assert "server's" not in beside.rows("hivemind", "124m", MINE, PeerSync([1.0], [1.0], [1]))[0].beside
+    assert "server's" not in compare.rows("hivemind", "124m", MINE, PeerSync([1.0], [1.0], [1]))[0].beside
 
 
 def test_a_peer_that_cannot_run_says_why_and_the_next_is_measured(monkeypatch):
     def fail(*_):
         raise SystemExit("pip failed: no such package")
 
-    monkeypatch.setattr(beside, "PEERS", {"Flower": fail, "hivemind": lambda *_: THEIRS})
+    monkeypatch.setattr(compare, "PEERS", {"Flower": fail, "hivemind": lambda *_: THEIRS})
     report = Report()
-    beside.add(report, MINE, "124m")
+    compare.add(report, MINE, "124m")
     assert report.not_measured == [{"name": "beside Flower", "reason": "pip failed: no such package"}]
     assert len(report.rows) == 2
 

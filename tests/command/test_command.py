@@ -11,7 +11,7 @@ import sys
 import psutil
 import pytest
 
-ATOLL = [sys.executable, "-m", "atoll.command"]
+ATOLL = [sys.executable, "-m", "atoll.cli"]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -88,7 +88,7 @@ def test_a_learner_that_waits_for_its_core_ends_when_it_is_asked_to(number, else
 
 
 def test_nothing_heavy_is_loaded_to_show_help_or_to_import_the_package():
-    imports = "import sys, atoll, atoll.command, atoll.commands, atoll_server.cli.commands"
+    imports = "import sys, atoll, atoll.cli, atoll.commands, atoll_server.cli.commands"
     code = f"{imports}; print({{'torch', 'numba'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr

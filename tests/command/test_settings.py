@@ -14,12 +14,12 @@ from atoll.chaos.settings import ChaosSettings
 from atoll.demo.settings import DemoSettings
 from atoll.doctor import DoctorSettings
 from atoll.reference.model import SIZES
-from atoll.reference.settings import Joining, Size, TrainSettings
+from atoll.reference.settings import JoinSettings, Size, TrainSettings
 from atoll_dashboard.settings import DashboardSettings
 from atoll_server.front.settings import FrontSettings
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_wire.errors import SettingsError
-from atoll_wire.settings import Certificates, Given, Logs, command, declared
+from atoll_wire.process.settings import Certificates, Given, Logs, command, declared
 
 from tests.command.test_command import run
 
@@ -28,7 +28,7 @@ COMMANDS = {
     "core": (CoreSettings, RunSettings, Logs),
     "front": (FrontSettings, Logs),
     "dashboard": (DashboardSettings, Logs),
-    "learner": (TrainSettings, Joining, Logs),
+    "learner": (TrainSettings, JoinSettings, Logs),
     "doctor": (DoctorSettings,),
     "demo": (DemoSettings,),
     "chaos": (ChaosSettings,),
@@ -127,7 +127,7 @@ def test_a_command_takes_what_was_given_and_the_rest_is_as_declared():
 def test_an_invalid_setting_inside_another_is_named_as_its_option():
     with pytest.raises(SettingsError, match=r"^--limit-learners 0: input should be greater"):
         CoreSettings.of(directory=Path(), limits={"learners": 0})
-    assert Certificates(tls=Path("a")).access.tls == Path("a")
+    assert Certificates(tls=Path("a")).security.tls == Path("a")
 
 
 def test_sizes_that_can_be_asked_for_are_the_models():
@@ -138,7 +138,7 @@ def test_showing_commands_loads_neither_settings_nor_grpc():
     code = """
 import sys
 sys.argv = ["atoll", "--help"]
-from atoll.command import main
+from atoll.cli import main
 try:
     main()
 except SystemExit:
@@ -155,7 +155,7 @@ import sys
 for each in ("numba", "numpy", "zstandard", "torch", "psutil", "fastapi", "uvicorn"):
     sys.modules[each] = None  # importing it raises
 sys.argv = ["atoll", "{name}", "--help"]
-from atoll.command import main
+from atoll.cli import main
 main()
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

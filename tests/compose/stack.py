@@ -107,9 +107,9 @@ class Stack:
         return found
 
 
-def until(what: Any, patience_s: float = 120.0) -> Any:
+def until(what: Any, max_wait_s: float = 120.0) -> Any:
     """Looks once a second."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + max_wait_s
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(1.0)

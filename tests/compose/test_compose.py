@@ -146,7 +146,7 @@ def test_what_is_killed_through_the_engine_is_brought_back_by_up(stack, up, serv
 
 def test_a_cut_link_costs_its_region_no_step_and_is_merged_after(stack, up):
     def heard(region: str) -> float:
-        return min(each.get("heard_s", 0.0) for each in stack.status()["learners"] if each["region"] == region)
+        return min(each.get("last_seen_age_s", 0.0) for each in stack.status()["learners"] if each["region"] == region)
 
     def trained() -> float:
         query = f"sum(atoll_local_inner_steps_total{{job='learner', learner=~'{name}.*'}})"

@@ -49,9 +49,9 @@ class House:
         assert status == 200, told
         return told
 
-    def act(self, name: str, *, token: str | None = None, **body: Any) -> tuple[int, Any]:
+    def action(self, name: str, *, token: str | None = None, **body: Any) -> tuple[int, Any]:
         """Something is done with a token: this operator's own unless another is given."""
-        return self.ask(f"acts/{name}", token=self.token if token is None else token, method="POST", **body)
+        return self.ask(f"actions/{name}", token=self.token if token is None else token, method="POST", **body)
 
     def learn(self, name: str, region: str, pace_s: float) -> Trainee:
         """One more learner."""
@@ -65,7 +65,7 @@ class House:
 def house(directory: Path, *options: str) -> Iterator[House]:
     """Nothing of it outlives the block."""
     tokens = directory / "tokens"
-    made = [sys.executable, "-m", "atoll.command", "token", "ann", "--file", str(tokens)]
+    made = [sys.executable, "-m", "atoll.cli", "token", "ann", "--file", str(tokens)]
     token = subprocess.run(made, capture_output=True, text=True, check=True).stdout.strip()
     with children(directory) as group:
         settings = {

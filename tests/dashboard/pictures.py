@@ -24,7 +24,7 @@ URL = re.compile(r"dashboard: (http://\S+)")
 def main() -> None:
     """Takes them in the middle of one demo."""
     demo = subprocess.Popen(
-        [sys.executable, "-u", "-m", "atoll.command", "demo", "--regions", "3", "--steps", str(STEPS), "--no-kills"],
+        [sys.executable, "-u", "-m", "atoll.cli", "demo", "--regions", "3", "--steps", str(STEPS), "--no-kills"],
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:

@@ -26,7 +26,7 @@ def lived_in(tmp_path_factory):
 
 
 def test_the_run_is_told_as_the_core_tells_it(lived_in: House):
-    with lived_in.core.access.dial_and_wait(lived_in.core.address) as channel:
+    with lived_in.core.security.dial_and_wait(lived_in.core.address) as channel:
         from atoll_wire import outer_pb2_grpc as rpc
 
         shown = (("authorization", f"Bearer {lived_in.token}"),)
@@ -38,7 +38,7 @@ def test_the_run_is_told_as_the_core_tells_it(lived_in: House):
     assert run["reachable"]
     assert run["problem"] == ""
     assert run["age_s"] < 5
-    assert run["acts"]
+    assert run["actions"]
     assert run["learners"] == {"live": 3, "paused": 0, "joining": 0, "silent": 0, "left": 0, "evicted": 0}
     assert run["cost"]["budget_gb"] == 100
     wire = run["wire"]
@@ -65,7 +65,7 @@ def test_regions_learners_and_fragments(lived_in: House):
     fragments = lived_in.look("fragments?limit=3")
     assert fragments["total"] == 4
     assert sum(each["parameters"] for each in lived_in.look("fragments")["items"]) == 2896
-    assert all(each["version"] > 0 and each["anchor_age_s"] >= 0 for each in fragments["items"])
+    assert all(each["version"] > 0 and each["published_age_s"] >= 0 for each in fragments["items"])
     assert lived_in.ask("learners?sort=nonsense")[0] == 422
     assert lived_in.ask("learners?limit=100000")[0] == 422
 
@@ -117,35 +117,35 @@ def _some(lines, count: int):
 
 def test_acts_need_an_operators_token_and_the_core_writes_down_who_acted(lived_in: House):
     for token in ("", "nonsense", "ä"):
-        status, told = lived_in.act("evict", token=token.encode().decode("latin-1"), learner="eu-2", reason="no")
+        status, told = lived_in.action("evict", token=token.encode().decode("latin-1"), learner="eu-2", reason="no")
         assert status == 401, told
         assert "token" in told["detail"]
     assert lived_in.look("learners/eu-2")["state"] == "live"
-    status, told = lived_in.act("evict", learner="nobody")
+    status, told = lived_in.action("evict", learner="nobody")
     assert (status, told["detail"]) == (404, 'this run has no learner "nobody": see `atoll status`')
-    assert lived_in.act("evict", learner="eu-2", reason="night") == (200, {"said": "eu-2 was evicted"})
+    assert lived_in.action("evict", learner="eu-2", reason="night") == (200, {"said": "eu-2 was evicted"})
     lived_in.trainees["eu-2"].join(20)
     assert "was evicted (night)" in str(lived_in.trainees["eu-2"].error)
     eventually(lambda: lived_in.look("learners/eu-2")["state"] == "evicted")
-    assert lived_in.act("readmit", learner="eu-2") == (200, {"said": "eu-2 may join again"})
+    assert lived_in.action("readmit", learner="eu-2") == (200, {"said": "eu-2 may join again"})
     lived_in.learn("eu-2", "eu", 0.03)
     eventually(lambda: lived_in.look("learners/eu-2")["state"] == "live", 30)
-    status, told = lived_in.act("checkpoint")
+    status, told = lived_in.action("checkpoint")
     assert status == 200, told
     assert lived_in.look("checkpoints")[0]["merges"] > 0
-    assert lived_in.act("pause", reason="night")[0] == 200
+    assert lived_in.action("pause", reason="night")[0] == 200
     eventually(lambda: lived_in.look("run")["paused"] == "by ann: night")
-    assert lived_in.act("resume") == (200, {"said": "the run goes on"})
+    assert lived_in.action("resume") == (200, {"said": "the run goes on"})
     eventually(lambda: lived_in.look("run")["paused"] == "")
-    acts = [json.loads(line) for line in (lived_in.core.directory / "audit.jsonl").read_text().splitlines()]
-    assert [(each["act"], each["operator"]) for each in acts if each["act"] in {"evict", "pause", "resume"}] == [
+    actions = [json.loads(line) for line in (lived_in.core.directory / "audit.jsonl").read_text().splitlines()]
+    assert [(each["act"], each["operator"]) for each in actions if each["act"] in {"evict", "pause", "resume"}] == [
         ("evict", "ann"), ("evict", "ann"), ("pause", "ann"), ("resume", "ann"),
     ]  # fmt: skip
 
 
 def test_the_model_is_downloaded_once_with_a_ticket_that_a_token_buys(lived_in: House):
-    assert lived_in.act("download-ticket", token="")[0] == 401
-    url = lived_in.act("download-ticket")[1]["url"]
+    assert lived_in.action("download-ticket", token="")[0] == 401
+    url = lived_in.action("download-ticket")[1]["url"]
     with urllib.request.urlopen(f"{lived_in.url}/{url}", timeout=20) as answer:
         model = answer.read()
         assert "attachment" in answer.headers["content-disposition"]
@@ -153,8 +153,8 @@ def test_the_model_is_downloaded_once_with_a_ticket_that_a_token_buys(lived_in: 
     header = json.loads(model[8 : 8 + size])
     assert header["0.weight"]["shape"] == [32, 16]
     assert lived_in.ask(url.removeprefix("api/"))[0] == 403, "a link is good once"
-    assert lived_in.act("download-ticket", token="nonsense")[0] == 401, "the core judges it before anybody waits"
-    statuses = [lived_in.act("download-ticket")[0] for _ in range(7)]
+    assert lived_in.action("download-ticket", token="nonsense")[0] == 401, "the core judges it before anybody waits"
+    statuses = [lived_in.action("download-ticket")[0] for _ in range(7)]
     assert statuses == [200] * 5 + [503] * 2, "nobody takes all of them"
 
 
@@ -168,12 +168,15 @@ def test_strange_names_of_hosts_and_what_browsers_must_know(lived_in: House):
         assert answer.headers["x-content-type-options"] == "nosniff"
     with urllib.request.urlopen(f"{lived_in.url}/api/openapi.json", timeout=20) as answer:
         paths = json.loads(answer.read())["paths"]
-    assert {"/api/run", "/api/receipts", "/api/acts/evict"} <= set(paths)
+    assert {"/api/run", "/api/receipts", "/api/actions/evict"} <= set(paths)
 
 
 def test_more_than_an_act_can_be_is_not_read(lived_in: House):
-    status, _ = _raw(lived_in, b"POST /api/acts/pause HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-                      b"4000\r\n" + bytes(0x4000) + b"\r\n4000\r\n" + bytes(0x4000) + b"\r\n")  # fmt: skip
+    status, _ = _raw(
+        lived_in,
+        b"POST /api/actions/pause HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"4000\r\n" + bytes(0x4000) + b"\r\n4000\r\n" + bytes(0x4000) + b"\r\n",
+    )
     assert status == 413
     assert lived_in.ask(f"receipts?before={1 << 80}")[0] == 422
 
@@ -223,7 +226,7 @@ def test_a_core_that_dies_is_said_and_one_that_comes_back_is_shown_again(tmp_pat
         eventually(lambda: it.look("run")["age_s"] > 2)
         status, told = it.ask("receipts")
         assert (status, told["detail"]) == (503, away["problem"])
-        assert it.act("pause", reason="x")[0] == 503
+        assert it.action("pause", reason="x")[0] == 503
         it.core.start()
         eventually(lambda: it.look("run")["reachable"] and it.look("run")["epoch"] == before["epoch"] + 1)
         eventually(lambda: it.look("run")["learners"]["live"] == 3, 40)
@@ -245,9 +248,9 @@ def test_without_tokens_nothing_can_be_done_and_the_page_says_what_to_do(tmp_pat
         it = House(core, group, "", url, None)  # type: ignore[arg-type]
         eventually(lambda: it.look("run")["reachable"])
         run = it.look("run")
-        assert not run["acts"]
-        assert "--operator-tokens" in run["acts_problem"]
-        assert it.act("pause", token="x", reason="x") == (409, {"detail": run["acts_problem"]})
+        assert not run["actions"]
+        assert "--operator-tokens" in run["actions_problem"]
+        assert it.action("pause", token="x", reason="x") == (409, {"detail": run["actions_problem"]})
 
 
 def test_what_cannot_be_served_is_said_in_a_line(tmp_path):

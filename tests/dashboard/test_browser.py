@@ -70,7 +70,7 @@ def go(page: Page, view: str) -> None:
 
 
 def test_each_view_renders_and_is_accessible_in_both_themes(page: Page, lived_in: House):
-    lived_in.act("checkpoint")
+    lived_in.action("checkpoint")
     expect(page.locator("#verdict")).to_have_attribute("data-level", "good", timeout=SOON_MS)
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll_dashboard.history import History, Rates
-from atoll_dashboard.moving import Moving
+from atoll_dashboard.feed.history import History, Rates
+from atoll_dashboard.feed.run_rates import RunRates
 from atoll_wire import outer_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,18 +60,18 @@ def look(at: float, run: str = "r", **learners: tuple[str, int]) -> pb.StatusRep
 
 
 def test_who_comes_back_from_another_region_takes_no_old_bytes_there():
-    moving = Moving()
-    moving.take(look(0.0, a=("eu", 10**12)))
-    assert moving.bytes.rate(("eu", "up")) == 0.0, "what was sent before it looked has no rate"
-    moving.take(look(10.0, a=("us", 10**12 + 100), b=("eu", 50)))
-    assert moving.bytes.rate(("us", "up")) == 10.0
-    assert moving.bytes.rate(("eu", "up")) == 5.0, "a learner that is new begins at nothing"
+    rates = RunRates()
+    rates.take(look(0.0, a=("eu", 10**12)))
+    assert rates.bytes.rate(("eu", "up")) == 0.0, "what was sent before it looked has no rate"
+    rates.take(look(10.0, a=("us", 10**12 + 100), b=("eu", 50)))
+    assert rates.bytes.rate(("us", "up")) == 10.0
+    assert rates.bytes.rate(("eu", "up")) == 5.0, "a learner that is new begins at nothing"
 
 
 def test_another_run_or_a_backup_begins_anew():
-    moving = Moving()
-    assert not moving.is_another(look(5.0))
-    moving.take(look(5.0))
-    assert not moving.is_another(look(6.0))
-    assert moving.is_another(look(6.0, "another"))
-    assert moving.is_another(look(4.0))
+    rates = RunRates()
+    assert not rates.is_another(look(5.0))
+    rates.take(look(5.0))
+    assert not rates.is_another(look(6.0))
+    assert rates.is_another(look(6.0, "another"))
+    assert rates.is_another(look(4.0))

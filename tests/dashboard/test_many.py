@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from atoll_server.checkpoints.restore import LEDGER
-from atoll_server.learners.accounts import Account
-from atoll_server.rounds.events import Key
+from atoll_server.learners.goodput import TimeAccount
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage import database, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow
@@ -39,7 +39,7 @@ def populate(directory: Path) -> None:
     with closing(database.open_ledger(directory / LEDGER, DISK)) as db, database.transaction(db):
         for number in range(LEARNERS):
             name, region = f"learner-{number}", f"region-{number % REGIONS}"
-            account = Account(first_joined_at=now - 100, heard_at=now - number % 50)
+            account = TimeAccount(first_joined_at=now - 100, heard_at=now - number % 50)
             account.joined(now - 100, 1.0, returning=False)
             run_ledger.put_learner(db, LearnerRow(name, region, 1, [number], account.as_data(), ""))
         _receipts(db, now)
@@ -47,7 +47,7 @@ def populate(directory: Path) -> None:
 
 def _receipts(db: sqlite3.Connection, now: float) -> None:
     for number in range(RECEIPTS):
-        key = Key(f"learner-{number % LEARNERS}", 1, number % 2, number // LEARNERS + 1)
+        key = ContributionKey(f"learner-{number % LEARNERS}", 1, number % 2, number // LEARNERS + 1)
         row = ContributionRow(key, 1, 0, 100, 8, 3, 1, 1000, bytes(32), (1.0,), 1.0, now)
         shard_ledger.add_contribution(db, 1, row, FateRow(key, Fate.MERGED, 1, 0.5, 0))
 

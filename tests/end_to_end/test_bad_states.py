@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atoll_server.cli.offline import read_run
+from atoll_server.cli.run_directory import read_run
 from atoll_server.storage import database, run_ledger
 from atoll_wire import outer_pb2 as pb
 
@@ -317,7 +317,7 @@ def test_a_bad_state_is_named_in_one_line_and_recovered_from_where_it_can_be(tem
     shutil.copytree(template, directory)
     sound = read_run(directory)
     case.damage(directory)
-    command = [sys.executable, "-m", "atoll.command", "core", "--dir", str(directory), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "atoll.cli", "core", "--dir", str(directory), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         served = process.stdout.readline().startswith("atoll core serves")

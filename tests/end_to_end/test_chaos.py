@@ -9,7 +9,7 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.slow
-ATOLL = [sys.executable, "-m", "atoll.command"]
+ATOLL = [sys.executable, "-m", "atoll.cli"]
 
 
 def test_what_chaos_kills_comes_back_and_its_parts_are_told(tmp_path):

@@ -9,8 +9,8 @@ import threading
 import atoll
 import pytest
 import torch
-from atoll_server.cli.offline import export_from_directory
-from atoll_server.cli.remote import Remote, export_checkpoint, list_checkpoints, take_checkpoint
+from atoll_server.cli.operator_client import OperatorTarget, export_checkpoint, list_checkpoints, take_checkpoint
+from atoll_server.cli.run_directory import export_from_directory
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -39,8 +39,8 @@ def test_an_export_loads_strictly_and_is_what_a_new_learner_is_given(tmp_path):
     with core(tmp_path) as running:
         _train_theirs(running.address, first)
         eventually(lambda: running.status().contributions.pending == 0)
-        export_checkpoint(Remote(running.address), tmp_path / "now.safetensors", initial=False)
-        export_checkpoint(Remote(running.address), tmp_path / "then.safetensors", initial=True)
+        export_checkpoint(OperatorTarget(running.address), tmp_path / "now.safetensors", initial=False)
+        export_checkpoint(OperatorTarget(running.address), tmp_path / "then.safetensors", initial=True)
         fresh = Somebodys()
         fresh.frozen.load_state_dict(first.frozen.state_dict())
         _train_theirs(running.address, fresh, "fresh", steps=0)
@@ -117,9 +117,9 @@ def test_a_backup_is_restored_under_learners_that_have_converged_and_they_train_
 def test_snapshots_can_be_taken_and_listed(tmp_path, capsys):
     with core(tmp_path) as running:
         train(running.address, "a", steps=40)
-        take_checkpoint(Remote(running.address))
+        take_checkpoint(OperatorTarget(running.address))
         assert "checkpoint 1 taken" in capsys.readouterr().out
-        list_checkpoints(Remote(running.address))
+        list_checkpoints(OperatorTarget(running.address))
         assert str(sum(f.version for f in running.status().fragments)) in capsys.readouterr().out
 
 
@@ -140,9 +140,9 @@ def test_an_export_says_which_tensors_are_from_before_training_and_how_averages_
     model, options = Normalised(), {"unshared": ["teacher.*"]}
     with core(tmp_path) as running:
         train(running.address, "a", steps=60, model=model, **options)
-        export_checkpoint(Remote(running.address), tmp_path / "now.safetensors", initial=False)
+        export_checkpoint(OperatorTarget(running.address), tmp_path / "now.safetensors", initial=False)
         online = capsys.readouterr().out
-        export_checkpoint(Remote(running.address), tmp_path / "then.safetensors", initial=True)
+        export_checkpoint(OperatorTarget(running.address), tmp_path / "then.safetensors", initial=True)
         assert "warning" not in capsys.readouterr().out
         running.stop()
         export_from_directory(running.directory, tmp_path / "offline.safetensors", initial=False)

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.end_to_end.world import Trainee, core, eventually, train
 
-ATOLL = [sys.executable, "-m", "atoll.command"]
+ATOLL = [sys.executable, "-m", "atoll.cli"]
 
 
 def test_the_cores_process_never_loads_torch_nor_the_learners_package(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import atoll_server
 import grpc
 import pytest
-from atoll_server.cli.offline import read_run
+from atoll_server.cli.run_directory import read_run
 from atoll_server.storage import crash_points
 from atoll_wire import outer_pb2 as pb
 

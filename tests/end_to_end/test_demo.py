@@ -14,7 +14,7 @@ import pytest
 
 from tests.end_to_end.world import eventually
 
-DEMO = [sys.executable, "-m", "atoll.command", "demo"]
+DEMO = [sys.executable, "-m", "atoll.cli", "demo"]
 
 
 @pytest.mark.timeout(240)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from atoll import doctor
 from atoll.demo.processes import free_port
-from atoll.doctor import Patient, Verdict, examine, examine_disk, of_model
-from atoll_wire.access import Access
+from atoll.doctor import LearnerToCheck, Severity, check_connection, check_disk, of_model
+from atoll_wire.security.transport import TransportSecurity
 from torch import nn
 from torch.optim import SGD
 
@@ -27,7 +27,7 @@ def papers(tmp_path_factory):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, papers):
     with core(tmp_path_factory.mktemp("home"), "--tls", str(papers.core)) as it:
-        it.access = Access(papers.operator)
+        it.security = TransportSecurity(papers.operator)
         train(it.address, "a", steps=20, tls=papers.learner("a"))
         yield it
 
@@ -38,14 +38,18 @@ def eu(tmp_path_factory, papers, home):
         yield it
 
 
-def bad(patient: Patient) -> list[tuple[str, str]]:
+def bad(patient: LearnerToCheck) -> list[tuple[str, str]]:
     """What it found, where that is not well."""
-    return [(f.what, f.remedy) for f in examine(patient) if f.verdict is not Verdict.GOOD and "Mbit/s" not in f.what]
+    return [
+        (f.what, f.remedy)
+        for f in check_connection(patient)
+        if f.verdict is not Severity.GOOD and "Mbit/s" not in f.what
+    ]
 
 
 def test_all_is_well_on_the_way_through_a_front(eu, papers, home):
     before = home.status()
-    command = [sys.executable, "-m", "atoll.command", "doctor", "--server", eu.address, "--name", "a"]
+    command = [sys.executable, "-m", "atoll.cli", "doctor", "--server", eu.address, "--name", "a"]
     done = subprocess.run(
         [*command, "--tls", str(papers.place / "learner-a")], capture_output=True, text=True, timeout=100
     )
@@ -57,31 +61,31 @@ def test_all_is_well_on_the_way_through_a_front(eu, papers, home):
 
 
 def test_what_is_wrong_on_the_way_is_named_with_its_remedy(eu, papers):
-    [(what, cure)] = bad(Patient(f"127.0.0.1:{free_port()}", Access()))
+    [(what, cure)] = bad(LearnerToCheck(f"127.0.0.1:{free_port()}", TransportSecurity()))
     assert "cannot be reached" in what
     assert "firewalls" in cure
-    [(what, _)] = bad(Patient("no-such-host.invalid:7070", Access(plaintext=True)))
+    [(what, _)] = bad(LearnerToCheck("no-such-host.invalid:7070", TransportSecurity(plaintext=True)))
     assert "no name that is known" in what
-    [(what, _)] = bad(Patient("7070", Access()))
+    [(what, _)] = bad(LearnerToCheck("7070", TransportSecurity()))
     assert "no HOST:PORT" in what
-    found = bad(Patient(eu.address, Access(papers.learner("a")), "b"))
+    found = bad(LearnerToCheck(eu.address, TransportSecurity(papers.learner("a")), "b"))
     assert any("the learner is called b" in what and cure == "atoll certs issue learner b" for what, cure in found)
-    assert not bad(Patient(eu.address, Access(papers.learner("fleet.*")), "fleet.1"))
-    found = bad(Patient(eu.address, Access(papers.expired("old"))))
+    assert not bad(LearnerToCheck(eu.address, TransportSecurity(papers.learner("fleet.*")), "fleet.1"))
+    found = bad(LearnerToCheck(eu.address, TransportSecurity(papers.expired("old"))))
     assert any("has expired" in what for what, _ in found)
     assert any("does not answer as Atoll does" in what for what, _ in found)
-    [(what, cure)] = bad(Patient(eu.address, Access()))
+    [(what, cure)] = bad(LearnerToCheck(eu.address, TransportSecurity()))
     assert "--tls" in cure
     (papers.learner("torn") / "cert.pem").unlink()
-    [(what, _), *_] = bad(Patient(eu.address, Access(papers.place / "learner-torn")))
+    [(what, _), *_] = bad(LearnerToCheck(eu.address, TransportSecurity(papers.place / "learner-torn")))
     assert "cert.pem cannot be read" in what
 
 
 def test_models_are_compared_with_the_runs(home, papers):
-    access = Access(papers.learner("a"))
+    security = TransportSecurity(papers.learner("a"))
 
     def found(model: nn.Module) -> list[str]:
-        patient = Patient(home.address, access, **of_model(model, SGD(model.parameters(), 0.1)))
+        patient = LearnerToCheck(home.address, security, **of_model(model, SGD(model.parameters(), 0.1)))
         return [what for what, _ in bad(patient)]
 
     assert found(small_model()) == []
@@ -94,13 +98,13 @@ def test_models_are_compared_with_the_runs(home, papers):
 def test_clocks_that_differ_are_found(home, papers, monkeypatch):
     now = time.time
     monkeypatch.setattr(doctor.time, "time", lambda: now() + 100.0)
-    found = bad(Patient(home.address, Access(papers.learner("a"))))
+    found = bad(LearnerToCheck(home.address, TransportSecurity(papers.learner("a"))))
     assert any("clocks are 100" in what and "NTP" in cure for what, cure in found)
 
 
 def test_a_disk_is_looked_at(tmp_path):
-    assert Verdict.BAD not in [finding.verdict for finding in examine_disk(tmp_path / "new")]
+    assert Severity.BAD not in [finding.verdict for finding in check_disk(tmp_path / "new")]
     assert not list((tmp_path / "new").iterdir())
     (tmp_path / "file").touch()
-    [finding] = examine_disk(tmp_path / "file")
-    assert finding.verdict is Verdict.BAD
+    [finding] = check_disk(tmp_path / "file")
+    assert finding.verdict is Severity.BAD

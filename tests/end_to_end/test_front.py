@@ -120,7 +120,7 @@ import atoll_server.front.server, atoll_server.front.commands
 @pytest.mark.parametrize("bad", [["--core", "nowhere.invalid:1"], ["--core", "10.0.0.1:7070"]])
 def test_a_front_that_cannot_be_says_so_in_one_line(bad, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "atoll.command", "front", "--listen", "127.0.0.1:0", *bad],
+        [sys.executable, "-m", "atoll.cli", "front", "--listen", "127.0.0.1:0", *bad],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 1

@@ -13,8 +13,8 @@ import grpc
 import pytest
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.frames import TOGETHER
-from atoll_wire.parts import MESSAGE_BYTES
+from atoll_wire.messages.frame_messages import FRAMES_PER_MESSAGE
+from atoll_wire.messages.message_parts import MESSAGE_BYTES
 
 from tests.end_to_end.raw import Raw, begun, whole
 from tests.end_to_end.test_refusals import Hand, request
@@ -69,7 +69,8 @@ def test_a_frame_that_is_not_what_it_says_ends_at_the_front(home, eu):
         refused(LOSS, lambda: it.push(_spoil))
         refused(INVALID, lambda: it.push(_elsewhere))
         refused(
-            INVALID, lambda: it.push(sends=lambda m: [m[0], pb.PushRequest(frames=[*m[1].frames] * (TOGETHER + 1))])
+            INVALID,
+            lambda: it.push(sends=lambda m: [m[0], pb.PushRequest(frames=[*m[1].frames] * (FRAMES_PER_MESSAGE + 1))]),
         )
         refused(INVALID, lambda: it.push(sends=lambda m: [pb.PushRequest(header=m[0].header, frames=m[1].frames)]))
         refused(INVALID, lambda: it.push(sends=lambda m: m[1:]))

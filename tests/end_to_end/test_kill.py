@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from atoll_server.cli.offline import read_run
+from atoll_server.cli.run_directory import read_run
 
 from tests.end_to_end.world import Trainee, core, eventually
 

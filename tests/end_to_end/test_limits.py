@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from atoll_server.access.quotas import MANY
+from atoll_server.access.quotas import FRONT_FACTOR
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
@@ -26,10 +26,10 @@ def test_a_core_lets_as_many_names_in_and_takes_as_large_messages_as_it_is_told(
 
 
 def test_a_core_and_a_front_take_as_many_calls_as_they_are_told(tmp_path):
-    given = ["--quota-calls-per-s", "0.001", "--quota-calls-burst", "1", "--quota-patience-s", "0"]
+    given = ["--quota-calls-per-s", "0.001", "--quota-calls-burst", "1", "--quota-max-wait-s", "0"]
     with core(tmp_path / "home", *given) as running, front(tmp_path / "eu", "127.0.0.1:1", *given) as gateway:
         for address in (running.address, gateway.address):
-            codes = [_status(address) for _ in range(MANY + 2)]
+            codes = [_status(address) for _ in range(FRONT_FACTOR + 2)]
             assert codes[0] is not grpc.StatusCode.RESOURCE_EXHAUSTED
             assert codes[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
 

@@ -49,21 +49,21 @@ def test_an_upload_that_was_cut_goes_on_through_another_listener(tmp_path):
         with running.outer() as stub:
             header, frames = prepared(stub, "cut")
             begun = Push(stub, header, frames[0], frames[2])
-            assert list(next(begun.call).have.frames) == []
+            assert list(next(begun.call).received.frames) == []
             running.address, one = second, running.address
             with running.outer() as other:
-                have: list[int] = []
+                received: list[int] = []
 
                 def resumed() -> bool:
                     probe = Push(other, header)
-                    have[:] = next(probe.call).have.frames
+                    received[:] = next(probe.call).received.frames
                     probe.cut()
-                    return have == [0, 2]
+                    return received == [0, 2]
 
                 eventually(resumed)
                 begun.cut()
                 rest = Push(other, header)
-                assert list(next(rest.call).have.frames) == [0, 2]
+                assert list(next(rest.call).received.frames) == [0, 2]
                 rest.send(frames[1])
                 assert rest.receipt().fate == pb.FATE_PENDING
             running.address = one

@@ -11,7 +11,7 @@ import pytest
 from atoll.demo.processes import free_port
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.calling import open_calls as opened_here
+from atoll_wire.connections.calls import open_calls as opened_here
 
 from tests.end_to_end.relay import relay
 from tests.end_to_end.test_refusals import Hand
@@ -83,7 +83,7 @@ def test_a_process_with_four_learners_stops_at_once(tmp_path, behind):
         for trainee in trainees:
             trainee.start()
         eventually(lambda: all(hasattr(t, "learner") and t.learner.stats().merged > 1 for t in trainees))
-        with running.access.dial_and_wait(serving.address) as channel:
+        with running.security.dial_and_wait(serving.address) as channel:
             mute = rpc.OuterStub(channel)
             silent = Hand(mute, "silent")
             said = queue.SimpleQueue[pb.Progress | None]()

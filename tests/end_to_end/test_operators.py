@@ -16,9 +16,7 @@ from tests.end_to_end.world import Trainee, core, eventually, train
 
 
 def atoll(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "atoll.command", *arguments], capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([sys.executable, "-m", "atoll.cli", *arguments], capture_output=True, text=True, timeout=60)
 
 
 def receipts(*arguments: str) -> list[dict]:

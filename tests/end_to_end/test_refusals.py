@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import zstandard
 from atoll.boundary.parameters import Parameters
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.checksums import crc32c
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
 from atoll_wire.contract import PROTOCOL, tensor_message
-from atoll_wire.frames import TOGETHER
-from atoll_wire.layout import plan
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import plan
+from atoll_wire.messages.frame_messages import FRAMES_PER_MESSAGE
 from torch import nn
 from torch.optim import SGD
 
@@ -56,12 +56,12 @@ class Hand:
         """Sends a sound contribution for fragment 0, after `change` made it unsound. Returns the receipt."""
         fragment = self.layout.fragments[0]
         vector = np.full(fragment.length, 1e-4, np.float32)
-        payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+        payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
         frames = [pb.Frame(index=n, crc32c=crc32c(p), payload=p) for n, p in enumerate(payloads)]
         table = [(len(p), crc32c(p)) for p in payloads]
         header = pb.PushHeader(
             session=self.session, fragment=0, seq=seq, cycle=0, base_version=self.versions[0], tokens=10, steps=1,
-            codec=pb.CODEC_INT4, frames=len(frames), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
+            codec=pb.CODEC_INT4, frames=len(frames), size_bytes=sum(map(len, payloads)), digest=frame_codec.frames_digest(table),
         )  # fmt: skip
         change(header, frames)
         messages = [pb.PushRequest(header=header), *(pb.PushRequest(frames=[frame]) for frame in frames)]
@@ -100,7 +100,7 @@ def _rescale(header: pb.PushHeader, frames: list[pb.Frame], bits: int) -> None:
     payload = zstandard.compress(bytes(content))
     frames[0].payload, frames[0].crc32c = payload, crc32c(payload)
     header.size_bytes = sum(len(f.payload) for f in frames)
-    header.digest = codec.frames_digest([(len(f.payload), f.crc32c) for f in frames])
+    header.digest = frame_codec.frames_digest([(len(f.payload), f.crc32c) for f in frames])
 
 
 def _set(**values):
@@ -246,10 +246,12 @@ def test_values_near_the_end_of_float32_are_refused_and_the_core_lives(tmp_path)
             header.codec = pb.CODEC_FLOAT32
             fragment = hand.layout.fragments[0]
             for span, frame in zip(fragment.frames, frames, strict=True):
-                frame.payload = codec.encode_frame(np.full(fragment.length, 3e38, np.float32), span, Codec.FLOAT32)
+                frame.payload = frame_codec.encode_frame(
+                    np.full(fragment.length, 3e38, np.float32), span, Codec.FLOAT32
+                )
                 frame.crc32c = crc32c(frame.payload)
             header.size_bytes = sum(len(f.payload) for f in frames)
-            header.digest = codec.frames_digest([(len(f.payload), f.crc32c) for f in frames])
+            header.digest = frame_codec.frames_digest([(len(f.payload), f.crc32c) for f in frames])
 
         receipt = hand.push(huge)
         assert (receipt.fate, receipt.drop_outstanding) == (pb.FATE_REFUSED, True)
@@ -326,7 +328,7 @@ def test_a_push_without_a_header_is_refused(running, messages):
     assert caught.value.code() in {INVALID, grpc.StatusCode.UNAUTHENTICATED}
 
 
-@pytest.mark.parametrize("count", [0, TOGETHER + 1])
+@pytest.mark.parametrize("count", [0, FRAMES_PER_MESSAGE + 1])
 def test_a_message_of_no_frames_or_of_too_many_is_refused(running, count):
     def at_once(messages):
         frames = [frame for message in messages for frame in message.frames]

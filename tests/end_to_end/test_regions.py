@@ -74,7 +74,7 @@ def test_a_relay_is_slow_far_and_can_be_cut(tmp_path, echo):
 def test_a_short_demo_of_two_regions_survives_all_its_faults(tmp_path):
     arguments = ["--regions", "2", "--steps", "600", "--json", str(tmp_path / "out.json")]
     done = subprocess.run(
-        [sys.executable, "-m", "atoll.command", "demo", *arguments], capture_output=True, text=True, timeout=580
+        [sys.executable, "-m", "atoll.cli", "demo", *arguments], capture_output=True, text=True, timeout=580
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for said in ("SIGKILL to the front", "is cut for", "SIGKILL to learner", "SIGKILL to the core"):

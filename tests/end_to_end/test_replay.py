@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from atoll_server.cli.offline import read_run
+from atoll_server.cli.run_directory import read_run
 from atoll_wire import outer_pb2 as pb
 from safetensors.numpy import load_file
 

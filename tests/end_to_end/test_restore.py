@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from atoll_server.cli import remote
-from atoll_server.cli.offline import export_from_directory, read_run
-from atoll_server.cli.remote import Remote
+from atoll_server.cli import operator_client
+from atoll_server.cli.operator_client import OperatorTarget
 from atoll_server.cli.replay import replay
+from atoll_server.cli.run_directory import export_from_directory, read_run
 from atoll_server.storage import crash_points, shard_ledger
 from atoll_server.storage.database import read_ledger
 from atoll_wire import outer_pb2 as pb
@@ -114,11 +114,15 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
         train(running.address, "a", steps=60)
         eventually(lambda: running.status().contributions.pending == 0)
         first = take(running).id
-        remote.export_checkpoint(Remote(running.address), tmp_path / "first.safetensors", initial=False)
+        operator_client.export_checkpoint(
+            OperatorTarget(running.address), tmp_path / "first.safetensors", initial=False
+        )
         train(running.address, "a", steps=60)
         eventually(lambda: running.status().contributions.pending == 0)
         second = take(running).id
-        remote.export_checkpoint(Remote(running.address), tmp_path / "second.safetensors", initial=False)
+        operator_client.export_checkpoint(
+            OperatorTarget(running.address), tmp_path / "second.safetensors", initial=False
+        )
         refused = restore(running.directory, first)
         assert refused.returncode == 1
         assert f"a core runs on {running.directory}: stop it, restore, and start it again" in refused.stderr

@@ -16,8 +16,8 @@ from atoll_server.access import certificates
 from atoll_server.access.certificates import init, issue
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.access import Access, AccessError
-from atoll_wire.certificate import Role
+from atoll_wire.security.certificate import Role
+from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -74,7 +74,7 @@ def papers(tmp_path_factory):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, papers):
     with core(tmp_path_factory.mktemp("home"), "--tls", str(papers.core)) as it:
-        it.access = Access(papers.operator)
+        it.security = TransportSecurity(papers.operator)
         train(it.address, "a", steps=40, tls=papers.learner("a"))
         yield it
 
@@ -86,8 +86,8 @@ def eu(tmp_path_factory, papers, home):
 
 
 @contextlib.contextmanager
-def calling(address: str, access: Access):
-    with access.dial_and_wait(address) as channel:
+def calling(address: str, security: TransportSecurity):
+    with security.dial_and_wait(address) as channel:
         yield rpc.OuterStub(channel)
 
 
@@ -121,12 +121,12 @@ def test_learners_with_certificates_train_through_a_front_and_at_the_core(home, 
 
 
 HANDSHAKES = {
-    "no TLS": lambda papers, _: Access(),
+    "no TLS": lambda papers, _: TransportSecurity(),
     "no certificate": lambda papers, _: None,
-    "another authority's": lambda papers, _: Access(_of_another_authority(papers)),
-    "expired": lambda papers, _: Access(papers.expired("old")),
-    "not valid yet": lambda papers, monkeypatch: Access(papers.future("early", monkeypatch)),
-    "a core's, as a caller": lambda papers, _: Access(papers.core),
+    "another authority's": lambda papers, _: TransportSecurity(_of_another_authority(papers)),
+    "expired": lambda papers, _: TransportSecurity(papers.expired("old")),
+    "not valid yet": lambda papers, monkeypatch: TransportSecurity(papers.future("early", monkeypatch)),
+    "a core's, as a caller": lambda papers, _: TransportSecurity(papers.core),
 }
 
 
@@ -141,13 +141,13 @@ def _of_another_authority(papers: Papers) -> Path:
 @pytest.mark.parametrize("where", ["core", "front"])
 def test_a_handshake_without_a_good_certificate_fails(who, where, home, eu, papers, monkeypatch):
     address = home.address if where == "core" else eu.address
-    access = HANDSHAKES[who](papers, monkeypatch)
-    if access is None:
+    security = HANDSHAKES[who](papers, monkeypatch)
+    if security is None:
         credentials = grpc.ssl_channel_credentials((papers.place / "ca.pem").read_bytes())
         with grpc.secure_channel(address, credentials) as channel:
             error = refused(lambda: rpc.OuterStub(channel).Join(request("a"), timeout=20))
     else:
-        with calling(address, access) as stub:
+        with calling(address, security) as stub:
             error = refused(lambda: stub.Join(request("a"), timeout=20))
     assert error.code() is AWAY, error.details()
 
@@ -155,7 +155,10 @@ def test_a_handshake_without_a_good_certificate_fails(who, where, home, eu, pape
 def test_a_server_that_is_not_who_it_says_is_not_called(tmp_path, papers):
     """Its certificate is for another host."""
     elsewhere = issue(papers.place, Role.CORE, "elsewhere", ["core.example"], 1)
-    with core(tmp_path, "--tls", str(elsewhere)) as it, calling(it.address, Access(papers.learner("a"))) as stub:
+    with (
+        core(tmp_path, "--tls", str(elsewhere)) as it,
+        calling(it.address, TransportSecurity(papers.learner("a"))) as stub,
+    ):
         error = refused(lambda: stub.Join(request("a"), timeout=20))
     assert error.code() is AWAY
 
@@ -164,10 +167,10 @@ def test_a_learners_certificate_serves_nobody(papers):
     """Also where it has the right host name: it is for calling only. A core would not start with it."""
     server = grpc.server(ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers(())
-    port = server.add_secure_port("127.0.0.1:0", Access(papers.learner("thief")).serving())
+    port = server.add_secure_port("127.0.0.1:0", TransportSecurity(papers.learner("thief")).serving())
     server.start()
     try:
-        with calling(f"127.0.0.1:{port}", Access(papers.learner("a"))) as stub:
+        with calling(f"127.0.0.1:{port}", TransportSecurity(papers.learner("a"))) as stub:
             error = refused(lambda: stub.Join(request("a"), timeout=20))
     finally:
         server.stop(0)
@@ -185,7 +188,7 @@ def test_a_process_does_not_start_with_somebody_elses_certificate(papers, tmp_pa
         (["front", "--core", "core.example:1"], None, "--insecure-plaintext"),
         (["front", "--core", "127.0.0.1:1"], tmp_path / "nothing", "ca.pem cannot be read"),
     ):
-        command = [sys.executable, "-m", "atoll.command", *words, *(["--tls", str(mine)] if mine else [])]
+        command = [sys.executable, "-m", "atoll.cli", *words, *(["--tls", str(mine)] if mine else [])]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1, words
         [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -205,14 +208,14 @@ WRONG_ROLES = {
 @pytest.mark.parametrize("where", ["core", "front"])
 def test_a_certificate_counts_for_its_role_and_name_only(who, where, home, eu, papers):
     address = home.address if where == "core" else eu.address
-    with calling(address, Access(WRONG_ROLES[who](papers))) as stub:
+    with calling(address, TransportSecurity(WRONG_ROLES[who](papers))) as stub:
         error = refused(lambda: stub.Join(request("a"), timeout=20))
     assert error.code() is DENIED, error.details()
     assert "atoll certs issue" in error.details()
 
 
 def test_a_front_does_not_serve_fronts(eu, papers):
-    with calling(eu.address, Access(papers.front)) as stub:
+    with calling(eu.address, TransportSecurity(papers.front)) as stub:
         assert refused(lambda: stub.Join(request("a"), timeout=20)).code() is DENIED
 
 
@@ -232,30 +235,30 @@ STOLEN = {
 @pytest.mark.parametrize("where", ["core", "front"])
 def test_a_session_that_was_stolen_is_of_no_use(call, where, home, eu, papers):
     """Token and all: the thief's certificate has another name."""
-    with calling(home.address, Access(papers.learner("victim"))) as stub:
+    with calling(home.address, TransportSecurity(papers.learner("victim"))) as stub:
         session = Hand(stub, "victim").session
     address = home.address if where == "core" else eu.address
-    with calling(address, Access(papers.learner("thief"))) as stub:
+    with calling(address, TransportSecurity(papers.learner("thief"))) as stub:
         error = refused(lambda: STOLEN[call](stub, session))
     assert error.code() is DENIED, error.details()
 
 
-def operators(home, access: Access, *metadata: tuple[str, str]):
-    with access.dial_and_wait(home.address) as channel:
+def operators(home, security: TransportSecurity, *metadata: tuple[str, str]):
+    with security.dial_and_wait(home.address) as channel:
         return rpc.OperatorStub(channel).Status(pb.StatusRequest(), timeout=20, metadata=metadata)
 
 
 def test_operators_are_told_by_their_certificate(home, papers):
-    assert operators(home, Access(papers.operator)).run
+    assert operators(home, TransportSecurity(papers.operator)).run
     for other in (papers.learner("a"), papers.front):
-        error = refused(lambda other=other: operators(home, Access(other)))
+        error = refused(lambda other=other: operators(home, TransportSecurity(other)))
         assert error.code() is DENIED
         assert "for operators" in error.details()
     assert any(act["act"] == "operator refused" for act in audited(home))
 
 
 def test_acts_of_operators_are_written_down(home, papers):
-    command = [sys.executable, "-m", "atoll.command", "evict", "nobody-yet", "--server", home.address]
+    command = [sys.executable, "-m", "atoll.cli", "evict", "nobody-yet", "--server", home.address]
     done = subprocess.run([*command, "--tls", str(papers.operator)], capture_output=True, text=True, timeout=60)
     assert "no learner" in done.stderr
     eventually(lambda: any(act["act"] == "evict" and act["operator"] == "alice" for act in audited(home)))
@@ -263,18 +266,18 @@ def test_acts_of_operators_are_written_down(home, papers):
 
 def test_tokens(tmp_path):
     tokens = tmp_path / "tokens"
-    make = [sys.executable, "-m", "atoll.command", "token", "--file", str(tokens)]
+    make = [sys.executable, "-m", "atoll.cli", "token", "--file", str(tokens)]
     alice, bob = (subprocess.run([*make, n], capture_output=True, text=True, check=True).stdout.strip() for n in "ab")
     with core(tmp_path, "--operator-tokens", str(tokens)) as it:
-        with_token = lambda token: operators(it, Access(), ("authorization", f"Bearer {token}"))  # noqa: E731
+        with_token = lambda token: operators(it, TransportSecurity(), ("authorization", f"Bearer {token}"))  # noqa: E731
         assert with_token(alice).run
-        assert refused(lambda: operators(it, Access())).code() is DENIED
+        assert refused(lambda: operators(it, TransportSecurity())).code() is DENIED
         assert refused(lambda: with_token("guessed")).code() is grpc.StatusCode.UNAUTHENTICATED
         tokens.write_text("".join(line + "\n" for line in tokens.read_text().splitlines() if line.startswith("b ")))
         assert refused(lambda: with_token(alice)).code() is grpc.StatusCode.UNAUTHENTICATED, "taken out while it runs"
         assert with_token(bob).run
         shown = subprocess.run(
-            [sys.executable, "-m", "atoll.command", "status", "--server", it.address, "--token", bob],
+            [sys.executable, "-m", "atoll.cli", "status", "--server", it.address, "--token", bob],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert shown.returncode == 0, shown.stderr
@@ -287,12 +290,12 @@ def test_an_open_core_is_not_open_to_a_fronts_network(tmp_path):
         core(tmp_path / "home") as it,
         front(tmp_path / "eu", it.address, "--listen", "0.0.0.0:0", "--insecure-plaintext") as eu,
     ):
-        assert operators(it, Access()).run == it.status().run
+        assert operators(it, TransportSecurity()).run == it.status().run
         for metadata in ((), (("authorization", "Bearer guessed"),)):
-            error = refused(lambda metadata=metadata: operators(eu, Access(), *metadata))
+            error = refused(lambda metadata=metadata: operators(eu, TransportSecurity(), *metadata))
             assert error.code() in {DENIED, grpc.StatusCode.UNAUTHENTICATED}
     with core(tmp_path / "near") as it, front(tmp_path / "us", it.address) as us:
-        assert operators(us, Access()).run == it.status().run
+        assert operators(us, TransportSecurity()).run == it.status().run
 
 
 def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
@@ -304,7 +307,7 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
         core(tmp_path / "home", "--tls", str(own.core)) as it,
         front(tmp_path / "eu", it.address, "--tls", str(own.front)) as eu,
     ):
-        it.access = Access(own.operator)
+        it.security = TransportSecurity(own.operator)
         trainee = Trainee(eu.address, "a", lambda t: t.learner.stats().merged > 40, tls=mine)
         trainee.start()
         eventually(lambda: it.status().contributions.merged > 2)
@@ -330,14 +333,14 @@ def test_certificates_are_replaced_without_a_restart(tmp_path, papers):
 
 
 def test_files_and_addresses_that_cannot_be_used(tmp_path, papers):
-    with pytest.raises(AccessError, match=r"ca.pem cannot be read"):
-        Access(tmp_path).check([])
+    with pytest.raises(TransportSecurityError, match=r"ca.pem cannot be read"):
+        TransportSecurity(tmp_path).check([])
     mixed = papers.learner("mixed")
     (mixed / "key.pem").write_bytes((papers.learner("other") / "key.pem").read_bytes())
-    with pytest.raises(AccessError, match="issue them again"):
-        Access(mixed).check([])
+    with pytest.raises(TransportSecurityError, match="issue them again"):
+        TransportSecurity(mixed).check([])
     for address in ("10.0.0.1:7070", "core.example:7070"):
-        with pytest.raises(AccessError, match="--insecure-plaintext"):
-            Access().check([address])
-    Access(plaintext=True).check(["10.0.0.1:7070"])
-    Access().check(["127.0.0.1:1", "localhost:1", "unix:/tmp/x"])
+        with pytest.raises(TransportSecurityError, match="--insecure-plaintext"):
+            TransportSecurity().check([address])
+    TransportSecurity(plaintext=True).check(["10.0.0.1:7070"])
+    TransportSecurity().check(["127.0.0.1:1", "localhost:1", "unix:/tmp/x"])

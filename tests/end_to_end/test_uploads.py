@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from atoll.boundary.parameters import Parameters
 from atoll.demo import processes
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.checksums import crc32c
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
 from atoll_wire.contract import PROTOCOL, tensor_message
-from atoll_wire.layout import FRAME_PARAMETERS, plan
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import FRAME_PARAMETERS, plan
 from torch import nn
 from torch.optim import SGD
 
@@ -79,11 +79,11 @@ def prepared(stub, name: str) -> tuple[pb.PushRequest, list[pb.PushRequest]]:
     )
     fragment = plan(tensors, 1).fragments[0]
     vector = np.random.default_rng(1).standard_normal(fragment.length).astype(np.float32)
-    payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+    payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
     table = [(len(p), crc32c(p)) for p in payloads]
     header = pb.PushHeader(
         session=session, fragment=0, seq=1, base_version=reply.versions[0], tokens=10, steps=1, codec=pb.CODEC_INT4,
-        frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
+        frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=frame_codec.frames_digest(table),
     )  # fmt: skip
     frames = [pb.PushRequest(frames=[pb.Frame(index=n, crc32c=table[n][1], payload=p)]) for n, p in enumerate(payloads)]
     return pb.PushRequest(header=header), frames
@@ -98,19 +98,19 @@ def test_a_cut_upload_goes_on_with_the_frames_that_are_missing(running):
     with running.outer() as stub:
         header, frames = prepared(stub, "cut")
         first = Push(stub, header, frames[0], frames[2])
-        assert list(next(first.call).have.frames) == []
-        have: list[int] = []
+        assert list(next(first.call).received.frames) == []
+        received: list[int] = []
 
         def resumed() -> bool:
             probe = Push(stub, header)
-            have[:] = next(probe.call).have.frames
+            received[:] = next(probe.call).received.frames
             probe.cut()
-            return have == [0, 2]
+            return received == [0, 2]
 
         eventually(resumed)
         first.cut()
         second = Push(stub, header)
-        assert list(next(second.call).have.frames) == [0, 2]
+        assert list(next(second.call).received.frames) == [0, 2]
         second.send(frames[1])
         assert second.receipt().fate == pb.FATE_PENDING
     assert accepted(running) == before + 1
@@ -165,13 +165,13 @@ def test_a_stream_is_told_what_has_come_while_more_is_to_come(running):
     with running.outer() as stub:
         header, frames = prepared(stub, "told")
         push = Push(stub, header)
-        assert list(next(push.call).have.frames) == []
+        assert list(next(push.call).received.frames) == []
         push.send(frames[1])
         push.send(frames[0])
         push.end()
         told: set[int] = set()
         while told != {0, 1}:
-            told |= set(next(push.call).have.frames)
+            told |= set(next(push.call).received.frames)
         push.cut()
 
 
@@ -198,7 +198,7 @@ def test_a_new_incarnation_is_not_held_up_by_the_unfinished_upload_of_a_dead_one
         reply = taken_over(stub, _join_of(header))
         header.header.session.incarnation, header.header.session.token = reply.incarnation, reply.token
         second = Push(stub, header, *frames)
-        assert list(next(second.call).have.frames) == []
+        assert list(next(second.call).received.frames) == []
         assert second.receipt().incarnation == 2
         header.header.session.incarnation = 1
         third = Push(stub, header)
@@ -231,7 +231,7 @@ def _join_of(header: pb.PushRequest) -> pb.JoinRequest:
 
 def test_calls_that_are_over_hold_none_of_a_connections_streams(tmp_path, monkeypatch):
     """A connection has 64 of them, and garbage may wait long to be collected."""
-    without = "import gc; gc.disable(); from atoll.command import main; main()"
+    without = "import gc; gc.disable(); from atoll.cli import main; main()"
     monkeypatch.setattr(processes, "ATOLL", [sys.executable, "-c", without])
     with core(tmp_path, "--fragments", "1") as running, running.outer() as stub:
         first = Trainee(running.address, "first", lambda _: True, model=Large())
@@ -239,7 +239,7 @@ def test_calls_that_are_over_hold_none_of_a_connections_streams(tmp_path, monkey
         first.done()
         header, frames = prepared(stub, "often")
         push = Push(stub, header, *frames)
-        assert next(push.call).WhichOneof("what") == "have"
+        assert next(push.call).WhichOneof("what") == "received"
         assert push.receipt().fate == pb.FATE_PENDING
         push.cut()
         for _ in range(80):

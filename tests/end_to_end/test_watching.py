@@ -18,9 +18,9 @@ from tests.end_to_end.world import Trainee, core
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def shown(terminal: int, patience_s: float = 40.0) -> Iterator[str]:
+def shown(terminal: int, max_wait_s: float = 40.0) -> Iterator[str]:
     """What is on the screen, whenever it changes."""
-    deadline, text = time.monotonic() + patience_s, ""
+    deadline, text = time.monotonic() + max_wait_s, ""
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:
             try:
@@ -45,7 +45,7 @@ def test_the_watch_moves_and_says_that_it_is_old_while_the_core_is_away(tmp_path
         trainee = Trainee(running.address, "eu-1", lambda _: bool(end), region="eu")
         trainee.start()
         terminal, theirs = pty.openpty()
-        command = [sys.executable, "-m", "atoll.command", "status", "--server", running.address, "--watch"]
+        command = [sys.executable, "-m", "atoll.cli", "status", "--server", running.address, "--watch"]
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "60"}
         watching = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
         os.close(theirs)

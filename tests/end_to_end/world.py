@@ -13,7 +13,7 @@ import torch
 from atoll.demo.processes import Child, Children, children, free_port
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.access import Access
+from atoll_wire.security.transport import TransportSecurity
 from torch import nn
 
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ class Core:
 
     def __init__(self, group: Children, directory: Path, options: list[str]) -> None:
         self.group, self.directory, self._options = group, directory, options
-        self.access = Access()
+        self.security = TransportSecurity()
         self.child: Child
         self.child, self.address = group.start_core(directory, "127.0.0.1:0", options)
 
@@ -50,12 +50,12 @@ class Core:
 
     @contextlib.contextmanager
     def operator(self) -> Iterator[rpc.OperatorStub]:
-        with self.access.dial_and_wait(self.address) as channel:
+        with self.security.dial_and_wait(self.address) as channel:
             yield rpc.OperatorStub(channel)
 
     @contextlib.contextmanager
     def outer(self) -> Iterator[rpc.OuterStub]:
-        with self.access.dial_and_wait(self.address) as channel:
+        with self.security.dial_and_wait(self.address) as channel:
             yield rpc.OuterStub(channel)
 
 

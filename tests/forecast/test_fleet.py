@@ -8,7 +8,7 @@ import pytest
 from atoll.fragments import exchange
 from atoll_forecast.fleet import fleet as fleet_module
 from atoll_forecast.fleet.fleet import Fleet
-from atoll_forecast.fleet.islands import Island
+from atoll_forecast.fleet.learners import LearnerSpec
 from atoll_forecast.fleet.schedule import Schedule
 from atoll_server.settings import Quorum, RunSettings
 from hypothesis import given, settings
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 FRAGMENTS = 6
 
 
-def fleet(islands: list[Island], seed: int = 0, overlap: float = math.inf, **run) -> tuple[Fleet, Schedule]:
+def fleet(specs: list[LearnerSpec], seed: int = 0, overlap: float = math.inf, **run) -> tuple[Fleet, Schedule]:
     chosen = RunSettings(inner_steps=12, **run)
-    work = Schedule([1000.0] * FRAGMENTS, {island.name: 1 for island in islands})
-    return Fleet(chosen, FRAGMENTS, islands, work, merge_s=0.01, overlap=overlap, seed=seed), work
+    work = Schedule([1000.0] * FRAGMENTS, {spec.name: 1 for spec in specs})
+    return Fleet(chosen, FRAGMENTS, specs, work, merge_s=0.01, overlap=overlap, seed=seed), work
 
 
 def steps_of(made: Fleet) -> float:
@@ -36,8 +36,8 @@ def steps_of(made: Fleet) -> float:
 )
 @settings(max_examples=25, deadline=None)
 def test_what_was_trained_is_merged_once(speeds, delay_s, jitter, share, seed):
-    islands = [Island(f"l{i}", 1 / v, delay_s=delay_s, jitter=jitter) for i, v in enumerate(speeds)]
-    made, work = fleet(islands, seed, quorum=Quorum(share=share), max_staleness=1000)
+    specs = [LearnerSpec(f"l{i}", 1 / v, delay_s=delay_s, jitter=jitter) for i, v in enumerate(speeds)]
+    made, work = fleet(specs, seed, quorum=Quorum(share=share), max_staleness=1000)
     made.run(lambda fleet: fleet.now > 150)
     lost = steps_of(made) - work.merged_steps
     assert -1e-6 <= lost <= 5 * len(speeds)  # who leaves waits four steps for the fate of what it has in flight
@@ -47,10 +47,10 @@ def test_what_was_trained_is_merged_once(speeds, delay_s, jitter, share, seed):
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_another():
-    islands = [Island(f"l{i}", jitter=0.2, between_failures_s=60, repair_s=10) for i in range(3)]
+    specs = [LearnerSpec(f"l{i}", jitter=0.2, between_failures_s=60, repair_s=10) for i in range(3)]
 
     def story(seed: int) -> list[tuple[int, int, float]]:
-        made, _ = fleet(islands, seed)
+        made, _ = fleet(specs, seed)
         made.run(lambda fleet: fleet.now > 200)
         return [(m.fragment, m.version, sum(share.weight for share in m.shares)) for m in made.merges]
 
@@ -59,8 +59,8 @@ def test_the_same_seed_is_the_same_run_and_another_is_another():
 
 
 def test_who_dies_loses_what_was_not_sent_and_nothing_else():
-    islands = [Island("steady"), Island("mortal", between_failures_s=40, repair_s=10)]
-    made, work = fleet(islands)
+    specs = [LearnerSpec("steady"), LearnerSpec("mortal", between_failures_s=40, repair_s=10)]
+    made, work = fleet(specs)
     made.run(lambda fleet: fleet.now > 400)
     mortal, steady = made.accounts["mortal"], made.accounts["steady"]
     deaths = mortal.down_s / 10
@@ -72,8 +72,8 @@ def test_who_dies_loses_what_was_not_sent_and_nothing_else():
 
 def test_a_slow_learner_answers_every_round_in_time():
     """At a boundary it finds several rounds: if it answered one of them only, it would be late for ever."""
-    islands = [Island(f"l{i}", 1 / v, delay_s=0.05) for i, v in enumerate((0.5, 0.8, 1.2, 1.5))]
-    made, _ = fleet(islands)
+    specs = [LearnerSpec(f"l{i}", 1 / v, delay_s=0.05) for i, v in enumerate((0.5, 0.8, 1.2, 1.5))]
+    made, _ = fleet(specs)
     made.run(lambda fleet: fleet.now > 300)
     assert not any(merge.refusals for merge in made.merges)
     shares = sum(len(merge.shares) for merge in made.merges) / len(made.merges)
@@ -83,19 +83,23 @@ def test_a_slow_learner_answers_every_round_in_time():
 
 
 def test_learners_that_wait_have_the_slowest_ones_pace():
-    islands = [Island("slow", 1.7, delay_s=0.1), Island("quick", delay_s=0.1)]
-    waiting, _ = fleet(islands, overlap=0, quorum=Quorum(share=1.0), fragments=FRAGMENTS)
+    specs = [LearnerSpec("slow", 1.7, delay_s=0.1), LearnerSpec("quick", delay_s=0.1)]
+    waiting, _ = fleet(specs, overlap=0, quorum=Quorum(share=1.0), fragments=FRAGMENTS)
     waiting.run(lambda fleet: fleet.now > 300)
     assert waiting.accounts["quick"].blocked_s > 30
-    free, _ = fleet(islands)
+    free, _ = fleet(specs)
     free.run(lambda fleet: fleet.now > 300)
     assert free.accounts["quick"].blocked_s == 0
     assert free.accounts["quick"].trained_s == pytest.approx(300, abs=8)
 
 
 def test_a_narrow_link_makes_staleness_not_waiting():
-    islands = [Island("near"), Island("near too"), Island("far", up_bits_s=8 * 1000 / 6.0)]  # six steps for a fragment
-    made, _ = fleet(islands)
+    specs = [
+        LearnerSpec("near"),
+        LearnerSpec("near too"),
+        LearnerSpec("far", up_bits_s=8 * 1000 / 6.0),
+    ]  # six steps for a fragment
+    made, _ = fleet(specs)
     made.run(lambda fleet: fleet.now > 300)
     far, near = made.accounts["far"], made.accounts["near"]
     assert far.trained_s == pytest.approx(near.trained_s, abs=8)
@@ -107,14 +111,14 @@ def test_it_does_as_much_at_a_step_boundary_as_learners_do():
 
 
 def test_guests_come_late_and_are_merged():
-    islands = [Island("host"), Island("guest", joins_at_s=100)]
-    made, work = fleet(islands)
+    specs = [LearnerSpec("host"), LearnerSpec("guest", joins_at_s=100)]
+    made, work = fleet(specs)
     made.run(lambda fleet: fleet.now > 200)
     assert made.accounts["guest"].trained_s == pytest.approx(100, abs=8)
     assert work.merged_steps == pytest.approx(steps_of(made))
 
 
 def test_nobody_left_is_said():
-    made, _ = fleet([Island("alone", between_failures_s=5, repair_s=math.inf)])
+    made, _ = fleet([LearnerSpec("alone", between_failures_s=5, repair_s=math.inf)])
     with pytest.raises(RuntimeError, match="no learner is left"):
         made.run(lambda fleet: fleet.now > 1e9)

@@ -24,12 +24,12 @@ from atoll_server.run.core import Core
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.operator_service import OperatorService
 from atoll_server.settings import CoreSettings
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.checksums import crc32c
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
 from atoll_wire.contract import PROTOCOL, tensor_message
-from atoll_wire.frames import TOGETHER
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.messages.frame_messages import FRAMES_PER_MESSAGE
 from google.protobuf.message import Message
 
 from tests.fuzz.decoders import LIMITS, SPECS
@@ -38,7 +38,7 @@ from tests.fuzz.payloads import unsound
 from tests.fuzz.watch import in_room, place
 
 LONGEST_S = 20.0  # of a call: a hang
-MOST_BYTES = 8 << 20  # of a call; a request has 100 kB at most, and the core some in the background
+MAX_BYTES = 8 << 20  # of a call; a request has 100 kB at most, and the core some in the background
 DECLARED = {
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS,
@@ -97,7 +97,7 @@ class Calls:
         self._session = pb.Session(
             run=reply.run, learner="a", incarnation=reply.incarnation, generation=reply.generation, token=reply.token
         )
-        self._number = self._core.registrar.roster.entries["a"].session
+        self._number = self._core.registrar.registry.entries["a"].session
         self._file = safetensors.numpy.save({spec.name: np.ones(spec.shape, np.float32) for spec in SPECS})
         if initialised:
             await self._outer.Initialise(_stream(self._upload(self._file)), Context())
@@ -122,7 +122,7 @@ class Calls:
         again = Core(self._settings, {})
         await again.start()
         assert again.registrar.versions() == self._core.registrar.versions()
-        assert again.registrar.roster.entries.keys() == self._core.registrar.roster.entries.keys()
+        assert again.registrar.registry.entries.keys() == self._core.registrar.registry.entries.keys()
         await OperatorService(again).Status(pb.StatusRequest(), Context())
         await again.stop()
 
@@ -133,7 +133,7 @@ class Calls:
         )  # fmt: skip
         try:
             call = rng.choice(calls)(rng)
-            with in_room(MOST_BYTES):
+            with in_room(MAX_BYTES):
                 await call
         except Aborted:
             return False
@@ -147,7 +147,7 @@ class Calls:
                 await self._again()
 
     async def _again(self) -> None:
-        entry = self._core.registrar.roster.entries["a"]
+        entry = self._core.registrar.registry.entries["a"]
         entry.evicted, entry.streams, entry.session, entry.account.left_at = "", {}, self._number, None
         entry.incarnation, entry.nonces = self._session.incarnation, [7]
 
@@ -176,7 +176,7 @@ class Calls:
         shard = shards[0]
         fragment = shard.layout.fragments[rng.randrange(len(shard.layout.fragments))]
         vector = (np.random.default_rng(rng.getrandbits(32)).standard_normal(fragment.length) * 1e-3).astype(np.float32)
-        payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+        payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
         if rng.random() < 0.4:
             spans = fragment.frames
             payloads = [unsound(rng, p, span, Codec.INT4) for p, span in zip(payloads, spans, strict=True)]
@@ -184,15 +184,15 @@ class Calls:
         header = pb.PushHeader(
             session=self._session, fragment=fragment.index, seq=next(self._sequence), cycle=0,
             base_version=shard.fragments[fragment.index].version, tokens=10, steps=1, codec=pb.CODEC_INT4,
-            frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=codec.frames_digest(table),
+            frames=len(payloads), size_bytes=sum(map(len, payloads)), digest=frame_codec.frames_digest(table),
         )  # fmt: skip
         frames = [pb.Frame(index=n, crc32c=table[n][1], payload=p) for n, p in enumerate(payloads)]
-        together = rng.randint(1, TOGETHER + 1)
+        together = rng.randint(1, FRAMES_PER_MESSAGE + 1)
         starts = range(0, len(frames), together)
         messages = [pb.PushRequest(frames=frames[start : start + together]) for start in starts]
         messages.insert(0, pb.PushRequest(header=header))
         replies = self._outer.Push(_stream(self._changed(rng, messages)), Context())
-        return _all(replies, patience_s=0.2)  # a stream that ends early waits for others to bring the rest
+        return _all(replies, max_wait_s=0.2)  # a stream that ends early waits for others to bring the rest
 
     def _fetch(self, rng: random.Random) -> Awaitable[Any]:
         request = pb.FetchRequest(session=self._session, fragment=rng.randrange(2), version=1, whole=rng.random() < 0.5)
@@ -208,7 +208,7 @@ class Calls:
     def _follow(self, rng: random.Random) -> Awaitable[Any]:
         log = next((shard.follower_log.number for shard in self._core.registrar.shards), 0)
         request = pb.FollowRequest(session=self._session, log=log, sequence=0)
-        return _all(self._outer.Follow(mutate_message(rng, request), Context()), patience_s=0.005)
+        return _all(self._outer.Follow(mutate_message(rng, request), Context()), max_wait_s=0.005)
 
     def _leave(self, rng: random.Random) -> Awaitable[Any]:
         return self._outer.Leave(
@@ -250,11 +250,11 @@ async def _stream(messages: Sequence[Any]) -> AsyncIterator[Any]:
         yield message
 
 
-async def _all(replies: AsyncIterator[Any], patience_s: float | None = None) -> None:
+async def _all(replies: AsyncIterator[Any], max_wait_s: float | None = None) -> None:
     """Takes in what comes, for so long at most between two replies."""
     try:
         while True:
-            await asyncio.wait_for(anext(replies), patience_s)
+            await asyncio.wait_for(anext(replies), max_wait_s)
     except (StopAsyncIteration, TimeoutError):
         return
     finally:

@@ -6,15 +6,15 @@ import random
 from typing import Any
 
 import numpy as np
-from atoll.agent.joining import tensor_message
+from atoll.agent.join_request import tensor_message
 from atoll_server.access.refusals import Refused
 from atoll_server.run.joining import declared_tensors
 from atoll_server.settings import Limits
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import FrameError
-from atoll_wire.layout import LayoutError, MergeKind, TensorSpec, plan
-from atoll_wire.spans import Codec, FrameSpan, Segment
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.frame_codec import FrameError
+from atoll_wire.layout.frame_spans import Codec, FrameSpan, Segment
+from atoll_wire.layout.layout import LayoutError, MergeKind, TensorSpec, plan
 
 from tests.fuzz.mutate import TEXT, mutate_message
 from tests.fuzz.payloads import unsound
@@ -27,9 +27,9 @@ SPECS = (
 )
 FRAGMENT = plan(SPECS, 1).fragments[0]
 GUARD = 64  # values around a frame's place that nobody may touch
-MOST_FRAME_BYTES = 1 << 18  # a frame of these has 15 kB
-MOST_LAYOUT_BYTES = 1 << 24
-LIMITS = Limits(learners=32, parameters=1 << 20, model_bytes=1 << 24, spool_bytes=1 << 26, happenings=64, tensors=64)
+MAX_FRAME_BYTES = 1 << 18  # a frame of these has 15 kB
+MAX_LAYOUT_BYTES = 1 << 24
+LIMITS = Limits(learners=32, parameters=1 << 20, model_bytes=1 << 24, spool_bytes=1 << 26, notifications=64, tensors=64)
 
 
 class Frames:
@@ -44,30 +44,30 @@ class Frames:
         self._span = FrameSpan(0, GUARD, span.length, segments)
         self._out = np.zeros(span.length + 2 * GUARD, np.float32)
         values = np.random.default_rng(0).standard_normal(len(self._out)).astype(np.float32)
-        self._sound = {kind: codec.encode_frame(values, self._span, kind) for kind in Codec}
+        self._sound = {kind: frame_codec.encode_frame(values, self._span, kind) for kind in Codec}
 
     def one(self, rng: random.Random) -> bool:
         """One payload, checked, decoded, and added."""
         kind = rng.choice(list(Codec))
         payload = unsound(rng, self._sound[kind], self._span, kind)
-        with in_room(MOST_FRAME_BYTES):
+        with in_room(MAX_FRAME_BYTES):
             return self._feed(payload, kind)
 
     def _feed(self, payload: bytes, kind: Codec) -> bool:
         factors = np.ones(len(self._span.segments), np.float32)
         try:
-            _, squares = codec.check_frame(payload, self._span, kind)
+            _, squares = frame_codec.check_frame(payload, self._span, kind)
         except FrameError:
             self._unchecked(payload, kind, factors)
             return False
         assert np.isfinite(squares).all()
         assert (squares >= 0).all()
         self._out[:] = 7.0
-        codec.decode_frame(payload, self._span, kind, self._out)
+        frame_codec.decode_frame(payload, self._span, kind, self._out)
         assert np.isfinite(self._out).all()
         found = float((self._out[GUARD:-GUARD].astype(np.float64) ** 2).sum())
         assert np.isclose(found, squares.sum(), rtol=1e-6), "what was checked is what is decoded"
-        codec.decode_add(payload, self._span, kind, factors, self._out)
+        frame_codec.decode_add(payload, self._span, kind, factors, self._out)
         self._guarded()
         return True
 
@@ -75,7 +75,7 @@ class Frames:
         """A learner decodes what its core published without a look at codes and scales: the anchor's sum tells."""
         self._out[:] = 7.0
         try:
-            codec.decode_add(payload, self._span, kind, factors, self._out)
+            frame_codec.decode_add(payload, self._span, kind, factors, self._out)
         except FrameError:
             assert (self._out == 7.0).all(), "what is refused changes nothing"
         self._guarded()
@@ -100,7 +100,7 @@ class Layouts:
         if rng.random() < 0.4:
             request = mutate_message(rng, request)
         fragments = rng.choice((0, 1, 2, 2, 7, 24, 4096))
-        with in_room(MOST_LAYOUT_BYTES):
+        with in_room(MAX_LAYOUT_BYTES):
             return self._feed(request, fragments)
 
     def _feed(self, request: pb.JoinRequest, fragments: int) -> bool:

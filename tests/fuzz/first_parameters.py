@@ -16,16 +16,16 @@ from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import initial_states
 from atoll_server.checkpoints.tensor_file import TensorFileError
-from atoll_server.run.first_parameters import STAGING, Staging, check_room
+from atoll_server.run.first_parameters import STAGING, StagedFile, check_room
 from atoll_server.settings import CoreSettings
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import plan
+from atoll_wire.layout.layout import plan
 
 from tests.fuzz.decoders import LIMITS, SPECS
 from tests.fuzz.mutate import TEXT, WHOLE, mutate_bytes
 from tests.fuzz.watch import in_room, place
 
-MOST_BYTES = 1 << 22  # a file has 15 kB; a few of hostile heads have 1 MB
+MAX_BYTES = 1 << 22  # a file has 15 kB; a few of hostile heads have 1 MB
 # What JSON can say and no file of tensors does.
 STRANGE: tuple[Any, ...] = (
     None, True, 1.5, -1, 10**30, 1 << 63, "F32", "BF16", "F16", "I64", "F8_E4M3", "BOOL", "\ud800", [], [0], [0, 0], {},
@@ -60,7 +60,7 @@ class FirstParameters:
         chunks = [content[at : at + step] for at in range(0, len(content), step)]
         if rng.random() < 0.1:
             chunks.insert(rng.randrange(len(chunks) + 1), rng.choice((b"", b"", b"more")))
-        with in_room(MOST_BYTES + 40 * len(content)):
+        with in_room(MAX_BYTES + 40 * len(content)):
             return self._feed(header, chunks)
 
     def _feed(self, header: pb.InitialiseHeader, chunks: list[bytes]) -> bool:
@@ -68,7 +68,7 @@ class FirstParameters:
         try:
             settings = CoreSettings(listen=(), directory=self._directory, limits=LIMITS)
             check_room(settings, header.size_bytes, self._layout)
-            staging = Staging(self._directory, header.size_bytes, header.sha256)
+            staging = StagedFile(self._directory, header.size_bytes, header.sha256)
             staging.begin()
             for chunk in chunks:
                 staging.take(chunk)

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from atoll_wire.clock import SYSTEM
-from atoll_wire.lanes import Lanes
-from atoll_wire.links import Transfers
-from atoll_wire.pool import Pool
+from atoll_wire.connections.connection_pool import ConnectionPool
+from atoll_wire.connections.link import Transfers
+from atoll_wire.connections.parallel_connections import ParallelConnections
+from atoll_wire.process.clock import SYSTEM
 
 from tests.fuzz.mutate import TEXT
 
@@ -85,8 +85,11 @@ class Hostile:
     clock = SYSTEM
 
     def __init__(self) -> None:
-        self.quick = self.offers = self.carriers = Pool(lambda: (self, self), SYSTEM, 1)
-        self.up, self.down = Lanes(lambda: (self, self), SYSTEM), Lanes(lambda: (self, self), SYSTEM)
+        self.quick = self.offers = self.carriers = ConnectionPool(lambda: (self, self), SYSTEM, 1)
+        self.up, self.down = (
+            ParallelConnections(lambda: (self, self), SYSTEM),
+            ParallelConnections(lambda: (self, self), SYSTEM),
+        )
         self.transfers = Transfers(SYSTEM)
         self.answered = self.up.answered
         self.says: list[Any] = []

@@ -6,19 +6,19 @@ import random
 
 import numpy as np
 import zstandard
-from atoll_wire import codec
-from atoll_wire.spans import BLOCK, Codec, FrameSpan
+from atoll_wire.codec import frame_codec
+from atoll_wire.layout.frame_spans import BLOCK, Codec, FrameSpan
 
 from tests.fuzz.mutate import mutate_bytes
 
 MAGIC = (0xFD2FB528).to_bytes(4, "little")
-MOST_BLOCK = 1 << 17  # bytes of content in one block of zstd
+MAX_BLOCK = 1 << 17  # bytes of content in one block of zstd
 EVIL_SCALES = (0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x0001, 0x007F, 0x0080, 0x7F7F, 0x7E80)  # bfloat16
 
 
 def unsound(rng: random.Random, payload: bytes, span: FrameSpan, kind: Codec) -> bytes:
     """A sound payload made unsound: after compression, before it, or with a head that lies."""
-    expected = codec.content_bytes(span, kind)
+    expected = frame_codec.content_bytes(span, kind)
     match rng.randrange(8):
         case 0:
             return mutate_bytes(rng, payload)
@@ -39,7 +39,7 @@ def forged(rng: random.Random, expected: int) -> bytes:
     """Declares the size that belongs there, and holds another: runs of one byte, much from four bytes each."""
     blocks, left = [], rng.choice((expected, expected, expected - 1, expected + 1, 1 << 20, 1 << 28))
     while left > 0:
-        size = min(left, rng.choice((MOST_BLOCK, MOST_BLOCK, expected, 1)) if left < 1 << 20 else MOST_BLOCK)
+        size = min(left, rng.choice((MAX_BLOCK, MAX_BLOCK, expected, 1)) if left < 1 << 20 else MAX_BLOCK)
         left -= size
         head = ((left == 0) | 1 << 1 | size << 3).to_bytes(3, "little")
         blocks.append(head + bytes([rng.choice((0, 1, 0x77, 0x88))]))

@@ -22,22 +22,22 @@ from pathlib import Path
 import structlog
 from atoll_server.merging import merge
 
+from tests.fuzz.call_limits import CallLimits
 from tests.fuzz.core_calls import Calls
 from tests.fuzz.decoders import Frames, Layouts
-from tests.fuzz.door import Door
 from tests.fuzz.first_parameters import FirstParameters
-from tests.fuzz.learner_ears import Ears
+from tests.fuzz.learner_inputs import Ears
 from tests.fuzz.watch import Hang, Target, first_of_row, generator, in_time
 
 BATCH = 2500  # inputs of one target in one process; a finding ends it
 MEASURED = 20  # of so many batches one has its memory traced, which slows it down
-MOST_MEMORY_BYTES = 2 << 30  # of address space beyond what a process has at its start
+MAX_MEMORY_BYTES = 2 << 30  # of address space beyond what a process has at its start
 
 TARGETS: dict[str, tuple[Callable[[], Target], float]] = {  # with their shares of the inputs
     "frames": (Frames, 0.5),
     "layouts": (Layouts, 0.05),
     "first parameters": (FirstParameters, 0.1),
-    "door": (Door, 0.1),
+    "door": (CallLimits, 0.1),
     "calls of a core": (Calls, 0.175),
     "calls of a core without parameters": (partial(Calls, initialised=False), 0.025),
     "what a learner hears": (Ears, 0.05),
@@ -74,7 +74,7 @@ def quiet() -> None:
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     status = Path("/proc/self/statm").read_text().split()
-    most = int(status[0]) * resource.getpagesize() + MOST_MEMORY_BYTES
+    most = int(status[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

@@ -15,7 +15,7 @@ from tests.observing.exported import TARGET
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
 RULES = ROOT / "docker/prometheus/rules.yaml"
 BOARDS = sorted((ROOT / "docker/grafana/dashboards").glob("*.json"))
-MOST_ANNOTATED = 262_144  # bytes: `kubectl apply` keeps a whole object in an annotation of it
+MAX_ANNOTATED = 262_144  # bytes: `kubectl apply` keeps a whole object in an annotation of it
 
 
 def _groups(answer: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -44,7 +44,7 @@ def test_boards_arrive_as_they_are(rendered):
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert list(found["data"]) == [f"atoll-{path.name}"]
         assert json.loads(found["data"][f"atoll-{path.name}"]) == json.loads(path.read_text())
-        assert len(json.dumps(found)) < MOST_ANNOTATED
+        assert len(json.dumps(found)) < MAX_ANNOTATED
 
 
 def test_all_pods_with_metrics_are_asked(rendered):

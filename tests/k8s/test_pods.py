@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from atoll.agent.joining import own_name
-from atoll.reference.settings import Joining
-from atoll_dashboard.headers import Headers
-from atoll_dashboard.server import GOODBYE_S
+from atoll.agent.join_request import own_name
+from atoll.reference.settings import JoinSettings
 from atoll_dashboard.settings import DashboardSettings
+from atoll_dashboard.web.headers import Headers
+from atoll_dashboard.web.server import GOODBYE_S
 from atoll_server.rpc.process import GRACE_S
-from atoll_wire.certificate import ANY, NAME, Role, may_be
+from atoll_wire.security.certificate import ANY, NAME, Role, allows_name
 from starlette.responses import PlainTextResponse
 
 from tests.k8s.cases import PARTS, one, parsed, pods
@@ -84,7 +84,7 @@ def test_a_start_may_take_as_long_as_it_was_given(rendered):
 def test_nobody_is_killed_before_he_has_ended_by_himself(rendered):
     everything = pods(rendered["everything"])
     a_snapshot_s, a_step_s = 120, 60
-    least_s = {"core": GRACE_S + a_snapshot_s, "front": GRACE_S, "learner": a_step_s + Joining().drain_s}
+    least_s = {"core": GRACE_S + a_snapshot_s, "front": GRACE_S, "learner": a_step_s + JoinSettings().drain_s}
     least_s["dashboard"] = GOODBYE_S
     for part, pod in everything.items():
         assert pod["terminationGracePeriodSeconds"] > least_s[part]
@@ -271,4 +271,4 @@ def test_cert_manager_makes_the_certificates_that_atoll_asks_for(rendered):
     assert {"atoll-core", "localhost", "core.example.com"} <= set(core["dnsNames"])
     assert core["ipAddresses"] == ["192.0.2.7"]
     (learners,) = one(everything, "Certificate", "atoll-learner")["spec"]["uris"]
-    assert may_be(learners, f"atoll://learner/{own_name('eu')}")
+    assert allows_name(learners, f"atoll://learner/{own_name('eu')}")

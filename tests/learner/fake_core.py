@@ -16,14 +16,14 @@ from typing import Any
 
 import grpc
 import numpy as np
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.checksums import crc32c
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.connections.link import ATOLL_STATUS
 from atoll_wire.contract import tensor_spec
-from atoll_wire.layout import Layout, plan
-from atoll_wire.links import SAID
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout, plan
 from safetensors.torch import load
 
 RUN, CODEC = "fake", Codec.INT4
@@ -46,7 +46,7 @@ class FakeCore(rpc.OuterServicer):
         self.rounds: dict[int, int] = {}  # open ones: fragment and cycle
         self.run_tokens, self.total_tokens, self.epoch, self.cycle = 0, 0, 1, 0
         self.sessions: set[bytes] = set()
-        self.log: list[pb.Happening] = []
+        self.log: list[pb.Notification] = []
         self.joins: list[pb.JoinRequest] = []
         self.follows: list[pb.FollowRequest] = []
         self.fetches: list[pb.FetchRequest] = []
@@ -166,8 +166,8 @@ class FakeCore(rpc.OuterServicer):
             if request.log != epoch:
                 cursor = len(self.log)
                 opened = [pb.RoundOpened(fragment=f, cycle=c) for f, c in self.rounds.items()]
-                current = pb.Current(versions=dict(enumerate(self.versions)), open=opened, run_tokens=self.run_tokens)
-                yield pb.Happening(log=epoch, sequence=cursor, current=current)
+                current = pb.FullState(versions=dict(enumerate(self.versions)), open=opened, run_tokens=self.run_tokens)
+                yield pb.Notification(log=epoch, sequence=cursor, current=current)
         while context.is_active() and self.epoch == epoch and not self.end_follow:
             with self._news:
                 if len(self.log) <= cursor and self.epoch == epoch:
@@ -183,21 +183,21 @@ class FakeCore(rpc.OuterServicer):
         if key not in self.receipts:
             lose = self.lose_acknowledgement  # of all streams that bring it
             self.headers[key] = header
-            have = self.parts[key]
-            yield pb.PushReply(have=pb.Have(frames=sorted(have)))
+            received = self.parts[key]
+            yield pb.PushReply(received=pb.ReceivedFrames(frames=sorted(received)))
             for request in requests:
                 if self.cut_after == 0:
                     self.cut_after = None
                     context.abort(grpc.StatusCode.UNAVAILABLE, "cut, as the test says")
                 for frame in request.frames:
                     assert crc32c(frame.payload) == frame.crc32c
-                    have[frame.index] = frame.payload
+                    received[frame.index] = frame.payload
                     self.frames.append((key, frame.index))
                 self.cut_after = None if self.cut_after is None else self.cut_after - 1
             with self._news:
-                while len(have) < header.frames and context.is_active():
+                while len(received) < header.frames and context.is_active():
                     self._news.wait(0.1)  # other streams bring the rest
-                if key not in self.receipts and len(have) == header.frames:
+                if key not in self.receipts and len(received) == header.frames:
                     self.rounds.pop(header.fragment, None)
                     self._receipt(key, pb.FATE_PENDING)
                 self._news.notify_all()
@@ -213,8 +213,8 @@ class FakeCore(rpc.OuterServicer):
             fragment = self.layout.fragments[request.fragment]
             if request.whole:
                 theta, version, coded = self.theta[request.fragment], self.versions[request.fragment], Codec.FLOAT32
-                crc = codec.vector_crc32c(theta)
-                payloads = [codec.encode_frame(theta, span, coded) for span in fragment.frames]
+                crc = frame_codec.vector_crc32c(theta)
+                payloads = [frame_codec.encode_frame(theta, span, coded) for span in fragment.frames]
                 who = (request.session.learner, request.session.incarnation, request.fragment)
                 receipts = [self.receipts[key] for key in sorted(self.receipts) if key[:3] == who][-1:]
             elif (request.fragment, request.version) not in self.updates:
@@ -265,16 +265,16 @@ class FakeCore(rpc.OuterServicer):
         for key in keys:
             for span in fragment.frames:
                 shares = np.full(len(span.segments), 1 / len(keys), np.float32)
-                codec.decode_add(self.parts[key][span.index], span, CODEC, shares, mean)
-        payloads = [codec.encode_frame(-mean, span, CODEC) for span in fragment.frames]
+                frame_codec.decode_add(self.parts[key][span.index], span, CODEC, shares, mean)
+        payloads = [frame_codec.encode_frame(-mean, span, CODEC) for span in fragment.frames]
         theta = self.theta[fragment_index].copy()
         for span in fragment.frames:
-            codec.decode_add(payloads[span.index], span, CODEC, np.ones(len(span.segments), np.float32), theta)
+            frame_codec.decode_add(payloads[span.index], span, CODEC, np.ones(len(span.segments), np.float32), theta)
         self.theta[fragment_index] = theta
         self.versions[fragment_index] += 1
         receipts = [self._receipt(key, pb.FATE_MERGED) for key in keys]
         version = self.versions[fragment_index]
-        self.updates[fragment_index, version] = (payloads, codec.vector_crc32c(theta), receipts)
+        self.updates[fragment_index, version] = (payloads, frame_codec.vector_crc32c(theta), receipts)
 
     def _receipt(self, key: Key, fate: Any, reason: str = "", *, drop: bool = False) -> pb.Receipt:
         learner, incarnation, fragment, seq = key
@@ -285,7 +285,7 @@ class FakeCore(rpc.OuterServicer):
         return self.receipts[key]
 
     def _say(self, **what: Any) -> None:
-        self.log.append(pb.Happening(log=self.epoch, sequence=len(self.log) + 1, **what))
+        self.log.append(pb.Notification(log=self.epoch, sequence=len(self.log) + 1, **what))
         self._news.notify_all()
 
     def _serve(self, address: str) -> None:
@@ -298,7 +298,7 @@ class FakeCore(rpc.OuterServicer):
 
 def _refuse(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> None:
     """As a core does, with its mark."""
-    context.set_trailing_metadata(SAID)
+    context.set_trailing_metadata(ATOLL_STATUS)
     context.abort(code, details)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from atoll.fragments.adoption import Fate
-from atoll.fragments.exchange import Prepared
-from atoll.fragments.segments import Coded, Places, Shape, rebase
+from atoll.fragments.exchange import PreparedAnchor
+from atoll.fragments.segments import Coded, FragmentShape, SegmentAddresses, rebase
 from atoll_server.rounds.outer_step import OuterRule
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
 from torch import nn
 
 from tests.learner.watched import Watched
@@ -76,7 +76,7 @@ class Merging:
         asked = [m for m in self.members if self._random.random() < ANSWERS]
         for member in asked:
             member.agent.taken.clear()
-            member.learner._handover.ask(fragment, self._versions[fragment])
+            member.learner._exchange.ask(fragment, self._versions[fragment])
         self._steps()
         given = [(m, m.agent.taken[-1].coded) for m in asked if m.agent.taken]
         if given:
@@ -99,7 +99,7 @@ class Merging:
     def _offer(self, fragment: int, fates: Sequence[Fate]) -> None:
         anchor, version = self._anchors[fragment], self._versions[fragment]
         for member, fate in zip(self.members, fates, strict=True):
-            member.learner._handover.offer(Prepared(fragment, version, anchor.copy(), fate))
+            member.learner._exchange.offer(PreparedAnchor(fragment, version, anchor.copy(), fate))
 
     def back(self, anchors: Sequence[np.ndarray]) -> None:
         """The core came back from a backup: learners are given these."""
@@ -115,8 +115,8 @@ class Merging:
         return [anchor.copy() for anchor in self._anchors]
 
 
-def values(zero: np.ndarray, coded: Coded, shape: Shape) -> np.ndarray:
+def values(zero: np.ndarray, coded: Coded, shape: FragmentShape) -> np.ndarray:
     """Of a coded contribution."""
     out = zero.copy()
-    rebase(zero, zero, coded, Places.in_vector(out, shape), shape)
+    rebase(zero, zero, coded, SegmentAddresses.in_vector(out, shape), shape)
     return out

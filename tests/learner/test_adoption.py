@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from atoll.fragments.adoption import Fate, Outstanding, Track
-from atoll.fragments.segments import Coded, Places, Shape
-from atoll_wire.layout import MergeKind, TensorSpec, plan
-from atoll_wire.spans import Codec
+from atoll.fragments.adoption import Fate, PseudoGradient, Track
+from atoll.fragments.segments import Coded, FragmentShape, SegmentAddresses
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from tests.learner.contents import values
 
 N = 64
 FRAGMENT = plan([TensorSpec("w", (N,), "float32", MergeKind.DIRECTION)], 1).fragments[0]
-SHAPE = Shape.of(FRAGMENT.whole, Codec.FLOAT32)
+SHAPE = FragmentShape.of(FRAGMENT.whole, Codec.FLOAT32)
 
 
 def coded(q: np.ndarray) -> Coded:
@@ -36,7 +36,7 @@ class Island:
         self.displacement = np.zeros(N)
         self.merged = np.zeros(N)
         self.abandoned = np.zeros(N)
-        self.flight: np.ndarray | None = None
+        self.in_flight: np.ndarray | None = None
         self.given_up = False  # what is in flight was given up since it was taken
 
     def stored(self, values: np.ndarray) -> np.ndarray:
@@ -50,19 +50,19 @@ class Island:
         self.tokens += 10
         self.steps += 1
 
-    def taken(self) -> Outstanding:
-        return self.track.take(Places.in_vector(self.local, SHAPE), self.tokens, self.steps)
+    def taken(self) -> PseudoGradient:
+        return self.track.take(SegmentAddresses.in_vector(self.local, SHAPE), self.tokens, self.steps)
 
     def send(self) -> None:
         taken = self.taken()
-        self.flight = (
+        self.in_flight = (
             np.round(values(taken.coded, FRAGMENT, Codec.FLOAT32) * 64).astype(np.float32) / 64
         )  # a coarse codec
 
     def move(self, anchor: np.ndarray, version: int, fate: Fate) -> int:
         """Adopts and stores. Returns the tokens given up."""
         wanted = self.local.copy()
-        places = Places.in_vector(wanted, SHAPE)
+        places = SegmentAddresses.in_vector(wanted, SHAPE)
         abandoned = self.track.adopt(anchor, version, fate, self.tokens, self.steps, places, keep=self.keep)
         self.local = self.stored(wanted)
         if self.narrow:
@@ -71,21 +71,21 @@ class Island:
 
     def adopt(self, *, merged: bool, drop: bool = False) -> None:
         anchor = (self.track.anchor + 0.02 * self.random.standard_normal(N)).astype(np.float32)
-        q = self.flight if merged else None
+        q = self.in_flight if merged else None
         outstanding = self.track.origin.astype(np.float64) - self.local
         self.move(anchor, self.track.version + 1, Fate(None if q is None else coded(q), drop))
         if merged or drop:
-            self.flight = None
+            self.in_flight = None
         if merged and not self.given_up:
             self.merged += q
-        self.given_up &= self.flight is not None
+        self.given_up &= self.in_flight is not None
         if drop or not self.keep:
             self.abandoned += outstanding - (q if merged else 0)
 
     def restore(self) -> None:
         """The parameters were written by something else."""
         self.abandoned += self.track.origin.astype(np.float64) - self.local
-        self.given_up = self.flight is not None
+        self.given_up = self.in_flight is not None
         keep, self.keep = self.keep, False
         self.move(self.track.anchor, self.track.version, Fate())
         self.keep = keep
@@ -116,7 +116,7 @@ def test_displacement_is_merged_outstanding_or_abandoned(moves, seed, narrow):
             island.restore()
         elif move == "refused" and flying:
             island.track.refused()
-            island.flight, island.given_up = None, False
+            island.in_flight, island.given_up = None, False
     outstanding = island.track.origin.astype(np.float64) - island.local
     total = island.merged + outstanding + island.abandoned
     np.testing.assert_allclose(island.displacement, total, atol=2e-5)

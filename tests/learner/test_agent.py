@@ -12,7 +12,7 @@ import structlog
 import torch
 from atoll import LearnerError
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import FRAME_PARAMETERS
+from atoll_wire.layout.layout import FRAME_PARAMETERS
 from torch import nn
 
 from tests.learner.fake_core import fake_core

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from atoll.chaos.deployment import procfile, reference
-from atoll.chaos.schedule import CORE, KILL, PAUSE, Blow, ScheduleError, drawn, parse
+from atoll.chaos.local_deployment import procfile, reference
+from atoll.chaos.schedule import CORE, KILL, PAUSE, Fault, ScheduleError, parse, random_faults
 from atoll.demo.processes import DemoError
 
 NAMES = ("a", "b", "c", "d")
@@ -12,7 +12,7 @@ NAMES = ("a", "b", "c", "d")
 
 def test_a_schedule_is_read_in_the_order_of_its_times():
     assert parse("40:kill:core, 12.5:kill:a,30:pause:b:5", (*NAMES, CORE)) == [
-        Blow(12.5, KILL, "a"), Blow(30.0, PAUSE, "b", 5.0), Blow(40.0, KILL, CORE),
+        Fault(12.5, KILL, "a"), Fault(30.0, PAUSE, "b", 5.0), Fault(40.0, KILL, CORE),
     ]  # fmt: skip
 
 
@@ -27,15 +27,15 @@ def test_a_schedule_that_cannot_be_is_refused_in_one_line(text):
 
 
 def test_dice_keep_the_mean_time_and_the_same_seed_throws_the_same():
-    blows = drawn(7, 60_000.0, NAMES, 60.0, 300.0, 0.25)
-    assert blows == drawn(7, 60_000.0, NAMES, 60.0, 300.0, 0.25)
-    assert blows != drawn(8, 60_000.0, NAMES, 60.0, 300.0, 0.25)
-    learners = [blow for blow in blows if blow.target != CORE]
+    faults = random_faults(7, 60_000.0, NAMES, 60.0, 300.0, 0.25)
+    assert faults == random_faults(7, 60_000.0, NAMES, 60.0, 300.0, 0.25)
+    assert faults != random_faults(8, 60_000.0, NAMES, 60.0, 300.0, 0.25)
+    learners = [fault for fault in faults if fault.target != CORE]
     assert len(learners) == pytest.approx(1000, rel=0.15)
-    assert len(blows) - len(learners) == pytest.approx(200, rel=0.3)
-    assert sum(blow.what == PAUSE for blow in learners) == pytest.approx(250, rel=0.3)
-    assert {blow.target for blow in learners} == set(NAMES)
-    assert drawn(7, 600.0, NAMES, 0.0, 0.0, 0.0) == []
+    assert len(faults) - len(learners) == pytest.approx(200, rel=0.3)
+    assert sum(fault.what == PAUSE for fault in learners) == pytest.approx(250, rel=0.3)
+    assert {fault.target for fault in learners} == set(NAMES)
+    assert random_faults(7, 600.0, NAMES, 0.0, 0.0, 0.0) == []
 
 
 def test_a_procfile_is_a_deployment(tmp_path):

@@ -8,20 +8,22 @@ from unittest import mock
 import numpy as np
 import pytest
 from atoll.agent import sending
-from atoll.agent.partial_fetch import Incoming
+from atoll.agent.partial_fetch import PartialFetch
 from atoll.fragments.adoption import Fate, Track
-from atoll.fragments.segments import Places, Shape
-from atoll_wire import codec, frames, layout
+from atoll.fragments.segments import FragmentShape, SegmentAddresses
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.checksums import joined
-from atoll_wire.layout import Fragment, FrameRun, MergeKind, TensorSpec
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import joined
+from atoll_wire.layout import layout
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import FragmentLayout, FrameRun, MergeKind, TensorSpec
+from atoll_wire.messages import frame_messages
 
 SIZES = (700, 100, 20, 256, 3, 610)  # some over several frames, some together in one; odd ends
 ROUNDS = 4
 
 
-def fragment() -> Fragment:
+def fragment() -> FragmentLayout:
     with mock.patch.object(layout, "FRAME_PARAMETERS", 256):
         tensors = [TensorSpec(f"t{n}", (size,), "float32", MergeKind.DIRECTION) for n, size in enumerate(SIZES)]
         return layout.plan(tensors, 1).fragments[0]
@@ -37,7 +39,7 @@ class Owner:
 
     run: FrameRun
     track: Track
-    places: Places
+    places: SegmentAddresses
 
 
 class Island:
@@ -51,8 +53,8 @@ class Island:
         first = 0
         for count in counts:
             run = FRAGMENT.whole if count == COUNT else FRAGMENT.run(first, count)
-            shape, anchor = Shape.of(run, kind), np.zeros(run.length, np.float32)
-            places = Places.in_pieces(addresses, shape, self.pieces)
+            shape, anchor = FragmentShape.of(run, kind), np.zeros(run.length, np.float32)
+            places = SegmentAddresses.in_pieces(addresses, shape, self.pieces)
             self.owners.append(Owner(run, Track(shape, 0, anchor, anchor, 0), places))
             first += count
 
@@ -76,7 +78,7 @@ class Island:
         """Each owner fetches its own frames; their checksums together are the published one."""
         version, anchors = header.version, []
         for owner in self.owners:
-            incoming = Incoming(owner.run, self._kind, 0 if whole else version)
+            incoming = PartialFetch(owner.run, self._kind, 0 if whole else version)
             ask = incoming.next(version)
             assert ask is not None
             assert list(ask.frames) == [span.index for span in owner.run.frames]
@@ -107,16 +109,16 @@ def test_two_runs_end_with_the_bytes_of_one(kind, first):
             island.train(version)
         (whole, table, fate), (parts, tables, fates) = one.take(version), two.take(version)
         assert parts == whole
-        assert codec.frames_digest(tables) == codec.frames_digest(table)
-        update = [bytes(each.payload) for n in range(COUNT) for each in frames.push_request(whole[n])]
+        assert frame_codec.frames_digest(tables) == frame_codec.frames_digest(table)
+        update = [bytes(each.payload) for n in range(COUNT) for each in frame_messages.push_request(whole[n])]
         before, published = published, np.empty_like(published)
         for span, payload in zip(FRAGMENT.frames, update, strict=True):
-            codec.content_advance(codec.decompress(payload, span, kind), span, kind, before, published)
-        header = pb.FetchHeader(version=version, codec=int(kind), crc32c=codec.vector_crc32c(published))
+            frame_codec.content_advance(frame_codec.decompress(payload, span, kind), span, kind, before, published)
+        header = pb.FetchHeader(version=version, codec=int(kind), crc32c=frame_codec.vector_crc32c(published))
         last = version == ROUNDS  # which is fetched whole
         if last:
             header.codec = pb.CODEC_FLOAT32
-            update = [codec.encode_frame(published, span, Codec.FLOAT32) for span in FRAGMENT.frames]
+            update = [frame_codec.encode_frame(published, span, Codec.FLOAT32) for span in FRAGMENT.frames]
         one.adopt(header, update, fate, whole=last)
         two.adopt(header, update, fates, whole=last)
         assert two.local() == one.local()

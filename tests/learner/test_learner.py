@@ -13,7 +13,7 @@ import grpc
 import pytest
 import torch
 from atoll import Learner, LearnerError
-from atoll.agent.calls import GOODBYE_S
+from atoll.agent.call_errors import GOODBYE_S
 
 from tests.learner.fake_core import fake_core
 from tests.learner.loops import BREATH, Loop, Two, until
@@ -126,7 +126,7 @@ def test_ctrl_c_while_draining_still_says_good_bye(core, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop.learner._handover, "wait_settled", interrupted)
+    monkeypatch.setattr(loop.learner._exchange, "wait_settled", interrupted)
     with pytest.raises(KeyboardInterrupt), loop.learner:
         loop.turn()
     assert core.left == ["a"]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from atoll.boundary.host_memory import Windows
-from atoll.boundary.local_parameters import Local
+from atoll.boundary.host_memory import HostMemory
+from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.parameters import Parameters
 from atoll.fragments.adoption import Fate
-from atoll.fragments.exchange import Prepared
-from atoll_wire import codec
-from atoll_wire.layout import plan
-from atoll_wire.spans import Codec, FrameSpan, Segment
+from atoll.fragments.exchange import PreparedAnchor
+from atoll_wire.codec import frame_codec
+from atoll_wire.layout.frame_spans import Codec, FrameSpan, Segment
+from atoll_wire.layout.layout import plan
 from torch import nn
 
 
-def local(dtype: torch.dtype) -> tuple[nn.Module, Local, list[np.ndarray]]:
+def local(dtype: torch.dtype) -> tuple[nn.Module, LocalParameters, list[np.ndarray]]:
     """Two fragments of different length."""
     model = nn.ModuleList([nn.Linear(30, 20, bias=False), nn.Linear(7, 5, bias=False)]).to(dtype)
     parameters = Parameters(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -25,8 +25,8 @@ def local(dtype: torch.dtype) -> tuple[nn.Module, Local, list[np.ndarray]]:
     assert len({len(anchor) for anchor in anchors}) == 2
     return (
         model,
-        Local(
-            Windows(parameters.values, layout.runs, Codec.INT4),
+        LocalParameters(
+            HostMemory(parameters.values, layout.runs, Codec.INT4),
             [(1, anchor) for anchor in anchors],
             keep=True,
         ),
@@ -34,12 +34,12 @@ def local(dtype: torch.dtype) -> tuple[nn.Module, Local, list[np.ndarray]]:
     )
 
 
-def work(mine: Local, number: int, tokens: int, steps: int) -> np.ndarray:
+def work(mine: LocalParameters, number: int, tokens: int, steps: int) -> np.ndarray:
     """What is taken of a fragment."""
-    contents, shape = mine.take(number, tokens, steps).coded.contents, mine._windows.shapes[number]
+    contents, shape = mine.take(number, tokens, steps).coded.contents, mine._host_memory.shapes[number]
     [piece] = shape.pieces  # the only one of its fragment
     out, span = np.zeros(shape.length, np.float32), FrameSpan(0, 0, shape.length, (Segment(piece[0], 0, shape.length),))
-    codec.content_add(contents[0], span, Codec.INT4, np.ones(1, np.float32), out)
+    frame_codec.content_add(contents[0], span, Codec.INT4, np.ones(1, np.float32), out)
     return out
 
 
@@ -48,7 +48,7 @@ def test_what_was_adopted_and_not_trained_since_is_no_work(dtype):
     _, mine, anchors = local(dtype)
     for version in (2, 3):
         for fragment, anchor in enumerate(anchors):
-            assert mine.adopt(Prepared(fragment, version, anchor + version, Fate()), 0, 0) == 0
+            assert mine.adopt(PreparedAnchor(fragment, version, anchor + version, Fate()), 0, 0) == 0
     for fragment in (0, 1):
         assert not work(mine, fragment, 0, 0).any()
 
@@ -57,7 +57,7 @@ def test_what_was_adopted_and_not_trained_since_is_no_work(dtype):
 def test_what_was_trained_is_the_work_of_its_fragment_alone(dtype):
     model, mine, anchors = local(dtype)
     for fragment, anchor in enumerate(anchors):
-        mine.adopt(Prepared(fragment, 2, anchor + 1, Fate()), 0, 0)
+        mine.adopt(PreparedAnchor(fragment, 2, anchor + 1, Fate()), 0, 0)
     with torch.no_grad():
         model[1].weight += 2
     taken = [work(mine, fragment, 8, 1) for fragment in (0, 1)]
@@ -70,7 +70,7 @@ def test_what_is_adopted_apart_leaves_the_model_as_it_is():
     model, mine, anchors = local(torch.bfloat16)
     before = [parameter.clone() for parameter in model.parameters()]
     for fragment, anchor in enumerate(anchors):
-        mine.adopt(Prepared(fragment, 2, anchor + 1, Fate()), 0, 0, apart=True)
+        mine.adopt(PreparedAnchor(fragment, 2, anchor + 1, Fate()), 0, 0, apart=True)
     assert all(map(torch.equal, before, model.parameters()))
     for fragment in (0, 1):
         np.testing.assert_allclose(work(mine, fragment, 0, 0), 0, atol=1e-6)
@@ -79,13 +79,13 @@ def test_what_is_adopted_apart_leaves_the_model_as_it_is():
 def test_an_adoption_that_was_interrupted_is_known(monkeypatch):
     _, mine, anchors = local(torch.float32)
     with mine.moving():
-        mine.adopt(Prepared(0, 2, anchors[0], Fate()), 0, 0)
+        mine.adopt(PreparedAnchor(0, 2, anchors[0], Fate()), 0, 0)
     assert not mine.torn
 
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Windows, "write", fail)
+    monkeypatch.setattr(HostMemory, "write", fail)
     with pytest.raises(MemoryError), mine.moving():
-        mine.adopt(Prepared(0, 3, anchors[0], Fate()), 0, 0)
+        mine.adopt(PreparedAnchor(0, 3, anchors[0], Fate()), 0, 0)
     assert mine.torn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from atoll.boundary.movement import Adoption, Cycle, Moves, Verdict
+from atoll.boundary.movement import Adoption, BoundaryRows, Movement, MovementDetector
 
 PLACES, VALUES = 8, 16
 
@@ -13,21 +13,23 @@ class Rows:
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(0)
-        self.moves = Moves(np.arange(PLACES) * VALUES, np.zeros(PLACES, np.int64), np.full(PLACES, 1e-7, np.float32))
+        self.moves = MovementDetector(
+            np.arange(PLACES) * VALUES, np.zeros(PLACES, np.int64), np.full(PLACES, 1e-7, np.float32)
+        )
         self.values = self.noise(1.0)
 
     def noise(self, size: float) -> np.ndarray:
         return (size * self.random.standard_normal(PLACES * VALUES)).astype(np.float32)
 
-    def step(self, beside: np.ndarray | float = 0.0, usual: float = 0.01) -> Verdict:
+    def step(self, beside: np.ndarray | float = 0.0, usual: float = 0.01) -> Movement:
         start, before = self.values, self.values + beside
         after = self.values = (before + self.noise(usual)).astype(np.float32)
-        return self.moves.look(np.stack([start, before, after, after]), [Cycle(0, 1, 2, 3)])
+        return self.moves.look(np.stack([start, before, after, after]), [BoundaryRows(0, 1, 2, 3)])
 
-    def moving(self, change: np.ndarray) -> Verdict:
+    def moving(self, change: np.ndarray) -> Movement:
         """A step that is told."""
         start, self.values = self.values, (self.values + change).astype(np.float32)
-        return self.moves.look(np.stack([start, self.values]), [Cycle(0, 0, 1, 1)])
+        return self.moves.look(np.stack([start, self.values]), [BoundaryRows(0, 0, 1, 1)])
 
     def adopt(self, change: np.ndarray | None = None) -> np.ndarray:
         before, change = self.values, self.noise(0.2) if change is None else change
@@ -39,17 +41,17 @@ class Rows:
 def test_an_adoption_that_is_undone_among_others_that_were_not_is_one_vote_and_three_are_enough():
     rows = Rows()
     for _ in range(10):
-        assert rows.step() is Verdict.FINE
+        assert rows.step() is Movement.FINE
     rows.adopt()
-    assert rows.step() is Verdict.FINE
+    assert rows.step() is Movement.FINE
     verdicts = []
     for _ in range(3):
         change = rows.adopt()
         undoing = rows.values - change
-        verdicts.append(rows.moves.look(np.stack([rows.values, undoing]), [Cycle(0, 0, 1, 1)]))
+        verdicts.append(rows.moves.look(np.stack([rows.values, undoing]), [BoundaryRows(0, 0, 1, 1)]))
         rows.values = undoing
-        assert rows.step() is Verdict.FINE
-    assert verdicts == [Verdict.UNDONE, Verdict.UNDONE, Verdict.COPIES]
+        assert rows.step() is Movement.FINE
+    assert verdicts == [Movement.UNDONE, Movement.UNDONE, Movement.COPIES]
 
 
 def test_a_step_that_leads_back_is_no_reversal_where_it_is_no_ordinary_one_without_it():
@@ -58,17 +60,17 @@ def test_a_step_that_leads_back_is_no_reversal_where_it_is_no_ordinary_one_witho
         rows.step()
     for _ in range(3):
         change = rows.adopt()
-        assert rows.moving(-1.3 * np.sign(change) * np.abs(change).mean()) is Verdict.FINE, "as AdamW, when all is new"
+        assert rows.moving(-1.3 * np.sign(change) * np.abs(change).mean()) is Movement.FINE, "as AdamW, when all is new"
 
 
 def test_a_step_that_leads_back_is_no_reversal_where_all_steps_go_along_one_direction():
     rows = Rows()
     direction = rows.noise(0.01)
     for size in (1, 2, 0.5, 1, 3, 1, -1, 0.5, 2, 1):
-        assert rows.moving(np.float32(size) * direction) is Verdict.FINE
+        assert rows.moving(np.float32(size) * direction) is Movement.FINE
     for _ in range(3):
         rows.adopt(-6 * direction)
-        assert rows.moving(np.float32(6) * direction) is Verdict.FINE
+        assert rows.moving(np.float32(6) * direction) is Movement.FINE
 
 
 def test_a_step_that_a_scaler_skipped_is_not_the_first_after_an_adoption():
@@ -76,8 +78,8 @@ def test_a_step_that_a_scaler_skipped_is_not_the_first_after_an_adoption():
     for _ in range(10):
         rows.step()
     change = rows.adopt()
-    assert rows.moving(np.zeros_like(change)) is Verdict.FINE
-    assert rows.moving(rows.noise(0.02) - change) is Verdict.UNDONE
+    assert rows.moving(np.zeros_like(change)) is Movement.FINE
+    assert rows.moving(rows.noise(0.02) - change) is Movement.UNDONE
 
 
 def test_adoptions_without_a_step_in_between_are_taken_back_together():
@@ -85,10 +87,10 @@ def test_adoptions_without_a_step_in_between_are_taken_back_together():
     for _ in range(10):
         rows.step()
     first, second = rows.adopt(), rows.adopt()
-    assert rows.moving(rows.noise(0.01) - first - second) is Verdict.UNDONE
+    assert rows.moving(rows.noise(0.01) - first - second) is Movement.UNDONE
     rows.adopt()
     second = rows.adopt()
-    assert rows.moving(rows.noise(0.01) - second) is Verdict.UNDONE, "the copies were made in between"
+    assert rows.moving(rows.noise(0.01) - second) is Movement.UNDONE, "the copies were made in between"
 
 
 def test_reversals_that_were_too_small_to_be_found_do_not_hide_those_that_are_not():
@@ -100,15 +102,15 @@ def test_reversals_that_were_too_small_to_be_found_do_not_hide_those_that_are_no
         change = rows.adopt(0.035 * direction)
         rows.moving(rows.noise(0.01) - change)
     change = rows.adopt(0.06 * direction)
-    assert rows.moving(rows.noise(0.01) - change) is Verdict.UNDONE
+    assert rows.moving(rows.noise(0.01) - change) is Movement.UNDONE
 
 
 def test_what_moves_beside_the_optimizer_is_work_up_to_eight_of_its_steps_and_not_from_there_on():
     rows = Rows()
     for _ in range(10):
         rows.step()
-    assert rows.step(rows.noise(0.05)) is Verdict.FINE
-    assert rows.step(rows.noise(0.15)) is Verdict.WRITTEN
+    assert rows.step(rows.noise(0.05)) is Movement.FINE
+    assert rows.step(rows.noise(0.15)) is Movement.WRITTEN
 
 
 def test_a_projection_may_go_as_far_as_an_adoption_led():
@@ -116,11 +118,11 @@ def test_a_projection_may_go_as_far_as_an_adoption_led():
     for _ in range(10):
         rows.step()
     change = rows.adopt()
-    assert rows.step(-0.5 * change) is Verdict.FINE
-    assert rows.step(-0.5 * change) is Verdict.WRITTEN
+    assert rows.step(-0.5 * change) is Movement.FINE
+    assert rows.step(-0.5 * change) is Movement.WRITTEN
 
 
 def test_what_is_not_finite_is_left_to_who_takes_it():
     rows = Rows()
     rows.step()
-    assert rows.step(np.float32(np.nan)) is Verdict.FINE
+    assert rows.step(np.float32(np.nan)) is Movement.FINE

@@ -13,10 +13,10 @@ import pytest
 import structlog
 import torch
 from atoll import LearnerError
-from atoll.boundary.movement_watch import Watch
-from atoll.boundary.ranks import Alone
-from atoll.boundary.samples import Samples
-from atoll_wire.layout import MergeKind, TensorSpec, plan
+from atoll.boundary.movement_watch import MovementWatch
+from atoll.boundary.ranks import SingleRank
+from atoll.boundary.samples import ParameterSamples
+from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from torch import nn
 
 from tests.learner.watched import Watched, mlp
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_is_loaded_right_after_entering_is_not_sent(said):
 
 
 def test_all_ranks_are_given_what_is_restored(said):
-    class Others(Alone):
+    class Others(SingleRank):
         """Ranks beside this one, which are given values."""
 
         given: ClassVar[list[torch.Tensor]] = []
@@ -125,7 +125,7 @@ def test_all_ranks_are_given_what_is_restored(said):
 
     model = mlp()
     with Watched(model, adamw(model)) as it:
-        it.learner._island = Others()
+        it.learner._rank_group = Others()
         it.turn(10)
         write(model, "by hand", {name: value + 1 for name, value in model.state_dict().items()})
         it.ask()
@@ -197,7 +197,7 @@ def test_an_optimizer_that_undoes_adoptions_stops_the_learner_with_the_remedy_an
 def test_optimizers_step_while_learners_of_other_threads_come_and_go():
     spec = TensorSpec("w", (8, 8), "float32", MergeKind.DIRECTION)
     fragments = plan([spec], 1).fragments
-    Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)).end()
+    MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], fragments)).end()
     ended, failed, usual_s = threading.Event(), list[BaseException](), sys.getswitchinterval()
 
     def steps() -> None:
@@ -214,10 +214,10 @@ def test_optimizers_step_while_learners_of_other_threads_come_and_go():
     for thread in threads:
         thread.start()
     sys.setswitchinterval(1e-5)
-    watches = deque(Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)) for _ in range(30))
+    watches = deque(MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], fragments)) for _ in range(30))
     for _ in range(300):
         watches.popleft().end()
-        watches.append(Watch(Samples([nn.Parameter(torch.ones(8, 8))], fragments)))
+        watches.append(MovementWatch(ParameterSamples([nn.Parameter(torch.ones(8, 8))], fragments)))
     ended.set()
     sys.setswitchinterval(usual_s)
     for watch in watches:

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 from atoll import LearnerError
-from atoll.boundary.optimizer_copies import Copies
+from atoll.boundary.optimizer_copies import OptimizerCopies
 from torch import nn
 
 from tests.learner.test_movement_watch import Masters
@@ -131,7 +131,7 @@ def test_a_momentum_is_no_copy():
 def test_copies_become_the_parameters_where_a_run_is_joined():
     model = nn.Linear(4, 4)
     master = model.weight.detach().clone()
-    copies = Copies([], lambda: [(model.weight, master)])
+    copies = OptimizerCopies([], lambda: [(model.weight, master)])
     with copies.following([model.weight, model.bias], restart=True), torch.no_grad():
         model.weight.fill_(3.0)
     assert torch.equal(master, model.weight)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from atoll.boundary.parameters import Parameters
 from atoll.errors import LearnerError
-from atoll_wire.layout import MergeKind
+from atoll_wire.layout.layout import MergeKind
 from safetensors.torch import load_file
 from torch import nn
 

@@ -6,18 +6,19 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from atoll.agent.partial_fetch import MOST_UPDATES, Incoming, UnsoundError
-from atoll_wire import codec, layout
+from atoll.agent.partial_fetch import MAX_UPDATES, PartialFetch, UnsoundError
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Fragment, MergeKind, TensorSpec
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.layout import layout
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import FragmentLayout, MergeKind, TensorSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 FRAMES = 6
 
 
-def fragment() -> Fragment:
+def fragment() -> FragmentLayout:
     with mock.patch.object(layout, "FRAME_PARAMETERS", 256):
         return layout.plan([TensorSpec("w", (FRAMES * 256,), "float32", MergeKind.DIRECTION)], 1).fragments[0]
 
@@ -42,13 +43,13 @@ class Core:
         """Makes the next version."""
         version, new = self.version + 1, self.published[-1].copy()
         change = np.random.default_rng(version).standard_normal(FRAGMENT.length).astype(np.float32)
-        self.updates[version] = [codec.encode_frame(change, span, Codec.INT4) for span in FRAGMENT.frames]
+        self.updates[version] = [frame_codec.encode_frame(change, span, Codec.INT4) for span in FRAGMENT.frames]
         for span, payload in zip(FRAGMENT.frames, self.updates[version], strict=True):
-            codec.decode_add(payload, span, Codec.INT4, np.ones(len(span.segments), np.float32), new)
+            frame_codec.decode_add(payload, span, Codec.INT4, np.ones(len(span.segments), np.float32), new)
         self.published.append(new)
         self.updates.pop(version - self.kept, None)
 
-    def answer(self, incoming: Incoming, most: int, *, heard: bool = True) -> bool:
+    def answer(self, incoming: PartialFetch, most: int, *, heard: bool = True) -> bool:
         """Sends at most so many frames of what is asked for next, then cuts the link. Returns whether all is here."""
         ask = incoming.next(self.version if heard else 0)
         if ask is None:
@@ -58,16 +59,18 @@ class Core:
             return False
         version = ask.version or self.version
         kind = Codec.INT4 if ask.version else Codec.FLOAT32
-        header = pb.FetchHeader(version=version, codec=int(kind), crc32c=codec.vector_crc32c(self.published[version]))
+        header = pb.FetchHeader(
+            version=version, codec=int(kind), crc32c=frame_codec.vector_crc32c(self.published[version])
+        )
         took = incoming.took if ask.version == incoming.version else incoming.took_update
         for index in ask.frames[:most]:
-            whole = codec.encode_frame(self.published[version], FRAGMENT.frames[index], Codec.FLOAT32)
+            whole = frame_codec.encode_frame(self.published[version], FRAGMENT.frames[index], Codec.FLOAT32)
             payload = self.updates[version][index] if ask.version else whole
             took(header, pb.Frame(index=index, payload=payload))
             self.bytes_sent += len(payload)
         return False
 
-    def check(self, incoming: Incoming, base: np.ndarray | None) -> None:
+    def check(self, incoming: PartialFetch, base: np.ndarray | None) -> None:
         """What came is a version that was published."""
         found, checksum = incoming.decoded(base)
         assert found is not None
@@ -79,14 +82,14 @@ class Core:
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12), st.booleans()), max_size=30), st.integers(1, 12))
 def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, kept):
     core = Core(kept)
-    incoming = Incoming(FRAGMENT.whole, Codec.INT4, 0)
+    incoming = PartialFetch(FRAGMENT.whole, Codec.INT4, 0)
     for most, merges, heard in tries:
         if core.answer(incoming, most, heard=heard):
             break
         for _ in range(merges):
             core.merge()
     else:
-        for _ in range(FRAMES * (MOST_UPDATES + 2)):
+        for _ in range(FRAMES * (MAX_UPDATES + 2)):
             if core.answer(incoming, 1):
                 break
     assert incoming.next(0) is None
@@ -95,13 +98,13 @@ def test_a_whole_fragment_is_put_together_from_pieces_of_many_versions(tries, ke
 
 def test_frames_that_are_here_cost_only_their_updates_when_a_merge_comes_between():
     core = Core(kept=2)
-    incoming = Incoming(FRAGMENT.whole, Codec.INT4, 0)
+    incoming = PartialFetch(FRAGMENT.whole, Codec.INT4, 0)
     core.answer(incoming, 4)
     core.merge()
     while not core.answer(incoming, FRAMES):
         pass
     core.check(incoming, None)
-    whole = sum(len(codec.encode_frame(core.published[-1], span, Codec.FLOAT32)) for span in FRAGMENT.frames)
+    whole = sum(len(frame_codec.encode_frame(core.published[-1], span, Codec.FLOAT32)) for span in FRAGMENT.frames)
     assert core.bytes_sent < 1.2 * whole, "4 of 6 frames cost an update more"
 
 
@@ -109,7 +112,7 @@ def test_an_update_goes_on_where_its_fetch_was_cut():
     core = Core(kept=4)
     base = core.published[1]
     core.merge()
-    incoming = Incoming(FRAGMENT.whole, Codec.INT4, 2)
+    incoming = PartialFetch(FRAGMENT.whole, Codec.INT4, 2)
     core.answer(incoming, 4)
     core.merge()
     assert incoming.next(3).frames == [4, 5]
@@ -120,12 +123,12 @@ def test_an_update_goes_on_where_its_fetch_was_cut():
 
 
 def test_what_is_not_what_was_asked_for_is_not_taken():
-    update = Incoming(FRAGMENT.whole, Codec.INT4, 2)
+    update = PartialFetch(FRAGMENT.whole, Codec.INT4, 2)
     frame = pb.Frame(index=0, payload=b"x")
     for header in (pb.FetchHeader(version=3, codec=pb.CODEC_INT4), pb.FetchHeader(version=2, codec=pb.CODEC_FLOAT32)):
         with pytest.raises(UnsoundError):
             update.took(header, frame)
-    whole = Incoming(FRAGMENT.whole, Codec.INT4, 0)
+    whole = PartialFetch(FRAGMENT.whole, Codec.INT4, 0)
     whole.took(pb.FetchHeader(version=5, codec=pb.CODEC_FLOAT32), frame)
     assert whole.next(0).frames == [1, 2, 3, 4, 5]
     with pytest.raises(UnsoundError):  # the core came back from a backup

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from atoll.agent.shard_session import LOOK_S
 from atoll.stats import Counters
-from atoll_server.rounds.liveness import Member, learner_state
+from atoll_server.rounds.liveness import LearnerLiveness, learner_state
 
 
-def trained(counters: Counters, member: Member, busy_s: float, pause_s: float, until: float) -> list[tuple[float, str]]:
+def trained(
+    counters: Counters, member: LearnerLiveness, busy_s: float, pause_s: float, until: float
+) -> list[tuple[float, str]]:
     """Steps with a pause after each, and a report every quarter of a second. Returns when which state was seen."""
     seen, turn_s, now = [], busy_s + pause_s, 0.0
     while now < until:
@@ -25,14 +27,14 @@ def trained(counters: Counters, member: Member, busy_s: float, pause_s: float, u
 
 @pytest.mark.parametrize("busy_s", [0.01, 0.1, 0.33, 2.0])
 def test_a_throttled_learner_is_live_and_its_step_time_is_that_of_its_turns(busy_s):
-    member = Member(1, 0.0, 0.0)
+    member = LearnerLiveness(1, 0.0, 0.0)
     seen = trained(Counters(), member, busy_s, 4 * busy_s, 200 * busy_s + 20)
     assert {state for now, state in seen if now > 30 * busy_s + 2} == {"live"}
     assert member.step_time_s == pytest.approx(5 * busy_s, rel=0.3)
 
 
 def test_a_long_pause_is_told_before_the_learner_would_be_silent():
-    counters, member = Counters(), Member(1, 0.0, 0.0)
+    counters, member = Counters(), LearnerLiveness(1, 0.0, 0.0)
     seen = trained(counters, member, 0.2, 0.0, 20.0)
     assert seen[-1][1] == "live"
     counters.paused, counters.resting_since = True, 20.0

@@ -11,7 +11,7 @@ import structlog
 import torch
 from atoll.reference import data
 from atoll.reference.model import SIZES, build
-from atoll.reference.settings import Joining, TrainSettings
+from atoll.reference.settings import JoinSettings, TrainSettings
 from atoll.reference.train import (
     WARM_UP,
     DeviceError,
@@ -85,7 +85,7 @@ def test_no_more_is_read_than_is_used(tmp_path):
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(1 << 40)  # a sparse terabyte: more than memory holds
     corpus = data.load(tmp_path / "huge", 16)
-    assert len(corpus.training) + len(corpus.validation) == data.MOST_BYTES
+    assert len(corpus.training) + len(corpus.validation) == data.MAX_BYTES
 
 
 def test_islands_see_different_text_and_the_same_island_the_same():
@@ -174,7 +174,7 @@ def test_the_core_says_where_training_ends(tmp_path):
     settings = TrainSettings(data=tmp_path / "text", batch=1, device="cpu")
     with fake_core() as core:
         core.total_tokens = 5 * 128
-        train(settings, Joining(servers=(core.address,), name="a", drain_s=0.0))
+        train(settings, JoinSettings(servers=(core.address,), name="a", drain_s=0.0))
         assert core.left == ["a"]
         assert core.progress[-1].tokens == 5 * 128
 
@@ -186,7 +186,7 @@ def test_where_the_core_knows_no_end_training_goes_on_at_the_peak(tmp_path, monk
     settings = TrainSettings(data=tmp_path / "text", batch=1, device="cpu", max_steps=3)
     with fake_core() as core, structlog.testing.capture_logs() as told:
         core.run_tokens = 10**9
-        train(settings, Joining(servers=(core.address,), name="a", drain_s=0.0))
+        train(settings, JoinSettings(servers=(core.address,), name="a", drain_s=0.0))
         assert core.progress[-1].steps == 3
     assert seen == [WARM_UP] * 3
     assert learning_rate(1.0, WARM_UP, 100) == 1.0

@@ -11,18 +11,18 @@ from types import FrameType
 import numpy as np
 import pytest
 import torch
-from atoll.boundary.answers import Rounds
-from atoll.boundary.host_memory import Windows
-from atoll.boundary.local_parameters import Local
+from atoll.boundary.host_memory import HostMemory
+from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.parameters import Optimizers, Parameters
-from atoll.boundary.ranks import Alone
+from atoll.boundary.ranks import SingleRank
+from atoll.boundary.round_answers import RoundAnswers
 from atoll.errors import LearnerError
 from atoll.fragments import segments
-from atoll.fragments.adoption import Fate, Outstanding
-from atoll.fragments.exchange import Prepared, Taken
+from atoll.fragments.adoption import Fate, PseudoGradient
+from atoll.fragments.exchange import PreparedAnchor, Submission
 from atoll.learner import Learner
-from atoll_wire.layout import plan
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import plan
 
 torch.set_num_threads(1)  # what is counted is the interpreter's switches
 
@@ -33,31 +33,31 @@ class Deaf:
     failure = None
 
     def __init__(self) -> None:
-        self.taken: list[Outstanding] = []
+        self.taken: list[PseudoGradient] = []
 
-    def submit(self, taken: Taken) -> None:
+    def submit(self, taken: Submission) -> None:
         if not taken.received:  # as the Sender
             taken.received = True
             self.taken.append(taken.outstanding)
 
 
-def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple[Learner, Local, Deaf]:
+def joined(model: torch.nn.Module, optimizer: Optimizers | None = None) -> tuple[Learner, LocalParameters, Deaf]:
     """A learner of two fragments at version 1, zeros."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     learner, agent = Learner(model, optimizer, server="127.0.0.1:1", name="a"), Deaf()
-    learner._island, learner._agent = Alone(), agent
+    learner._rank_group, learner._agent = SingleRank(), agent
     parameters = learner._parameters = Parameters(model, learner._optimizer)
     layout = learner._layout = plan(parameters.tensors, 2)
     first = [(1, np.zeros(fragment.length, np.float32)) for fragment in layout.fragments]
-    local = learner._local = Local(Windows(parameters.values, layout.runs, Codec.INT4), first, keep=True)
-    learner._rounds = Rounds(local, learner._handover, learner._counters, agent.submit)
+    local = learner._local = LocalParameters(HostMemory(parameters.values, layout.runs, Codec.INT4), first, keep=True)
+    learner._rounds = RoundAnswers(local, learner._exchange, learner._counters, agent.submit)
     return learner, local, agent
 
 
 def test_a_step_with_nothing_due_costs_microseconds():
     model = torch.nn.Linear(2, 2)
     learner = Learner(model, torch.optim.SGD(model.parameters(), 0.1), server="127.0.0.1:1", name="a")
-    learner._island = Alone()  # entered, with an agent that has nothing to say
+    learner._rank_group = SingleRank()  # entered, with an agent that has nothing to say
     times = []
     for _ in range(2000):
         began = time.perf_counter()
@@ -80,12 +80,12 @@ def test_a_busy_thread_beside_training_gets_few_chances_to_hold_a_step_up():
     try:
         times = []
         for version in range(2, 7):
-            learner._handover.ask(0, version)
+            learner._exchange.ask(0, version)
             learner.step(tokens=1)
             flying = agent.taken.pop()
             learner.step(tokens=1)
-            learner._handover.offer(Prepared(0, version, local.tracks[0].anchor + 1, Fate(flying.coded)))
-            learner._handover.ask(1, version)
+            learner._exchange.offer(PreparedAnchor(0, version, local.tracks[0].anchor + 1, Fate(flying.coded)))
+            learner._exchange.ask(1, version)
             began = time.perf_counter()
             learner.step(tokens=1)
             times.append(time.perf_counter() - began)
@@ -105,8 +105,8 @@ def test_a_loop_that_goes_on_after_an_interrupted_adoption_is_told_so(monkeypatc
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Windows, "write", fail)
-    learner._handover.offer(Prepared(0, 2, local.tracks[0].anchor + 1, Fate()))
+    monkeypatch.setattr(HostMemory, "write", fail)
+    learner._exchange.offer(PreparedAnchor(0, 2, local.tracks[0].anchor + 1, Fate()))
     with pytest.raises(MemoryError):
         learner.step(tokens=1)
     with pytest.raises(LearnerError, match="interrupted"):
@@ -148,18 +148,18 @@ def test_what_a_signal_interrupts_in_a_step_is_done_by_the_next_one():
     while True:
         line += 1
         learner, local, agent = joined(torch.nn.Linear(4, 4))
-        handover = learner._handover
+        exchange = learner._exchange
         learner.step(tokens=1)
         local.tracks[1].flying = (1, 1)
-        handover.release(1)
+        exchange.release(1)
         for fragment in (0, 1):
-            handover.ask(fragment, 7)
+            exchange.ask(fragment, 7)
         if not interrupted(learner, line):
             break
         learner.step(tokens=1)
         assert len(agent.taken) == 2, f"interrupted at line {line}: one of each fragment"
         assert all(track.flying for track in local.tracks)
-        assert not handover.todo
+        assert not exchange.todo
     assert line > 50, "all of a step"
 
 
@@ -168,17 +168,17 @@ def test_an_adoption_that_a_signal_interrupts_is_done_by_the_next_step_or_the_le
     while True:
         line += 1
         learner, local, agent = joined(torch.nn.Linear(4, 4))
-        learner._handover.ask(0, 7)
+        learner._exchange.ask(0, 7)
         learner.step(tokens=1)
         anchor = local.tracks[0].anchor + 1
-        learner._handover.offer(Prepared(0, 2, anchor, Fate(agent.taken[0].coded)))
+        learner._exchange.offer(PreparedAnchor(0, 2, anchor, Fate(agent.taken[0].coded)))
         if not interrupted(learner, line):
             break
         try:
             learner.step(tokens=1)
             done += 1
             assert (local.tracks[0].version, local.tracks[0].flying) == (2, None)
-            assert [each.version for each in learner._handover.adopted] == [2]
+            assert [each.version for each in learner._exchange.adopted] == [2]
         except LearnerError as error:
             assert "interrupted" in str(error)
             told += 1
@@ -195,10 +195,10 @@ def test_what_is_no_count_of_tokens_is_refused_at_once_in_one_line(tokens):
 
 def test_steps_without_tokens_are_no_contribution():
     learner, _, agent = joined(torch.nn.Linear(4, 4))
-    learner._handover.ask(0, 7)
+    learner._exchange.ask(0, 7)
     learner.step(tokens=0)
     assert not agent.taken
-    assert [each.reason for each in learner._handover.declined] == ["nothing was trained since its anchor"]
+    assert [each.reason for each in learner._exchange.declined] == ["nothing was trained since its anchor"]
 
 
 def test_counts_of_other_libraries_and_a_loss_with_its_graph_are_taken_as_numbers():

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from atoll import Learner
 from atoll.boundary.parameters import Optimizers, Parameters
-from atoll.boundary.ranks import Alone
-from atoll.fragments.adoption import Fate, Outstanding
-from atoll.fragments.exchange import Prepared, Taken
+from atoll.boundary.ranks import SingleRank
+from atoll.fragments.adoption import Fate, PseudoGradient
+from atoll.fragments.exchange import PreparedAnchor, Submission
 from atoll.fragments.segments import load
-from atoll_wire.layout import Layout, plan
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout, plan
 from torch import nn
 
 torch.set_num_threads(1)
@@ -27,13 +27,13 @@ class Deaf:
     run_codec = Codec.FLOAT32
 
     def __init__(self) -> None:
-        self.taken: list[Outstanding] = []
+        self.taken: list[PseudoGradient] = []
         self.first: list[np.ndarray] = []
 
     def anchors(self) -> list[tuple[int, np.ndarray]]:
         return [(1, anchor) for anchor in self.first]
 
-    def submit(self, taken: Taken) -> None:
+    def submit(self, taken: Submission) -> None:
         if not taken.received:  # as the Sender
             taken.received = True
             self.taken.append(taken.outstanding)
@@ -66,7 +66,7 @@ class Watched:
         parameters = learner._parameters = Parameters(
             self.model, learner._optimizer, learner._unshared, learner._copies
         )
-        learner._island, learner._layout = Alone(), plan(parameters.tensors, self._fragments)
+        learner._rank_group, learner._layout = SingleRank(), plan(parameters.tensors, self._fragments)
         flat = [parameter.detach().float().reshape(-1).numpy() for parameter in parameters.values]
         self.layout: Layout = learner._layout
         self.agent.first = [
@@ -77,8 +77,8 @@ class Watched:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.learner._handover.wait_settled = lambda *_, **__: False
-        self.learner._handover._ended = True
+        self.learner._exchange.wait_settled = lambda *_, **__: False
+        self.learner._exchange._ended = True
         self.learner.__exit__(kind, None, None)
 
     def gradient(self) -> float:
@@ -103,12 +103,12 @@ class Watched:
         for fragment, track in enumerate(self.learner._local.tracks):
             random = np.random.default_rng(self._version * 100 + fragment)
             change = random.standard_normal(len(track.anchor)).astype(np.float32) * np.std(track.anchor) * self.others
-            self.learner._handover.offer(Prepared(fragment, self._version, track.anchor + change, Fate()))
+            self.learner._exchange.offer(PreparedAnchor(fragment, self._version, track.anchor + change, Fate()))
 
     def ask(self) -> None:
         """The next boundary finds open rounds of all fragments."""
         for fragment in range(len(self.layout.fragments)):
-            self.learner._handover.ask(fragment, self._version)
+            self.learner._exchange.ask(fragment, self._version)
 
     def rounds(self, turns: int = 60, every: int = 6) -> None:
         """Trains, and sends and adopts now and then."""
@@ -130,6 +130,6 @@ class Watched:
         """From the anchors, the largest."""
         local = self.learner._local
         return max(
-            float(np.abs(load(local._windows.read(number), track.shape) - track.anchor).max())
+            float(np.abs(load(local._host_memory.read(number), track.shape) - track.anchor).max())
             for number, track in enumerate(local.tracks)
         )

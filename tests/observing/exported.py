@@ -5,10 +5,10 @@ from __future__ import annotations
 from atoll.stats import Counters, LearnerMetrics
 from atoll_server.access.quotas import LIMITS
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.learners.accounts import CAUSES
-from atoll_server.telemetry.metrics import READ, Metrics
+from atoll_server.learners.goodput import CAUSES
+from atoll_server.telemetry.metrics import SAMPLED, Metrics
 from atoll_wire.contract import LearnerState
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 Labels = dict[str, set[str]]  # label -> its values; none: any
@@ -33,7 +33,7 @@ def registries() -> dict[str, CollectorRegistry]:
     """Of a core, a front and a learner, with one sample of everything at least."""
     core, front, learner = Metrics(), FrontMetrics("eu"), CollectorRegistry()
     core.moved("eu", "up", Codec.INT4, 1)
-    for name, _, labels, _ in READ:
+    for name, _, labels, _ in SAMPLED:
         core.read.set(name, 1.0, *labels)
     front.learner("a", "up").inc()
     front.refused.labels("unavailable").inc()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.rpc.calls import Wait, Waits
+from atoll_server.rpc.calls import InterruptibleWait, InterruptibleWaits
 
 GONE = Refused(Status.UNAUTHENTICATED, "it joined again")
 
@@ -24,7 +24,7 @@ async def silence() -> AsyncIterator[int]:
 
 def test_a_wait_that_is_told_to_end_ends_with_the_reason_and_so_does_every_later_one():
     async def main() -> None:
-        wait, messages = Wait(), silence()
+        wait, messages = InterruptibleWait(), silence()
         assert await wait.next(messages) == 1
         asyncio.get_running_loop().call_soon(wait.end, GONE)
         for _ in range(2):
@@ -37,7 +37,7 @@ def test_a_wait_that_is_told_to_end_ends_with_the_reason_and_so_does_every_later
 
 def test_a_message_that_comes_at_the_moment_of_the_end_is_not_taken():
     async def main() -> None:
-        wait = Wait()
+        wait = InterruptibleWait()
 
         async def messages() -> AsyncIterator[int]:
             wait.end(GONE)
@@ -51,7 +51,7 @@ def test_a_message_that_comes_at_the_moment_of_the_end_is_not_taken():
 
 def test_a_wait_that_lasts_too_long_says_what_for():
     async def main() -> None:
-        wait, messages = Wait(), silence()
+        wait, messages = InterruptibleWait(), silence()
         await wait.next(messages)
         with pytest.raises(Refused, match="nothing came") as refused:
             await wait.next(messages, 0.01, "nothing came")
@@ -62,7 +62,7 @@ def test_a_wait_that_lasts_too_long_says_what_for():
 
 def test_all_calls_of_a_service_end_when_it_stops_also_one_that_begins_then():
     async def main() -> None:
-        waits, messages = Waits(), silence()
+        waits, messages = InterruptibleWaits(), silence()
         early = waits.begin()
         await early.next(messages)
         asyncio.get_running_loop().call_soon(waits.end, "it is going away")

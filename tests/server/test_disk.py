@@ -10,26 +10,26 @@ import numpy as np
 import pytest
 from atoll_server.checkpoints.snapshot import SnapshotError, SnapshotWriter, load_snapshot, snapshot_path
 from atoll_server.merging import merge
-from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage import database, lineage, run_ledger, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.lineage import Line
-from atoll_server.storage.part_file import ChecksumError, PartFile
+from atoll_server.storage.payload_writer import ChecksumError, PayloadWriter
 from atoll_server.storage.rows import ContributionRow, FateRow, LearnerRow, MergeRow, SnapshotRow
 from atoll_server.storage.spool import Spool, SpoolError, SpoolFull
-from atoll_wire import codec
-from atoll_wire.checksums import crc32c
-from atoll_wire.clock import SYSTEM
-from atoll_wire.codec import FrameError
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.codec.frame_codec import FrameError
 from atoll_wire.contract import Fate
-from atoll_wire.frames import WireFrame
-from atoll_wire.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import FRAME_PARAMETERS, MergeKind, TensorSpec, plan
+from atoll_wire.messages.frame_messages import WireFrame
+from atoll_wire.process.clock import SYSTEM
 
 LAYOUT = plan([TensorSpec("w", (FRAME_PARAMETERS + 9_000,), "float32", MergeKind.DIRECTION)], 1)
 FRAGMENT = LAYOUT.fragments[0]
-KEY = Key("a", 1, 0, 1)
+KEY = ContributionKey("a", 1, 0, 1)
 ROW = ContributionRow(KEY, 1, 0, 100, 4, 3, 2, 50, bytes(32), (1.5, 2.5), 1.0, 7.0)
 RULE = {"lr": 0.9, "momentum": 0.5, "codec": 3, "heat": 1.0, "staleness_exponent": 0.5}
 MERGE = MergeRow(0, 1, 1, (("a", 1, 1, 1.0, 0),), RULE, 40, 2, 1, 2, 3, 99, 5.0)
@@ -37,13 +37,13 @@ MERGE = MergeRow(0, 1, 1, (("a", 1, 1, 1.0, 0),), RULE, 40, 2, 1, 2, 3, 99, 5.0)
 
 def frames() -> list[bytes]:
     vector = np.random.default_rng(0).standard_normal(FRAGMENT.length).astype(np.float32)
-    return [codec.encode_frame(vector, span, Codec.INT4) for span in FRAGMENT.frames]
+    return [frame_codec.encode_frame(vector, span, Codec.INT4) for span in FRAGMENT.frames]
 
 
-def part_file(spool: Spool, payloads: list[bytes], **changes) -> PartFile:
+def part_file(spool: Spool, payloads: list[bytes], **changes) -> PayloadWriter:
     table = [(len(p), crc32c(p)) for p in payloads]
-    declared = {"size_bytes": sum(map(len, payloads)), "digest": codec.frames_digest(table)} | changes
-    return PartFile(KEY, FRAGMENT, Codec.INT4, final=spool.path(1, KEY), kept=spool.kept, **declared)
+    declared = {"size_bytes": sum(map(len, payloads)), "digest": frame_codec.frames_digest(table)} | changes
+    return PayloadWriter(KEY, FRAGMENT, Codec.INT4, final=spool.path(1, KEY), kept=spool.kept, **declared)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_frame_that_changed_on_its_way_can_be_sent_again(spool):
     with pytest.raises(ChecksumError, match="send it again"):
         growing.write([WireFrame(0, crc32c(payloads[0]) ^ 1, payloads[0])])
     growing.write([WireFrame(0, crc32c(payloads[0]), payloads[0])])
-    assert set(growing.have) == {0}
+    assert set(growing.received) == {0}
 
 
 def test_more_or_other_bytes_than_declared_are_refused(spool):
@@ -119,7 +119,7 @@ def test_room_is_reserved_before_bytes_come_and_given_back(spool):
 
 
 def test_files_without_a_row_go_at_the_start_and_others_stay(spool):
-    known, unknown = spool.path(1, KEY), spool.path(1, Key("b", 1, 0, 1))
+    known, unknown = spool.path(1, KEY), spool.path(1, ContributionKey("b", 1, 0, 1))
     for path in (known, unknown):
         path.write_bytes(b"x")
     assert spool.sweep({known}) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival
-from atoll_server.telemetry.events import MOST_EVENTS, REFUSED_EVERY_S, EventLog
+from atoll_server.telemetry.events import MAX_EVENTS, REFUSED_EVERY_S, EventLog
 
 BUSY = Refused(Status.RESOURCE_EXHAUSTED, "the spool is full")
 
@@ -84,11 +84,11 @@ def test_an_event_has_the_time_of_the_run():
 
 def test_positions_are_of_one_process_and_memory_is_bounded():
     log = EventLog(lambda now: now)
-    for epoch in range(MOST_EVENTS + 50):
+    for epoch in range(MAX_EVENTS + 50):
         log.on(entries.Started(epoch), 1.0)
     everything = log.after(0, 0)
-    assert len(everything) == MOST_EVENTS
+    assert len(everything) == MAX_EVENTS
     assert [event.number for event in log.after(log.log, everything[-3].number)] == [
         event.number for event in everything[-2:]
     ]
-    assert len(log.after(log.log + 1, everything[-1].number)) == MOST_EVENTS
+    assert len(log.after(log.log + 1, everything[-1].number)) == MAX_EVENTS

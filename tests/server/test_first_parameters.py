@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from atoll_server.learners.accounts import Account
-from atoll_server.learners.registry import Entry
-from atoll_server.run.first_parameters import RENEWING_BYTES, WAITS_S, Lease, Turns
+from atoll_server.learners.goodput import TimeAccount
+from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.run.first_parameters import RENEWING_BYTES, WAITS_S, Lease, LeaseTurns
 
 
-def entry(name: str = "a") -> Entry:
-    return Entry(name, "", 1, [1], Account(0.0, 0.0), 1)
+def entry(name: str = "a") -> RegistryEntry:
+    return RegistryEntry(name, "", 1, [1], TimeAccount(0.0, 0.0), 1)
 
 
 def test_a_lease_is_renewed_by_what_no_upload_brought_before_and_by_nothing_else():
@@ -36,7 +36,7 @@ def test_a_lease_ends_with_its_holder():
 
 
 def test_whoever_had_it_least_often_is_next():
-    turns = Turns()
+    turns = LeaseTurns()
     assert turns.of("a", 0.0), "nobody else waits"
     turns.took("a", 600.0)
     assert turns.of("a", 0.0)
@@ -60,7 +60,7 @@ def test_a_turn_ends_whatever_came_while_another_waits():
 
 
 def test_each_turn_of_a_name_is_twice_as_long_so_that_a_slow_learner_is_through_at_last():
-    turns, now, need_s = Turns(), 0.0, 3000.0  # what x needs; y wants to keep the lease, for ever
+    turns, now, need_s = LeaseTurns(), 0.0, 3000.0  # what x needs; y wants to keep the lease, for ever
     turns.waits("x", now)
     lease_s = turns.took("y", 600.0)
     for _ in range(4):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.shard.follower_log import FollowerLog
 from atoll_server.storage.rows import FateRow
 from atoll_server.telemetry import entries
@@ -12,19 +12,20 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import Fate
 
 
-def hear(log: FollowerLog, number: int | None = 0, sequence: int = 0, learner: str = "a") -> list[pb.Happening]:
+def hear(log: FollowerLog, number: int | None = 0, sequence: int = 0, learner: str = "a") -> list[pb.Notification]:
     """Everything until the log says good-bye. number: of the log whose position is known; None: of this one."""
 
-    async def run() -> list[pb.Happening]:
+    async def run() -> list[pb.Notification]:
         return [
-            happening async for happening in log.follow(learner, log.number if number is None else number, sequence)
+            notification
+            async for notification in log.follow(learner, log.number if number is None else number, sequence)
         ]
 
     return asyncio.run(run())
 
 
 def made(count: int, limit: int = 100) -> FollowerLog:
-    log = FollowerLog(limit, lambda: pb.Current(versions={0: 7}))
+    log = FollowerLog(limit, lambda: pb.FullState(versions={0: 7}))
     for cycle in range(1, count + 1):
         log.on(entries.RoundOpened(0, cycle), 0.0)
     log.close()
@@ -56,9 +57,9 @@ def test_a_position_of_another_process_or_of_the_future_is_unknown():
 
 
 def test_receipts_go_to_their_own_learner_only():
-    log = FollowerLog(100, pb.Current)
-    log.on(entries.PendingRefused(FateRow(Key("b", 1, 0, 1), Fate.REFUSED)), 0.0)
-    log.on(entries.PendingRefused(FateRow(Key("a", 1, 0, 1), Fate.REFUSED)), 0.0)
+    log = FollowerLog(100, pb.FullState)
+    log.on(entries.PendingRefused(FateRow(ContributionKey("b", 1, 0, 1), Fate.REFUSED)), 0.0)
+    log.on(entries.PendingRefused(FateRow(ContributionKey("a", 1, 0, 1), Fate.REFUSED)), 0.0)
     log.close()
     heard = hear(log, number=None, sequence=0)
     assert [h.receipt.learner for h in heard[:-1]] == ["a"]
@@ -66,12 +67,12 @@ def test_receipts_go_to_their_own_learner_only():
 
 def test_a_waiting_follower_is_woken_by_what_happens():
     async def run() -> list[str | None]:
-        log = FollowerLog(10, pb.Current)
+        log = FollowerLog(10, pb.FullState)
         found: list[str | None] = []
 
         async def listen() -> None:
-            async for happening in log.follow("a", 0, 0):
-                found.append(happening.WhichOneof("what"))
+            async for notification in log.follow("a", 0, 0):
+                found.append(notification.WhichOneof("what"))
 
         task = asyncio.create_task(listen())
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ import pytest
 import structlog
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.rounds.events import Cause, Key, Lapse, Merge, Share
+from atoll_server.rounds.syncer_events import Cause, ContributionKey, Lapse, Merge, Share
 from atoll_server.run.core import Core
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.shard.follower_log import FollowerLog
@@ -24,19 +24,19 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.checksums import crc32c
-from atoll_wire.clock import SYSTEM
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
 from atoll_wire.contract import Fate
-from atoll_wire.layout import MergeKind, TensorSpec, plan
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
+from atoll_wire.process.clock import SYSTEM
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from tests.bare_shard import Rows, bare_shard
 
-KEY = Key("a", 1, 0, 1)
+KEY = ContributionKey("a", 1, 0, 1)
 NO = Refused(Status.PERMISSION_DENIED, "no")
 MERGE = Merge(0, 1, 1, (Share(KEY, 1.0, 0.0),), (), 1.0, None, Cause.EVERYBODY, "every live learner has answered")
 FOLLOWERS, COUNTS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "counts", "timeline", "events", "log", "audit"
@@ -68,7 +68,7 @@ SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.TurnedAway("a", NO), {COUNTS, EVENTS, LOG}),
     (entries.Clamped("a", 10, 2, 5, 1), {COUNTS, LOG}),
     (entries.Declined("b", 0, 1, "it was just started"), {TIMELINE}),
-    (entries.ArrivalRefused(FateRow(Key("c", 1, 0, 1), Fate.REFUSED), 1), {COUNTS, TIMELINE, EVENTS, LOG}),
+    (entries.ArrivalRefused(FateRow(ContributionKey("c", 1, 0, 1), Fate.REFUSED), 1), {COUNTS, TIMELINE, EVENTS, LOG}),
     (entries.PendingRefused(FateRow(KEY, Fate.REFUSED)), {FOLLOWERS, COUNTS, EVENTS}),
     (entries.Acknowledged(KEY, 1), {COUNTS, TIMELINE, LOG}),
     (entries.RoundClosed(MERGE), {TIMELINE}),
@@ -84,7 +84,7 @@ class Shown:
 
     def __init__(self, directory: Path) -> None:
         self.core = Core(CoreSettings(listen=("127.0.0.1:0",), directory=directory), {})
-        self.follower_log = FollowerLog(100, pb.Current)
+        self.follower_log = FollowerLog(100, pb.FullState)
         self.core.journal.subscribe(self.follower_log.on, only_shows=False)
         self.audit_log = Lines()
         self.core.journal.subscribe(partial(audited, self.audit_log), only_shows=True)  # type: ignore[arg-type]
@@ -179,12 +179,12 @@ def test_a_contribution_is_acknowledged_and_merged_though_nothing_can_be_shown(t
     layout = plan((TensorSpec("w", (8192,), "float32", MergeKind.AVERAGE),), 1)
     (fragment,) = layout.fragments
     vector = np.random.default_rng(1).standard_normal(fragment.length).astype(np.float32)
-    payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+    payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
     table = [(len(payload), crc32c(payload)) for payload in payloads]
     header = pb.PushHeader(
         session=pb.Session(learner="a", incarnation=1), fragment=0, seq=1, cycle=1, tokens=10, steps=1,
         codec=pb.CODEC_INT4, frames=len(payloads), size_bytes=sum(map(len, payloads)),
-        digest=codec.frames_digest(table),
+        digest=frame_codec.frames_digest(table),
     )  # fmt: skip
 
     async def pushed() -> tuple[pb.Receipt, int, int]:

@@ -10,14 +10,14 @@ import grpc.aio
 import pytest
 from atoll_server.access.quotas import Quotas
 from atoll_server.rpc.calls import message_options
-from atoll_server.rpc.limiter import Gate
+from atoll_server.rpc.limiter import CallLimiter
 from atoll_server.telemetry.metrics import Metrics
-from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.clock import SYSTEM
-from atoll_wire.frames import FrameStub, frames_in
-from atoll_wire.parts import MESSAGE_BYTES, PART_BYTES
+from atoll_wire.messages import frame_messages
+from atoll_wire.messages.frame_messages import FrameStub, frames_in
+from atoll_wire.messages.message_parts import MESSAGE_BYTES, PART_BYTES
+from atoll_wire.process.clock import SYSTEM
 
 WRONG = 66  # a checksum
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -43,12 +43,12 @@ class Service(rpc.OuterServicer):
             if any(frame.crc32c == WRONG for frame in frames_in(request)):
                 await context.abort(grpc.StatusCode.DATA_LOSS, "a wrong checksum")
             brought = [frame.index for frame in frames_in(request)]
-            yield pb.PushReply(have=pb.Have(frames=brought))
+            yield pb.PushReply(received=pb.ReceivedFrames(frames=brought))
 
     async def Fetch(self, request, _):
         yield pb.FetchReply(header=pb.FetchHeader(frames=1))
         for _ in range(200 if request.whole else 1):
-            yield frames.encode(7, 1, bytes(self.fetched))
+            yield frame_messages.encode(7, 1, bytes(self.fetched))
 
 
 @contextlib.asynccontextmanager
@@ -56,9 +56,9 @@ async def served(**changes):
     """A stub, the service, and what is counted by limit."""
     metrics, service = Metrics(), Service()
     vouched = lambda _, session: session.learner  # noqa: E731
-    gate = Gate(Quotas(**changes), vouched, metrics.limited, lambda *_: None, SYSTEM)
+    gate = CallLimiter(Quotas(**changes), vouched, metrics.limited, lambda *_: None, SYSTEM)
     server = grpc.aio.server(options=message_options(Quotas().window_bytes, MESSAGE_BYTES), interceptors=[gate])
-    frames.serve(service, server)
+    frame_messages.serve(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     count = lambda limit: metrics.limited.labels(limit)._value.get()  # noqa: E731
@@ -84,7 +84,7 @@ async def push(stub, name: str):
     """A stream that says whose it is, and has been heard."""
     call = stub.Push()
     await call.write(pb.PushRequest(header=pb.PushHeader(session=session(name))))
-    assert (await call.read()).HasField("have")
+    assert (await call.read()).HasField("received")
     return call
 
 
@@ -96,8 +96,8 @@ def test_messages_of_any_size_go_through_in_pieces():
             assert service.joined.tensors == tensors
             assert service.joined.ByteSize() > 4 * PART_BYTES
             call = await push(stub, "a")
-            await call.write(frames.encode(3, 1, bytes(2 << 20)))
-            assert (await call.read()).have.frames == [3]
+            await call.write(frame_messages.encode(3, 1, bytes(2 << 20)))
+            assert (await call.read()).received.frames == [3]
             service.fetched = 2 << 20
             header, frame = [reply async for reply in stub.Fetch(pb.FetchRequest(session=session("a")))]
             assert header.HasField("header")
@@ -136,11 +136,11 @@ def test_a_learner_whose_checksums_are_wrong_waits_and_others_do_not():
         async with served(spoilt_per_s=0.01, spoilt_burst=3.0) as (stub, _, count):
             for _ in range(3):
                 call = await push(stub, "a")
-                await call.write(frames.encode(0, WRONG, b"x"))
+                await call.write(frame_messages.encode(0, WRONG, b"x"))
                 await ends(call, grpc.StatusCode.DATA_LOSS, "wrong checksum")
             assert count("spoilt_per_s") == 0
             call = await push(stub, "a")
-            await call.write(frames.encode(0, WRONG, b"x"))
+            await call.write(frame_messages.encode(0, WRONG, b"x"))
             await ends(call, grpc.StatusCode.DATA_LOSS, "wrong checksum")
             again = stub.Push()
             await again.write(pb.PushRequest(header=pb.PushHeader(session=session("a"))))
@@ -159,8 +159,8 @@ def test_a_learners_newest_streams_run_and_its_oldest_end():
             await ends(mine[0], EXHAUSTED, "the oldest one ends")
             assert count("streams") == 1
             for call in (*mine[1:], other):
-                await call.write(frames.encode(1, 1, b"x"))
-                assert (await call.read()).have.frames == [1]
+                await call.write(frame_messages.encode(1, 1, b"x"))
+                assert (await call.read()).received.frames == [1]
 
     asyncio.run(scene())
 
@@ -183,7 +183,7 @@ def test_a_call_that_says_nothing_makes_room_for_one_that_does():
 
 def test_a_first_message_comes_in_time_or_not_at_all():
     async def scene():
-        async with served(first_s=0.05) as (stub, _, count):
+        async with served(first_message_s=0.05) as (stub, _, count):
             await ends(stub.Push(), EXHAUSTED, "no message came")
             assert count("first_message") == 1
 
@@ -204,7 +204,7 @@ def test_reports_are_taken_at_their_rate_and_none_is_lost():
 
 def test_calls_that_would_wait_too_long_are_refused():
     async def scene():
-        async with served(calls_per_s=1.0, calls_burst=2.0, patience_s=0.0) as (stub, _, count):
+        async with served(calls_per_s=1.0, calls_burst=2.0, max_wait_s=0.0) as (stub, _, count):
             made = [stub.Fetch(pb.FetchRequest(session=session("a"))) for _ in range(4)]
             refused = 0
             for call in made:
@@ -222,8 +222,8 @@ def test_a_reader_that_stands_still_is_given_up_and_one_that_reads_is_not():
     async def scene():
         async with served(stalled_s=0.3) as (stub, service, count):
             service.fetched = 100_000
-            still = stub.Fetch(pb.FetchRequest(session=session("a"), whole=True))
-            await still.read()
+            check_current = stub.Fetch(pb.FetchRequest(session=session("a"), whole=True))
+            await check_current.read()
             while not count("stalled"):  # noqa: ASYNC110 - gRPC's own thread tells nobody
                 await asyncio.sleep(0.01)
             reading = stub.Fetch(pb.FetchRequest(session=session("a"), whole=True))

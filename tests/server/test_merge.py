@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from atoll_server.merging import merge
 from atoll_server.merging.merge import FragmentState
-from atoll_server.rounds.events import Cause
 from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.syncer_events import Cause
 from atoll_server.settings import RunSettings
-from atoll_wire import codec
-from atoll_wire.codec import FrameError
-from atoll_wire.layout import Fragment, MergeKind, TensorSpec, plan
-from atoll_wire.spans import Codec, FrameSpan
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.frame_codec import FrameError
+from atoll_wire.layout.frame_spans import Codec, FrameSpan
+from atoll_wire.layout.layout import FragmentLayout, MergeKind, TensorSpec, plan
 
 RULE = OuterRule(lr=0.9, momentum=0.5, codec=Codec.INT4)
 
@@ -29,11 +29,11 @@ class InMemory:
     norms_sq: np.ndarray
     scale: float = 1.0  # what it is clipped by
 
-    def content(self, span: FrameSpan) -> codec.Content:
-        return codec.decompress(self.frames[span.index], span, self.codec)
+    def content(self, span: FrameSpan) -> frame_codec.Content:
+        return frame_codec.decompress(self.frames[span.index], span, self.codec)
 
 
-def fragment() -> Fragment:
+def fragment() -> FragmentLayout:
     tensors = [
         TensorSpec("embedding", (40, 16), "float32", MergeKind.AVERAGE),
         TensorSpec("large", (1100, 500), "float32", MergeKind.DIRECTION),  # more than one frame
@@ -47,15 +47,15 @@ FRAGMENT = fragment()
 
 def contribution(learner: str, seed: int, scale: float = 1e-3, kind: Codec = Codec.FLOAT32) -> InMemory:
     vector = (np.random.default_rng(seed).standard_normal(FRAGMENT.length) * scale).astype(np.float32)
-    frames = [codec.encode_frame(vector, span, kind) for span in FRAGMENT.frames]
-    checked = [codec.check_frame(p, s, kind)[1] for p, s in zip(frames, FRAGMENT.frames, strict=True)]
+    frames = [frame_codec.encode_frame(vector, span, kind) for span in FRAGMENT.frames]
+    checked = [frame_codec.check_frame(p, s, kind)[1] for p, s in zip(frames, FRAGMENT.frames, strict=True)]
     return InMemory(learner, kind, frames, merge.norms_sq(FRAGMENT, checked))
 
 
 def values(given: InMemory) -> np.ndarray:
     out = np.empty(FRAGMENT.length, np.float32)
     for span, payload in zip(FRAGMENT.frames, given.frames, strict=True):
-        codec.decode_frame(payload, span, given.codec, out)
+        frame_codec.decode_frame(payload, span, given.codec, out)
     return out.astype(np.float64)
 
 
@@ -69,7 +69,7 @@ def copy(of: FragmentState) -> FragmentState:
     return FragmentState(of.version, of.theta.copy(), of.theta_pub.copy(), of.momentum.copy())
 
 
-def run(begin: FragmentState, contributions, weights, rule=RULE) -> merge.Merged:
+def run(begin: FragmentState, contributions, weights, rule=RULE) -> merge.MergeResult:
     return merge.merge(FRAGMENT, begin, contributions, weights, rule, begin.theta_pub)
 
 
@@ -113,9 +113,9 @@ def test_a_learner_that_adds_the_update_holds_the_published_parameters_bit_by_bi
     merged = run(begin, [contribution("a", 1, kind=kind)], [1.0], OuterRule(0.9, 0.5, kind))
     new, update = merged.state, merged.update
     for span, payload in zip(FRAGMENT.frames, update.frames, strict=True):
-        codec.decode_add(payload, span, kind, np.ones(len(span.segments), np.float32), anchor)
+        frame_codec.decode_add(payload, span, kind, np.ones(len(span.segments), np.float32), anchor)
     assert anchor.tobytes() == new.theta_pub.tobytes()
-    assert update.crc32c == codec.vector_crc32c(anchor)
+    assert update.crc32c == frame_codec.vector_crc32c(anchor)
 
 
 @pytest.mark.parametrize(("kind", "levels"), [(Codec.FLOAT32, 2**20), (Codec.INT8, 127), (Codec.INT4, 7)])
@@ -150,7 +150,7 @@ def test_directions_that_cancel_do_not_amplify_rounding_noise():
     one = contribution("a", 1)
     other = InMemory("b", one.codec, [], one.norms_sq)
     vector = -values(one).astype(np.float32)
-    other.frames = [codec.encode_frame(vector, span, one.codec) for span in FRAGMENT.frames]
+    other.frames = [frame_codec.encode_frame(vector, span, one.codec) for span in FRAGMENT.frames]
     begin = state()
     new = run(
         FragmentState(3, begin.theta.copy(), begin.theta_pub, np.zeros_like(begin.momentum)), [one, other], [0.5, 0.5]

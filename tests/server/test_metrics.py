@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections import Counter
 
-from atoll_server.front.metrics import MOST_NAMES, FrontMetrics
+from atoll_server.front.metrics import MAX_NAMES, FrontMetrics
 from atoll_server.run.core import Core
 from atoll_server.run.troubles import troubles
 from atoll_server.service.gauges import reading
 from atoll_server.settings import CoreSettings
-from atoll_server.telemetry.metrics import READ, Metrics
-from atoll_wire.spans import Codec
+from atoll_server.telemetry.metrics import SAMPLED, Metrics
+from atoll_wire.layout.frame_spans import Codec
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,7 +25,7 @@ async def core_with_learners(directory) -> Core:
     await core.start()
     for number in range(LEARNERS):
         name = f"learner-{number}"
-        entry = core.registrar.roster.join(
+        entry = core.registrar.registry.join(
             name, f"region-{number % REGIONS}", 1 + number, 0, 1.0, b"", b"token", core.registrar.clock.wall(), 0.0
         )
         entry.loss = 2.5
@@ -79,13 +79,13 @@ def test_regions_that_nobody_is_in_any_more_make_one_series_and_no_sum_falls():
 
 def test_a_name_that_the_core_does_not_know_takes_no_place_in_a_fronts_metrics():
     metrics = FrontMetrics("eu")
-    for number in range(10 * MOST_NAMES):
+    for number in range(10 * MAX_NAMES):
         metrics.learner(f"somebody-{number}", "up").inc(1)
     metrics.vouched("honest")
     metrics.learner("honest", "up").inc(7)
     text = generate_latest(metrics.registry).decode()
     assert 'atoll_front_learner_bytes_total{direction="up",learner="honest"} 7.0' in text
-    assert f'learner="others"}} {10.0 * MOST_NAMES}' in text
+    assert f'learner="others"}} {10.0 * MAX_NAMES}' in text
     assert "somebody" not in text
 
 
@@ -102,7 +102,7 @@ def test_fixed_names_and_kinds_are_as_promised(tmp_path):
     steps = {s.labels["learner"]: s.value for s in families["atoll_learner_inner_steps"].samples}
     assert steps["learner-123"] == 123
     assert {s.labels["fate"] for s in families["atoll_contributions"].samples} >= {"accepted", "merged", "refused"}
-    for name, _, _, meaning in READ:
+    for name, _, _, meaning in SAMPLED:
         assert meaning, name
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from atoll_server.access.quotas import Bucket, NoPlaceError, Pool, Quotas
+from atoll_server.access.quotas import CallSlots, NoSlotError, Quotas, RateBucket
 from atoll_server.rpc.open_calls import METHODS
-from atoll_wire.lanes import MOST, SLOTS
-from atoll_wire.parts import MESSAGE_BYTES
+from atoll_wire.connections.parallel_connections import MAX_CONNECTIONS, SLOTS
+from atoll_wire.messages.message_parts import MESSAGE_BYTES
 from grpc_health.v1 import health_pb2
 
 
@@ -17,11 +17,11 @@ def test_half_sent_messages_of_one_learner_hold_64_mib_at_most():
 
 
 def test_a_learner_may_use_all_the_connections_that_it_would():
-    assert min(Quotas().pushes, Quotas().fetches) >= SLOTS * MOST
+    assert min(Quotas().pushes, Quotas().fetches) >= SLOTS * MAX_CONNECTIONS
 
 
 def test_a_rate_lets_a_burst_through_and_then_so_many_a_second():
-    bucket = Bucket(10.0, 5.0)
+    bucket = RateBucket(10.0, 5.0)
     assert [bucket.take(100.0) for _ in range(5)] == [0.0] * 5
     assert bucket.take(100.0) == pytest.approx(0.1)
     assert bucket.take(100.0) == pytest.approx(0.2)
@@ -31,7 +31,7 @@ def test_a_rate_lets_a_burst_through_and_then_so_many_a_second():
 
 
 def test_a_newcomer_is_given_the_oldest_ones_place():
-    pool: Pool[str] = Pool(2)
+    pool: CallSlots[str] = CallSlots(2)
     assert pool.enter("a", 0.0) is None
     assert pool.enter("b", 1.0) is None
     assert pool.enter("c", 2.0) == "a"
@@ -40,19 +40,19 @@ def test_a_newcomer_is_given_the_oldest_ones_place():
 
 
 def test_places_of_calls_that_never_end_are_not_given_away_for_ever():
-    pool: Pool[int] = Pool(8)
+    pool: CallSlots[int] = CallSlots(8)
     for call in range(8):
         pool.enter(call, 0.0)
     assert [pool.enter(call, 1.0) for call in (8, 9)] == [0, 1]
-    with pytest.raises(NoPlaceError):
+    with pytest.raises(NoSlotError):
         pool.enter(10, 2.0)
     pool.leave(0)
     assert pool.enter(10, 3.0) == 2
 
 
 def test_a_young_call_keeps_its_place():
-    pool: Pool[str] = Pool(1)
+    pool: CallSlots[str] = CallSlots(1)
     pool.enter("a", 10.0)
-    with pytest.raises(NoPlaceError):
+    with pytest.raises(NoSlotError):
         pool.enter("b", 10.5, young_s=1.0)
     assert pool.enter("b", 11.0, young_s=1.0) == "a"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from atoll_server.access.reader_limits import MOST_OF_ONE, Versions
+from atoll_server.access.reader_limits import MAX_OF_ONE, ReaderLimits
 from atoll_server.access.refusals import Status
 
 
 class Readers:
     def __init__(self, most_old: int) -> None:
-        self.versions, self.stack, self.ended = Versions(most_old), ExitStack(), list[str]()
+        self.versions, self.stack, self.ended = ReaderLimits(most_old), ExitStack(), list[str]()
 
     def read(self, learner: str, thing: int, version: int) -> None:
         def end(why):
@@ -25,7 +25,7 @@ def test_a_learner_reads_two_versions_of_a_fragment_and_the_older_ones_end():
     for version in range(40):
         it.read("still", 0, version)
     assert it.ended[:3] == ["still/0/0", "still/0/0", "still/0/1"], "each is told, again too"
-    assert set(it.ended) == {f"still/0/{version}" for version in range(40 - MOST_OF_ONE)}
+    assert set(it.ended) == {f"still/0/{version}" for version in range(40 - MAX_OF_ONE)}
 
 
 def test_others_and_other_fragments_are_left_alone():

@@ -10,8 +10,8 @@ from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits
 from atoll_server.telemetry.journal import Journal
-from atoll_wire.clock import SYSTEM
-from atoll_wire.layout import MergeKind, TensorSpec, plan
+from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
+from atoll_wire.process.clock import SYSTEM
 
 
 def test_a_fragment_is_served_by_its_shard_and_a_caller_of_another_one_joins_again():

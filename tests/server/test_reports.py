@@ -6,36 +6,36 @@ from types import SimpleNamespace
 
 import pytest
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.registry import Roster
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.fragment_rounds import FragmentRounds
+from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.round_state import RoundState
 from atoll_server.rounds.syncer import Syncer
-from atoll_server.run.reports import MOST_REPORTED, progress
+from atoll_server.run.reports import MAX_REPORTED, progress
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.clock import SYSTEM
+from atoll_wire.process.clock import SYSTEM
 
 
 @pytest.fixture
 def core():
     """As much of a run as reports touch: a real syncer in its third round, at version 2."""
-    syncer, told = Syncer(RunSettings(), {0: FragmentRounds(), 1: FragmentRounds()}, lambda *_: 1.0), []
+    syncer, told = Syncer(RunSettings(), {0: RoundState(), 1: RoundState()}, lambda *_: 1.0), []
     syncer.on(ev.Joined("a", 1), 0.0)
     syncer.fragments[0].cycle, syncer.fragments[0].version = 3, 2
     shard = SimpleNamespace(syncer=syncer, dispatch=told.append, context=SimpleNamespace(record=lambda _: None))
     clock = RunClock(SYSTEM)
-    roster = Roster(10)
-    entry = roster.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
+    registry = LearnerRegistry(10)
+    entry = registry.join("a", "eu", 1, 0, 0.5, b"", b"t", clock.wall(), 0.0)
     return (
-        SimpleNamespace(shards=[shard], clock=clock, roster=roster, tell=lambda: None),
+        SimpleNamespace(shards=[shard], clock=clock, registry=registry, tell=lambda: None),
         entry,
         told,
     )
 
 
 def answers(told):
-    return [event for event in told if not isinstance(event, ev.Heard)]
+    return [event for event in told if not isinstance(event, ev.Reported)]
 
 
 def declined(cycle, fragment=0):
@@ -44,8 +44,8 @@ def declined(cycle, fragment=0):
 
 def test_a_round_is_declined_once_however_often_it_is_said(core):
     core, entry, told = core
-    progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MOST_REPORTED))
-    progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MOST_REPORTED))
+    progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MAX_REPORTED))
+    progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * MAX_REPORTED))
     assert answers(told) == [ev.Declined("a", 0, 3, "busy")]
 
 
@@ -59,7 +59,7 @@ def test_rounds_and_versions_that_never_were_cost_nothing(core):
 
 def test_a_version_is_adopted_once(core):
     core, entry, told = core
-    progress(core, Limits().tokens, entry, pb.Progress(adopted=[pb.Adopted(fragment=0, version=2)] * MOST_REPORTED))
+    progress(core, Limits().tokens, entry, pb.Progress(adopted=[pb.Adopted(fragment=0, version=2)] * MAX_REPORTED))
     progress(core, Limits().tokens, entry, pb.Progress(adopted=[pb.Adopted(fragment=0, version=1)]))
     assert answers(told) == [ev.Adopted("a", 0, 2)]
 
@@ -67,7 +67,7 @@ def test_a_version_is_adopted_once(core):
 def test_a_report_of_more_rounds_than_a_learner_tells_is_refused(core):
     core, entry, told = core
     with pytest.raises(Refused, match="at most 256") as refused:
-        progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * (MOST_REPORTED + 1)))
+        progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)] * (MAX_REPORTED + 1)))
     assert refused.value.status is Status.INVALID_ARGUMENT
     assert told == []
 
@@ -77,5 +77,5 @@ def test_a_restarted_learner_is_measured_by_its_last_step_time_until_its_own_is_
     entry.account.step_time_s = 0.25
     entry.account.current.steps = 100
     progress(core, Limits().tokens, entry, pb.Progress(steps=101, tokens=101))
-    assert core.shards[0].syncer.members["a"].step_time_s is None, "its new process has no step time yet"
+    assert core.shards[0].syncer.liveness["a"].step_time_s is None, "its new process has no step time yet"
     assert entry.account.rate() is not None, "one that lies while all others restart is compared with them"

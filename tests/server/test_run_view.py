@@ -13,7 +13,7 @@ from atoll_server.shard.shard import Shard
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import plan
+from atoll_wire.layout.layout import plan
 
 from tests.bare_shard import Rows, bare_shard
 from tests.clocks import SetClock
@@ -30,11 +30,11 @@ def shards(tmp_path):
     return made
 
 
-def heard(shard: Shard, log: int, sequence: int) -> list[pb.Happening]:
+def heard(shard: Shard, log: int, sequence: int) -> list[pb.Notification]:
     """By a follower from this position on, until the shard's log is closed."""
     shard.follower_log.close()
 
-    async def follow() -> list[pb.Happening]:
+    async def follow() -> list[pb.Notification]:
         return [each async for each in shard.follower_log.follow("a", log, sequence)]
 
     return asyncio.run(follow())
@@ -57,7 +57,7 @@ def test_followers_of_every_shard_hear_of_a_pause_at_positions_of_that_shard(sha
 
 def test_an_older_word_changes_nothing_though_it_has_more_tokens(shards):
     shard, _ = shards
-    shard.told(RunView(2, 1, run_tokens=60, struck_tokens=40))
+    shard.told(RunView(2, 1, run_tokens=60, voided_tokens=40))
     for older in (RunView(2, 1, 100), RunView(1, 9, 100, paused="by bob: a test")):
         shard.told(older)
         assert (shard.view.run_tokens, shard.view.paused) == (60, "")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.registry import Entry
+from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.learners.session_tokens import SessionKey
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
@@ -59,20 +59,20 @@ def test_a_key_is_not_shown():
 def started(**meta: Any) -> Registrar:
     """As a core starts with what its directory has."""
     run = Registrar(Limits(), RunClock(SetClock()), Journal())
-    run.take_up(META | meta, [], NEVER)
+    run.restore(META | meta, [], NEVER)
     return run
 
 
-def joins(run: Registrar, nonce: int = 1) -> Entry:
-    entry = run.roster.join("a", "eu", nonce, 0, 0.5, b"", b"proof", run.clock.wall(), 0.0)
+def joins(run: Registrar, nonce: int = 1) -> RegistryEntry:
+    entry = run.registry.join("a", "eu", nonce, 0, 0.5, b"", b"proof", run.clock.wall(), 0.0)
     return (
         entry
         if entry.nonce == nonce
-        else run.roster.join("a", "eu", nonce, 0, 0.5, b"proof", b"", run.clock.wall(), 0.0)
+        else run.registry.join("a", "eu", nonce, 0, 0.5, b"proof", b"", run.clock.wall(), 0.0)
     )
 
 
-def session(run: Registrar, entry: Entry) -> pb.Session:
+def session(run: Registrar, entry: RegistryEntry) -> pb.Session:
     """As a Join's reply has it."""
     return pb.Session(run="r", learner="a", incarnation=entry.incarnation, generation=1, token=run.token(entry))
 
@@ -98,9 +98,9 @@ def test_a_session_of_before_a_rejoin_a_takeover_or_an_eviction_stays_refused():
     second.incarnation = 2
     assert refusal(run, second)[0] is Status.UNAUTHENTICATED
     entry = run.session(third).entry
-    run.roster.evict(entry, "it lies", 1.0)
+    run.registry.evict(entry, "it lies", 1.0)
     assert "was evicted (it lies)" in refusal(run, third)[1]
-    run.roster.evict(entry, "", 2.0)
+    run.registry.evict(entry, "", 2.0)
     assert refusal(run, third) == (Status.UNAUTHENTICATED, 'learner "a" has not joined this core: join first')
     fourth = session(run, joins(run, nonce=2))
     assert (run.session(fourth).incarnation, refusal(run, third)[0]) == (2, Status.UNAUTHENTICATED)
@@ -110,7 +110,7 @@ def test_a_session_of_before_a_good_bye_stays_refused():
     run = started()
     entry = joins(run)
     first = session(run, entry)
-    entry.speaks(0, Refused(Status.UNAUTHENTICATED, "it has left"))
+    entry.start_session(0, Refused(Status.UNAUTHENTICATED, "it has left"))
     assert refusal(run, first) == (Status.UNAUTHENTICATED, 'learner "a" has not joined this core: join first')
     nothing = session(run, entry)  # of no session: it is never given
     assert refusal(run, nothing)[0] is Status.UNAUTHENTICATED

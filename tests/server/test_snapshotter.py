@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atoll_server.learners.registry import Roster
+from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.shard.snapshotter import LONGEST_REPLAY_S, Snapshotter
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.lineage import Line
-from atoll_wire.layout import MergeKind, TensorSpec, plan
+from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 
 from tests.clocks import SetClock
 
@@ -28,7 +28,9 @@ class World:
         self.rows: list[Any] = []
 
     def snapshotter(self, *, damaged: bool = False) -> Snapshotter:
-        context: Any = SimpleNamespace(clock=self.clock, settings=self.settings, disk=Disk(), roster=Roster(1))
+        context: Any = SimpleNamespace(
+            clock=self.clock, settings=self.settings, disk=Disk(), registry=LearnerRegistry(1)
+        )
         restored: Any = SimpleNamespace(snapshots=self.rows, undone=[], line=Line(), replay_s=self.unsaved_s)
         spool: Any = None
         return Snapshotter(context, self.fragments, spool, self.work, restored, damaged=damaged)

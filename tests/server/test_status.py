@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from atoll_server.learners.accounts import Spent
-from atoll_server.learners.registry import Roster
-from atoll_server.rounds.liveness import Member
+from atoll_server.learners.goodput import IncarnationCounters
+from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.run.registrar import Running, Waiting
 from atoll_server.run.troubles import troubles
 from atoll_server.service.status import merged_tokens, trained_tokens
@@ -17,30 +17,30 @@ from atoll_server.service.status import merged_tokens, trained_tokens
 def test_never_are_more_tokens_merged_than_trained_though_a_learner_died_before_it_reported(reported, merged, told):
     parameters = 100
     account = SimpleNamespace(merged_token_parameters=merged * parameters)
-    roster = SimpleNamespace(tokens=lambda: reported, entries={"a": SimpleNamespace(account=account)})
-    run = SimpleNamespace(roster=roster, state=Running(()), layout=SimpleNamespace(parameters=parameters))
+    registry = SimpleNamespace(tokens=lambda: reported, entries={"a": SimpleNamespace(account=account)})
+    run = SimpleNamespace(registry=registry, state=Running(()), layout=SimpleNamespace(parameters=parameters))
     assert merged_tokens(run) == merged
     assert trained_tokens(run) == told
-    assert trained_tokens(SimpleNamespace(roster=roster, state=Waiting())) == reported
+    assert trained_tokens(SimpleNamespace(registry=registry, state=Waiting())) == reported
 
 
 def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
     """The troubles of a run of learners that count so many tokens per step."""
-    roster, now, members = Roster(8), 1000.0, {}
+    registry, now, liveness = LearnerRegistry(8), 1000.0, {}
     for number, (name, batch) in enumerate(batches.items(), 1):
-        account = roster.join(name, "eu", number, 0, 0.0, b"", b"t", 0.0, now).account
-        account.heard(100.0, Spent(steps=100, tokens=100 * batch))
+        account = registry.join(name, "eu", number, 0, 0.0, b"", b"t", 0.0, now).account
+        account.heard(100.0, IncarnationCounters(steps=100, tokens=100 * batch))
         account.step_time_s = 1.0
         stepped_at = now - 60.0 if name in silent else now
-        members[name] = Member(1, stepped_at, stepped_at, steps=100, stepped_at=stepped_at, step_time_s=1.0)
+        liveness[name] = LearnerLiveness(1, stepped_at, stepped_at, steps=100, stepped_at=stepped_at, step_time_s=1.0)
     shard = SimpleNamespace(
-        syncer=SimpleNamespace(members=members),
+        syncer=SimpleNamespace(liveness=liveness),
         spool=SimpleNamespace(room_bytes=1),
         fragments={0: None},
         contributions=SimpleNamespace(missed=lambda _: 0),
     )
     run = SimpleNamespace(
-        roster=roster,
+        registry=registry,
         shards=[shard],
         writer=SimpleNamespace(full=False),
         settings=SimpleNamespace(total_tokens=0, max_staleness=4),

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 from atoll_server.merging import merge
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.events import Key
-from atoll_server.rounds.fragment_rounds import FragmentRounds, Pending, Phase
-from atoll_server.rounds.liveness import EXPECTED_S, Member, learner_state
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.liveness import EXPECTED_S, LearnerLiveness, learner_state
+from atoll_server.rounds.round_state import PendingContribution, Phase, RoundState
 from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.settings import Quorum, RunSettings
 from atoll_wire.contract import LearnerState
 from hypothesis import given, settings
@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 STEP_S = 1.0
 
 
-def begun(fragments: int) -> dict[int, FragmentRounds]:
-    return {index: FragmentRounds() for index in range(fragments)}
+def begun(fragments: int) -> dict[int, RoundState]:
+    return {index: RoundState() for index in range(fragments)}
 
 
-def a_contribution_waits() -> FragmentRounds:
+def a_contribution_waits() -> RoundState:
     """As a restart finds it: at version 7, with a contribution to a round that closed."""
-    rounds = FragmentRounds(version=7)
-    rounds.resume(9, 0.0, {7: 7.0}, [(Key("a", 1, 0, 1), Pending(9, 7, 100, 4))])
+    rounds = RoundState(version=7)
+    rounds.resume(9, 0.0, {7: 7.0}, [(ContributionKey("a", 1, 0, 1), PendingContribution(9, 7, 100, 4))])
     return rounds
 
 
@@ -43,7 +43,7 @@ class World:
         for _ in range(3):
             self.step()
 
-    def tell(self, event: ev.Event) -> list[ev.Effect]:
+    def tell(self, event: ev.SyncerEvent) -> list[ev.Effect]:
         effects = self.syncer.on(event, self.now)
         self.effects += effects
         return effects
@@ -55,7 +55,7 @@ class World:
         for name, speed in self.speeds.items():
             if name not in silent:
                 self.steps[name] += max(1, round(seconds / STEP_S * speed))
-                made += self.tell(ev.Heard(name, self.steps[name], False))
+                made += self.tell(ev.Reported(name, self.steps[name], False))
         return made
 
     def open(self, fragment: int = 0) -> None:
@@ -72,7 +72,7 @@ class World:
     ):
         rounds = self.syncer.fragments[fragment]
         self.seq[learner, fragment] = self.seq.get((learner, fragment), 0) + 1
-        key = Key(learner, 1, fragment, self.seq[learner, fragment])
+        key = ContributionKey(learner, 1, fragment, self.seq[learner, fragment])
         cycle = rounds.cycle if cycle is None else cycle
         return self.tell(ev.Contributed(key, cycle, rounds.version if base is None else base, tokens, 4))
 
@@ -241,7 +241,7 @@ def late_world(*names: str, **run) -> tuple[World, int]:
 def test_who_pauses_before_its_late_work_comes_is_a_part_of_the_step_as_the_others():
     world, first = late_world("a", "b", "c", "d", quorum=Quorum(learners=1))
     for name in "abcd":
-        world.tell(ev.Heard(name, world.steps[name], True))
+        world.tell(ev.Reported(name, world.steps[name], True))
     parts = [sum(share.weight for share in merge.shares) for merge in merges(world.effects)]
     for name in "bcd":
         (late,) = merges(world.contribute(name, cycle=first, base=0))
@@ -259,9 +259,9 @@ def test_while_the_run_is_paused_and_at_a_good_bye_nothing_late_is_merged_by_its
         world.tell(ev.Paused(False))
     else:
         assert not merges(world.contribute("b", cycle=0, base=0))
-        world.tell(ev.Gone("a"))
+        world.tell(ev.Left("a"))
         assert merges(world.effects)[-1].cause is not ev.Cause.LEFT
-        world.tell(ev.Gone("b"))
+        world.tell(ev.Left("b"))
     (*_, last) = merges(world.effects)
     assert last.cause is (ev.Cause.LATE if cycle == "of a round" else ev.Cause.LEFT)
 
@@ -272,7 +272,7 @@ def test_after_a_restart_what_was_late_waits_for_learners_to_come_back_without_a
         {0: a_contribution_waits()},
         merge.weight,
     )
-    syncer.restore({"a": Member(1, 5.0, 5.0)})
+    syncer.restore({"a": LearnerLiveness(1, 5.0, 5.0)})
     assert not syncer.on(ev.Ticked(), 5.0)
 
 
@@ -283,15 +283,15 @@ def test_who_is_late_for_a_round_is_known_to_take_so_long():
         world.now += seconds
         world.contribute(name, cycle=first, base=0)
         world.finish()
-    answers = [world.syncer.members[name].answer_s for name in "bc"]
+    answers = [world.syncer.liveness[name].answer_s for name in "bc"]
     assert answers == pytest.approx([took + 1.0, took + 3.0])
 
 
 def test_ages_are_kept_as_long_as_work_of_them_may_be_merged():
-    rounds = FragmentRounds()
+    rounds = RoundState()
     run = RunSettings(staleness_exponent=0.0, max_staleness=4)
     for _ in range(3000):
-        rounds.pending[Key("a", 0, 0, rounds.version)] = Pending(0, rounds.version, 10, 1)
+        rounds.pending[ContributionKey("a", 0, 0, rounds.version)] = PendingContribution(0, rounds.version, 10, 1)
         rounds.settle({str(number) for number in range(299)} | {"a"}, merge.weight, run)
         rounds.version += 1
     assert rounds.staleness(rounds.version - 1200) == 4.0
@@ -299,9 +299,9 @@ def test_ages_are_kept_as_long_as_work_of_them_may_be_merged():
 
 
 def test_the_age_of_a_version_counts_outer_steps_and_not_merges():
-    rounds = FragmentRounds()
+    rounds = RoundState()
     for _ in range(4):
-        rounds.pending[Key("a", 0, 0, rounds.version)] = Pending(0, rounds.version, 10, 1)
+        rounds.pending[ContributionKey("a", 0, 0, rounds.version)] = PendingContribution(0, rounds.version, 10, 1)
         rounds.settle({"a", "b", "c", "d"}, merge.weight, RunSettings(staleness_exponent=0.0))
         rounds.version += 1
     assert [rounds.age(version) for version in range(5)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
@@ -311,22 +311,22 @@ def test_the_age_of_a_version_counts_outer_steps_and_not_merges():
 
 
 def test_who_declines_is_not_missing():
-    rounds = FragmentRounds(version=4, cycle=9, usual={"a": 100.0, "b": 100.0}, declined={"b": "refused"})
-    rounds.pending[Key("a", 0, 0, 1)] = Pending(9, 4, 10, 1)
+    rounds = RoundState(version=4, cycle=9, usual={"a": 100.0, "b": 100.0}, declined={"b": "refused"})
+    rounds.pending[ContributionKey("a", 0, 0, 1)] = PendingContribution(9, 4, 10, 1)
     shares, _ = rounds.settle({"a", "b"}, merge.weight, RunSettings())
     assert [share.weight for share in shares] == [1.0]
 
 
 def test_who_pauses_is_no_part_of_a_merge():
     world = World({"a": 1, "b": 1})
-    world.tell(ev.Heard("b", world.steps["b"], True))
+    world.tell(ev.Reported("b", world.steps["b"], True))
     present = world.syncer.present(world.now)
     assert (present.live, present.counted) == ({"a", "b"}, {"a"})
 
 
 def test_a_learner_that_wakes_before_its_first_step_is_waited_for_a_while():
     """Its reports came late, together, after a cut. Found by a seed whose round closed without it."""
-    woken = Member(1, joined_at=0.0, heard_at=0.5, report_interval_s=0.5)
+    woken = LearnerLiveness(1, joined_at=0.0, heard_at=0.5, report_interval_s=0.5)
     woken.hear(0, False, 60.0)
     assert (woken.live(60.0), woken.expected(60.0)) == (True, True)
     assert (woken.live(60.0 + EXPECTED_S + 1), woken.expected(60.0 + EXPECTED_S + 1)) == (False, False)
@@ -343,12 +343,12 @@ def test_a_learner_that_wakes_before_its_first_step_is_waited_for_a_while():
     st.booleans(),
 )
 def test_a_learner_that_rounds_count_on_may_yet_contribute(reports, after_s, leaves):
-    member, now, steps = Member(1, 0.0, 0.0), 0.0, 0
+    observed, now, steps = LearnerLiveness(1, 0.0, 0.0), 0.0, 0
     for gap_s, grown, paused in reports:
         now, steps = now + gap_s, steps + grown
-        member.hear(steps, paused, now)
-    member.gone = leaves
-    assert member.expected(now + after_s) or not member.live(now + after_s)
+        observed.hear(steps, paused, now)
+    observed.gone = leaves
+    assert observed.expected(now + after_s) or not observed.live(now + after_s)
 
 
 def test_a_silence_of_all_is_not_the_end_and_no_whole_step_of_one():
@@ -365,15 +365,15 @@ def test_when_everybody_has_left_what_they_gave_is_all_there_is():
     world = World({"a": 1, "b": 1})
     world.open()
     world.contribute("a")
-    world.tell(ev.Gone("a"))
-    (last,) = merges(world.tell(ev.Gone("b")))
+    world.tell(ev.Left("a"))
+    (last,) = merges(world.tell(ev.Left("b")))
     assert last.cause is ev.Cause.LEFT
     assert [share.weight for share in last.shares] == [1.0]
 
 
 def test_who_is_missing_counts_as_much_as_the_largest_here_at_most():
-    rounds = FragmentRounds(version=4, cycle=9, usual={"a": 5.0, "b": 1000.0, "gone": 50.0})
-    rounds.pending[ev.Key("a", 0, 0, 1)] = Pending(9, 4, 10, 1)
+    rounds = RoundState(version=4, cycle=9, usual={"a": 5.0, "b": 1000.0, "gone": 50.0})
+    rounds.pending[ev.ContributionKey("a", 0, 0, 1)] = PendingContribution(9, 4, 10, 1)
     shares, refusals = rounds.settle({"a", "b"}, merge.weight, RunSettings())
     assert [share.weight for share in shares] == [0.5]
     assert (refusals, rounds.pending, rounds.usual["a"]) == ((), {}, 100.0)
@@ -434,7 +434,7 @@ def test_the_pace_is_one_round_of_each_fragment_in_h_steps_of_the_fastest():
         for name, every in (("slow", 20), ("fast", 10)):
             if round(world.now / 0.05) % every == 0:
                 world.steps[name] += 1
-                world.tell(ev.Heard(name, world.steps[name], False))
+                world.tell(ev.Reported(name, world.steps[name], False))
         effects = world.tell(ev.Ticked())
         opened += [world.now] * sum(isinstance(effect, ev.OpenRound) for effect in effects)
         for index, rounds in world.syncer.fragments.items():
@@ -450,17 +450,17 @@ def test_what_an_outage_left_undone_is_caught_up_at_twice_the_pace_from_where_it
     world = World({"a": 1}, fragments=4)
     began, world.now = world.now, world.now + 3.0
     synced_at = [began - 1.0, began, began - 3.0, began - 2.0]
-    left = {index: FragmentRounds(version=5) for index in range(4)}
+    left = {index: RoundState(version=5) for index in range(4)}
     for index, at in enumerate(synced_at):
         left[index].resume(5, at, {5: 5.0}, [])
     world.syncer = Syncer(RunSettings(inner_steps=4), left, merge.weight)
-    world.syncer.restore({"a": Member(1, world.now, world.now)})
+    world.syncer.restore({"a": LearnerLiveness(1, world.now, world.now)})
     opened: list[tuple[float, int]] = []
     for tick in range(400):
         world.now += 0.05
         world.steps["a"] += tick % 20 == 0
         seen = len(world.effects)
-        world.tell(ev.Heard("a", world.steps["a"], False))
+        world.tell(ev.Reported("a", world.steps["a"], False))
         for effect in [effect for effect in world.effects[seen:] if isinstance(effect, ev.OpenRound)]:
             opened.append((world.now, effect.fragment))
             world.contribute("a", effect.fragment)
@@ -484,8 +484,8 @@ def test_when_everybody_left_what_is_pending_is_merged_at_once():
     world = World({"a": 1, "b": 1})
     world.open()
     world.contribute("a", fragment=1)
-    world.tell(ev.Gone("a"))
-    effects = world.tell(ev.Gone("b"))
+    world.tell(ev.Left("a"))
+    effects = world.tell(ev.Left("b"))
     assert [merge.fragment for merge in merges(effects)] == [1]
 
 
@@ -502,7 +502,7 @@ def test_after_a_restart_pending_contributions_wait_for_learners_to_come_back():
 
 def test_after_a_restart_what_is_pending_of_learners_that_left_is_merged_at_the_first_event():
     syncer = Syncer(RunSettings(inner_steps=4), {0: a_contribution_waits()}, merge.weight)
-    syncer.restore({"a": Member(1, 50.0, 50.0, gone=True)})
+    syncer.restore({"a": LearnerLiveness(1, 50.0, 50.0, gone=True)})
     (_, closed) = syncer.on(ev.Ticked(), 50.0)
     assert isinstance(closed, ev.Merge)
 
@@ -514,40 +514,40 @@ def test_a_learner_that_reports_but_trains_no_more_does_not_hold_what_is_pending
     merged = []
     for _ in range(40):
         world.now += 0.5
-        merged += [merge.fragment for merge in merges(world.tell(ev.Heard("a", world.steps["a"], False)))]
-        merged += [merge.fragment for merge in merges(world.tell(ev.Heard("b", world.steps["b"], False)))]
+        merged += [merge.fragment for merge in merges(world.tell(ev.Reported("a", world.steps["a"], False)))]
+        merged += [merge.fragment for merge in merges(world.tell(ev.Reported("b", world.steps["b"], False)))]
     assert 1 in merged
 
 
 def test_a_paused_learner_counts_as_live_while_it_reports():
     world = World({"a": 1, "b": 1})
-    world.tell(ev.Heard("b", world.steps["b"], True))
+    world.tell(ev.Reported("b", world.steps["b"], True))
     for _ in range(10):
         world.now += STEP_S
         world.steps["a"] += 1
-        world.tell(ev.Heard("a", world.steps["a"], False))
-        world.tell(ev.Heard("b", world.steps["b"], True))
+        world.tell(ev.Reported("a", world.steps["a"], False))
+        world.tell(ev.Reported("b", world.steps["b"], True))
     assert world.syncer.present(world.now).live == {"a", "b"}
 
 
 def test_a_pause_does_not_count_as_step_time():
     world = World({"a": 1})
-    world.tell(ev.Heard("a", world.steps["a"], True))
+    world.tell(ev.Reported("a", world.steps["a"], True))
     world.now += 60
     world.steps["a"] += 1
-    world.tell(ev.Heard("a", world.steps["a"], False))
+    world.tell(ev.Reported("a", world.steps["a"], False))
     assert world.syncer.present(world.now).fastest_step_s == pytest.approx(STEP_S)
 
 
 def test_who_was_never_told_of_may_go():
     syncer = Syncer(RunSettings(inner_steps=4), begun(1), merge.weight)
-    assert not syncer.on(ev.Gone("evicted before the run had parameters", "evicted: test"), 1.0)
+    assert not syncer.on(ev.Left("evicted before the run had parameters", "evicted: test"), 1.0)
 
 
 def test_what_an_evicted_learner_had_on_its_way_is_refused_when_it_is_durable():
     world = World({"a": 1, "b": 1})
     world.open()
-    world.tell(ev.Gone("a", "evicted: test"))
+    world.tell(ev.Left("a", "evicted: test"))
     (refuse, *_) = world.contribute("a")
     assert isinstance(refuse, ev.Refuse)
     assert [refusal.key.learner for refusal in refuse.refusals] == ["a"]
@@ -574,9 +574,9 @@ moves = st.lists(
 @settings(max_examples=150, deadline=None)
 def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fate(moves):
     world = World({"a": 1, "b": 1.5, "c": 0.5}, fragments=3, max_staleness=2)
-    fates: dict[Key, int] = {}
-    given: set[Key] = set()
-    waiting: dict[tuple[str, int], Key] = {}
+    fates: dict[ContributionKey, int] = {}
+    given: set[ContributionKey] = set()
+    waiting: dict[tuple[str, int], ContributionKey] = {}
     seen = 0
     for what, learner, fragment, seconds in moves:
         rounds = world.syncer.fragments[fragment]
@@ -585,14 +585,14 @@ def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fat
         elif what in {"contribute", "late", "stale"} and (learner, fragment) not in waiting:
             back = {"contribute": 0, "late": 1, "stale": 4}[what]
             world.contribute(learner, fragment, max(0, rounds.cycle - back), max(0, rounds.version - back))
-            waiting[learner, fragment] = key = Key(learner, 1, fragment, world.seq[learner, fragment])
+            waiting[learner, fragment] = key = ContributionKey(learner, 1, fragment, world.seq[learner, fragment])
             given.add(key)
         elif what == "decline":
             world.tell(ev.Declined(learner, fragment, rounds.cycle, "test"))
         elif what == "upload":
             world.syncer.uploading(learner, fragment, world.now)
         elif what == "leave":
-            world.tell(ev.Gone(learner))
+            world.tell(ev.Left(learner))
             world.tell(ev.Joined(learner, 1))
         world.finish()
         for effect in world.effects[seen:]:
@@ -615,31 +615,33 @@ def test_whatever_happens_versions_grow_by_one_and_each_contribution_has_one_fat
     pending = {key for rounds in world.syncer.fragments.values() for key in rounds.pending}
     assert pending | set(fates) == given
     for name in "abc":
-        world.tell(ev.Gone(name))
+        world.tell(ev.Left(name))
     for _ in range(4):
         world.finish()
         world.tell(ev.Ticked())
     assert not any(rounds.pending for rounds in world.syncer.fragments.values()), "nothing stays for ever"
 
 
-def heard(member: Member, step_s: float, seconds: float, every_s: float = 0.25) -> float | None:
+def heard(observed: LearnerLiveness, step_s: float, seconds: float, every_s: float = 0.25) -> float | None:
     """A member that reports at its own times, which are not those of its steps."""
     for report in range(1, int(seconds / every_s) + 1):
-        member.hear(int(report * every_s / step_s), False, 50.0 + report * every_s)
-    return member.step_time_s
+        observed.hear(int(report * every_s / step_s), False, 50.0 + report * every_s)
+    return observed.step_time_s
 
 
 def test_a_step_time_is_right_within_a_few_steps_though_reports_come_at_any_moment():
     for seconds in (2.0, 3.0, 5.0, 20.0):
-        assert heard(Member(1, 50.0, 50.0), 0.2, seconds) == pytest.approx(0.2, rel=0.15)
+        assert heard(LearnerLiveness(1, 50.0, 50.0), 0.2, seconds) == pytest.approx(0.2, rel=0.15)
 
 
 def test_a_remembered_step_time_counts_until_enough_is_seen_and_then_follows_what_is():
-    assert heard(Member(1, 50.0, 50.0, step_time_s=0.3, remembered=True), 0.2, 1.0) == 0.3
-    assert heard(Member(1, 50.0, 50.0, step_time_s=0.3, remembered=True), 0.2, 10.0) == pytest.approx(0.2, rel=0.2)
-    member = Member(1, 50.0, 50.0, step_time_s=0.3, remembered=True)
-    member.hear(1000, False, 50.3)
-    assert member.live(50.4), "one report of a step is enough for one that is known"
+    assert heard(LearnerLiveness(1, 50.0, 50.0, step_time_s=0.3, remembered=True), 0.2, 1.0) == 0.3
+    assert heard(LearnerLiveness(1, 50.0, 50.0, step_time_s=0.3, remembered=True), 0.2, 10.0) == pytest.approx(
+        0.2, rel=0.2
+    )
+    observed = LearnerLiveness(1, 50.0, 50.0, step_time_s=0.3, remembered=True)
+    observed.hear(1000, False, 50.3)
+    assert observed.live(50.4), "one report of a step is enough for one that is known"
 
 
 def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_the_same():
@@ -649,7 +651,7 @@ def test_among_many_learners_not_every_report_is_looked_at_and_rounds_open_all_t
         for name in world.speeds:
             world.now += STEP_S / len(world.speeds)
             world.steps[name] += 1
-            world.tell(ev.Heard(name, world.steps[name], False))
+            world.tell(ev.Reported(name, world.steps[name], False))
             looks.add(world.syncer.looked_at)
             world.finish()
     assert 4 * len(looks) < 8 * len(world.speeds)
@@ -672,29 +674,29 @@ def test_a_pause_of_the_run_is_no_steps_time_whatever_is_reported_first():
         for _ in range(40 if known_before else 1):
             now, steps = now + 1.0, steps + 1
             for name in ("a", "b"):
-                syncer.on(ev.Heard(name, steps, False), now)
+                syncer.on(ev.Reported(name, steps, False), now)
         syncer.on(ev.Paused(True), now)
         for _ in range(600):
             now += 1.0
             for name in ("a", "b"):
-                syncer.on(ev.Heard(name, steps, True), now)
+                syncer.on(ev.Reported(name, steps, True), now)
         syncer.on(ev.Paused(False), now)
         opened = 0
         for tick in range(240):
             now += 0.5
             steps += tick % 2  # every other report has no news
             for name in ("a", "b"):
-                effects = syncer.on(ev.Heard(name, steps, False), now)
+                effects = syncer.on(ev.Reported(name, steps, False), now)
                 opened += sum(isinstance(effect, ev.OpenRound) for effect in effects)
                 for effect in effects:
                     if isinstance(effect, ev.OpenRound):
                         for who in ("a", "b"):
-                            key = Key(who, 1, effect.fragment, effect.cycle)
+                            key = ContributionKey(who, 1, effect.fragment, effect.cycle)
                             version = syncer.fragments[effect.fragment].version
                             for merge in syncer.on(ev.Contributed(key, effect.cycle, version, 10, 4), now):
                                 if isinstance(merge, ev.Merge):
                                     syncer.on(ev.Merged(merge.fragment, merge.version), now)
-        assert all(0.5 < member.step_time_s < 2.5 for member in syncer.members.values()), known_before
+        assert all(0.5 < observed.step_time_s < 2.5 for observed in syncer.liveness.values()), known_before
         assert opened > 60, (known_before, opened)
 
 
@@ -705,16 +707,16 @@ def test_who_died_in_a_pause_of_the_run_does_not_live_again_when_it_goes_on():
     for step in range(1, 20):
         now += 1.0
         for name in ("a", "b"):
-            syncer.on(ev.Heard(name, step, False), now)
+            syncer.on(ev.Reported(name, step, False), now)
     syncer.on(ev.Paused(True), now)
     for second in range(60):
         now += 1.0
         for name in ("a", "b") if second < 5 else ("a",):
-            syncer.on(ev.Heard(name, 19, True), now)
+            syncer.on(ev.Reported(name, 19, True), now)
     syncer.on(ev.Paused(False), now)
-    syncer.on(ev.Heard("a", 19, False), now + 0.5)
+    syncer.on(ev.Reported("a", 19, False), now + 0.5)
     assert syncer.present(now + 0.6).live == {"a"}
-    assert learner_state(syncer.members["b"], now + 0.6, evicted=False) is LearnerState.SILENT
+    assert learner_state(syncer.liveness["b"], now + 0.6, evicted=False) is LearnerState.SILENT
 
 
 def test_to_be_paused_as_before_changes_nothing():
@@ -731,12 +733,12 @@ def second_by_second(syncer: Syncer, now: float, until: float, steps: dict[str, 
         now += 1.0
         for name, made in list(steps.items()):
             steps[name] = made + (now % 2 == 0)
-            effects = syncer.on(ev.Heard(name, steps[name], False), now)
+            effects = syncer.on(ev.Reported(name, steps[name], False), now)
             while effects:
                 effect = effects.pop(0)
                 if isinstance(effect, ev.OpenRound):
                     for who in steps:
-                        key = Key(who, 1, effect.fragment, effect.cycle)
+                        key = ContributionKey(who, 1, effect.fragment, effect.cycle)
                         version = syncer.fragments[effect.fragment].version
                         effects += syncer.on(ev.Contributed(key, effect.cycle, version, 10, 4), now)
                 elif isinstance(effect, ev.Merge):
@@ -757,42 +759,42 @@ def test_a_majority_that_wakes_from_an_hours_freeze_and_dies_holds_nobody_up():
     woken = {"a": alone["a"], "b": steps["b"], "c": steps["c"]}
     second_by_second(syncer, 5400.0, 5403.0, woken)
     for name in "bc":
-        assert syncer.members[name].step_time_s == pytest.approx(2.0, rel=0.5)
-        assert not syncer.members[name].live(5430.0)
+        assert syncer.liveness[name].step_time_s == pytest.approx(2.0, rel=0.5)
+        assert not syncer.liveness[name].live(5430.0)
     merged = second_by_second(syncer, 5403.0, 6000.0, {"a": woken["a"]})
     assert merged[0] < 5403 + 60
     assert max(b - a for a, b in itertools.pairwise(merged)) < 60
 
 
 def test_steps_that_have_really_become_slow_are_followed_though_nothing_is_heard_between_them():
-    member = Member(1, 0.0, 0.0)
+    observed = LearnerLiveness(1, 0.0, 0.0)
     for step in range(1, 40):
-        member.hear(step, False, float(step))
+        observed.hear(step, False, float(step))
     for step in range(1, 40):
-        member.hear(39 + step, False, 39.0 + 100.0 * step)
-    assert member.step_time_s == pytest.approx(100.0, rel=0.1)
+        observed.hear(39 + step, False, 39.0 + 100.0 * step)
+    assert observed.step_time_s == pytest.approx(100.0, rel=0.1)
 
 
 @pytest.mark.parametrize("pieces", [1, 5])
 def test_a_merge_gives_a_learner_ten_times_the_weight_of_most_of_the_others_at_most(pieces):
     """In one contribution or in several; also where the others' work came with earlier merges."""
     names = {"a", "b", "c"}
-    rounds = FragmentRounds(version=4, cycle=9)
+    rounds = RoundState(version=4, cycle=9)
     for name in sorted(names):
-        rounds.pending[Key(name, 0, 0, 1)] = Pending(9, 4, 10, 1)
+        rounds.pending[ContributionKey(name, 0, 0, 1)] = PendingContribution(9, 4, 10, 1)
     for piece in range(pieces):
-        rounds.pending[Key("liar", 0, 0, piece)] = Pending(9, 4, 1 << 40, 1)
+        rounds.pending[ContributionKey("liar", 0, 0, piece)] = PendingContribution(9, 4, 1 << 40, 1)
     shares, _ = rounds.settle(names | {"liar"}, merge.weight, RunSettings())
     assert sum(share.weight for share in shares) == pytest.approx(1.0)
     assert sum(share.weight for share in shares if share.key.learner == "liar") == pytest.approx(10 / 13)
-    rounds.pending[Key("liar", 0, 0, 9)] = Pending(9, 4, 1 << 40, 1)
+    rounds.pending[ContributionKey("liar", 0, 0, 9)] = PendingContribution(9, 4, 1 << 40, 1)
     shares, _ = rounds.settle(names | {"liar"}, merge.weight, RunSettings())
     assert [share.weight for share in shares] == pytest.approx([10 / 13])
 
 
 def test_reports_that_a_link_held_up_do_not_make_a_learner_seem_fast():
-    member = Member(1, 0.0, 0.0)
-    member.hear(10, False, 5.0)
-    member.hear(14, False, 5.002)  # sent a second apart, and come together
-    member.hear(18, False, 6.0)
-    assert member.step_time_s == pytest.approx(1.0 / 8)
+    observed = LearnerLiveness(1, 0.0, 0.0)
+    observed.hear(10, False, 5.0)
+    observed.hear(14, False, 5.002)  # sent a second apart, and come together
+    observed.hear(18, False, 6.0)
+    assert observed.step_time_s == pytest.approx(1.0 / 8)

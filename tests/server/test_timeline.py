@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.events import Key
-from atoll_server.rounds.fragment_rounds import FragmentRounds
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.round_state import RoundState
 from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.settings import RunSettings
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.metrics import Metrics
-from atoll_server.telemetry.timeline import MOST_ANSWERS, MOST_ROUNDS, Timeline, slowest
+from atoll_server.telemetry.timeline import MAX_ANSWERS, MAX_ROUNDS, Timeline, slowest
 from prometheus_client import CollectorRegistry
 
 
@@ -31,16 +31,16 @@ class Told:
         self.merging: list[ev.Merge] = []
         self.syncer = Syncer(
             RunSettings(inner_steps=8, overlap_steps=4, **settings),
-            {0: FragmentRounds()},
+            {0: RoundState()},
             lambda *_: 1.0,
         )
         for step in range(8):
             for name in ("a", "b"):
                 if not step:
                     self.on(ev.Joined(name, 1), 0.0)
-                self.on(ev.Heard(name, step + 1, False), float(step))
+                self.on(ev.Reported(name, step + 1, False), float(step))
 
-    def on(self, event: ev.Event, now: float) -> list[ev.Effect]:
+    def on(self, event: ev.SyncerEvent, now: float) -> list[ev.Effect]:
         """As the code does that dispatches: an entry for the event, then one for each effect."""
         match event:
             case ev.Contributed():
@@ -64,7 +64,7 @@ class Told:
         return effects
 
     def contributed(self, name: str, now: float, cycle: int = 1) -> list[ev.Effect]:
-        return self.on(ev.Contributed(Key(name, 1, 0, cycle), cycle, 0, 10, 8), now)
+        return self.on(ev.Contributed(ContributionKey(name, 1, 0, cycle), cycle, 0, 10, 8), now)
 
 
 def test_a_round_is_told_from_its_opening_to_each_adoption():
@@ -72,7 +72,7 @@ def test_a_round_is_told_from_its_opening_to_each_adoption():
     newest = next(told.timeline.newest())
     opened_at = newest.opened_at
     for later in (0.5, 0.7):  # another stream of the same upload
-        told.timeline.on(entries.UploadBegan(Key("a", 1, 0, 1), newest.cycle, 0), opened_at + later)
+        told.timeline.on(entries.UploadBegan(ContributionKey("a", 1, 0, 1), newest.cycle, 0), opened_at + later)
     told.contributed("a", opened_at + 1.0)
     (merge,) = (each for each in told.contributed("b", opened_at + 1.5) if isinstance(each, ev.Merge))
     assert merge.cause is ev.Cause.EVERYBODY
@@ -104,8 +104,8 @@ def test_work_that_comes_late_is_late_in_the_round_that_merges_it():
     assert first.answers["b"].declined == "nothing was trained since its anchor"
     told.on(ev.Merged(0, 1), first.opened_at + 0.4)
     now = first.opened_at + 8.0
-    told.on(ev.Heard("a", 20, False), now)
-    told.on(ev.Heard("b", 20, False), now)
+    told.on(ev.Reported("a", 20, False), now)
+    told.on(ev.Reported("b", 20, False), now)
     second = next(told.timeline.newest())
     assert second is not first
     told.contributed("a", now + 0.5, second.cycle)
@@ -134,7 +134,7 @@ def test_a_paused_run_opens_nothing_and_goes_on_at_its_pace_afterwards():
     for _ in range(60):
         at += 1.0
         for name in ("a", "b"):
-            told.on(ev.Heard(name, 8, True), at)
+            told.on(ev.Reported(name, 8, True), at)
     assert next(told.timeline.newest()) is first
     assert told.syncer.next_wake(at) is None
     (opened,) = told.on(ev.Paused(False), at)
@@ -144,12 +144,12 @@ def test_a_paused_run_opens_nothing_and_goes_on_at_its_pace_afterwards():
 def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
     timeline, metrics = Timeline(Metrics()), Metrics()
     assert metrics.registry is not None
-    for cycle in range(1, MOST_ROUNDS + 10):
+    for cycle in range(1, MAX_ROUNDS + 10):
         timeline.on(entries.RoundOpened(0, cycle), float(cycle))
         timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")), float(cycle))
     kept = list(timeline.newest())
-    assert len(kept) == MOST_ROUNDS
-    assert kept[0].cycle == MOST_ROUNDS + 9
+    assert len(kept) == MAX_ROUNDS
+    assert kept[0].cycle == MAX_ROUNDS + 9
     for number in range(10):
         kept[0].answer(f"n{number}").durable_at = float(number)
     kept[0].answer("missing").began_at = 1.0
@@ -161,19 +161,21 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
 def test_a_round_that_is_open_is_kept_however_many_others_there_are():
     timeline = Timeline(Metrics())
     timeline.on(entries.RoundOpened(7, 1), 0.0)
-    for cycle in range(1, MOST_ROUNDS + 10):
+    for cycle in range(1, MAX_ROUNDS + 10):
         timeline.on(entries.RoundOpened(0, cycle), float(cycle))
         timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")), float(cycle))
-    assert len(list(timeline.newest())) == MOST_ROUNDS
+    assert len(list(timeline.newest())) == MAX_ROUNDS
     assert any((seen.fragment, seen.cycle) == (7, 1) for seen in timeline.newest())
 
 
 def merging(fragment: int, learners: int) -> ev.Merge:
-    shares = tuple(ev.Share(Key(f"n{number}", 1, fragment, 1), 1 / learners, 0.0) for number in range(learners))
+    shares = tuple(
+        ev.Share(ContributionKey(f"n{number}", 1, fragment, 1), 1 / learners, 0.0) for number in range(learners)
+    )
     return ev.Merge(fragment, 1, 1, shares, (), 1.0, None, ev.Cause.EVERYBODY, "every live learner has answered")
 
 
-@pytest.mark.parametrize(("rounds", "learners"), [(MOST_ROUNDS + 150, 1), (5, MOST_ANSWERS // 5 + 1)])
+@pytest.mark.parametrize(("rounds", "learners"), [(MAX_ROUNDS + 150, 1), (5, MAX_ANSWERS // 5 + 1)])
 def test_rounds_are_kept_until_they_are_published_however_many_are_in_flight(rounds: int, learners: int):
     told = Timeline(Metrics())
     for fragment in range(rounds):
@@ -185,8 +187,8 @@ def test_rounds_are_kept_until_they_are_published_however_many_are_in_flight(rou
     assert [seen.merged_at for seen in told.newest()] == [1000.0] * rounds
     told.on(entries.RoundOpened(0, 2), 1002.0)  # now they may go
     kept = list(told.newest())
-    assert len(kept) <= MOST_ROUNDS
-    assert sum(len(seen.answers) for seen in kept) <= MOST_ANSWERS
+    assert len(kept) <= MAX_ROUNDS
+    assert sum(len(seen.answers) for seen in kept) <= MAX_ANSWERS
 
 
 def test_a_merge_that_it_never_heard_of_is_left_out():

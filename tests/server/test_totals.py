@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage import database, lineage, shard_ledger, totals
 from atoll_server.storage.lineage import Line
 from atoll_server.storage.rows import ContributionRow, FateRow
@@ -16,7 +16,7 @@ from atoll_wire.contract import Fate
 
 
 def contribution(learner: str, incarnation: int, fragment: int, seq: int, tokens: int) -> ContributionRow:
-    key = Key(learner, incarnation, fragment, seq)
+    key = ContributionKey(learner, incarnation, fragment, seq)
     return ContributionRow(key, seq, 0, tokens, 1, 3, 1, 10 + seq, bytes(32), (1.5,), 1.0, 7.0)
 
 
@@ -24,7 +24,7 @@ def sums(db: sqlite3.Connection, generation: int) -> tuple[Counter[tuple[str, in
     """Of tallies and what came after them: counts, tokens and bytes by line, and what has no fate yet."""
     found: Counter[tuple[str, int, int, str]] = Counter()
     through = 0
-    for t in shard_ledger.tallies(db, generation):
+    for t in shard_ledger.totals(db, generation):
         through = max(through, t.through)
         line = (t.learner, t.incarnation, t.fragment)
         for what in ("merged", "refused", "tokens", "size_bytes"):
@@ -74,7 +74,7 @@ def test_tallies_and_what_is_newer_are_the_whole_history(tmp_path: Path, monkeyp
     for generation in (1, 2):
         while totals.add_up(db, generation):
             pass
-        assert any(shard_ledger.tallies(db, generation)), "something was added up"
+        assert any(shard_ledger.totals(db, generation)), "something was added up"
         whole: Counter[tuple[str, int, int, str]] = Counter()
         pending = 0
         for row, fate in shard_ledger.contributions(db, generation):
@@ -89,12 +89,12 @@ def test_what_waits_for_its_fate_holds_back_what_came_later(tmp_path: Path):
     db = database.open_ledger(tmp_path / "ledger")
     for seq in (1, 2, 3):
         shard_ledger.add_contribution(db, 1, contribution("a", 1, 0, seq, 5))
-    shard_ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, seq), Fate.MERGED, 1) for seq in (1, 3)])
+    shard_ledger.put_fates(db, 1, [FateRow(ContributionKey("a", 1, 0, seq), Fate.MERGED, 1) for seq in (1, 3)])
     assert not totals.add_up(db, 1)
-    assert [t.merged for t in shard_ledger.tallies(db, 1)] == [1]
-    shard_ledger.put_fates(db, 1, [FateRow(Key("a", 1, 0, 2), Fate.REFUSED, 1)])
+    assert [t.merged for t in shard_ledger.totals(db, 1)] == [1]
+    shard_ledger.put_fates(db, 1, [FateRow(ContributionKey("a", 1, 0, 2), Fate.REFUSED, 1)])
     totals.add_up(db, 1)
-    assert [(t.merged, t.refused, t.seq) for t in shard_ledger.tallies(db, 1)] == [(2, 1, 3)]
+    assert [(t.merged, t.refused, t.seq) for t in shard_ledger.totals(db, 1)] == [(2, 1, 3)]
 
 
 def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
@@ -119,7 +119,7 @@ def test_what_a_start_reads_does_not_grow_with_the_history(tmp_path: Path):
         found, waiting = sums(db, 1)
         lineage.last_merge(db, Line(), 0)
         lineage.latest_norms(db, Line(), 0, 10)
-        assert shard_ledger.contribution(db, 1, Key("a", 1, count % 2, count)) is not None
+        assert shard_ledger.contribution(db, 1, ContributionKey("a", 1, count % 2, count)) is not None
         assert len(list(shard_ledger.contributions(db, 1, "AND fate='pending'"))) == len(waiting) == 1
         condition = "AND fragment=? AND fate='merged' AND version>?"
         assert len(list(shard_ledger.contributions(db, 1, condition, (0, count - 4)))) == 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from atoll_server.shard.upload_state import NEXT, Saw, State, TransitionError, after
+from atoll_server.shard.upload_state import NEXT, TransitionError, UploadEvent, UploadState, after
 
 
-@pytest.mark.parametrize(("state", "saw"), [at for at in product(State, Saw) if at not in NEXT])
+@pytest.mark.parametrize(("state", "saw"), [at for at in product(UploadState, UploadEvent) if at not in NEXT])
 def test_a_transition_that_is_not_in_the_table_names_both_ends(state, saw):
     with pytest.raises(TransitionError) as error:
         after(state, saw)
@@ -17,12 +17,12 @@ def test_a_transition_that_is_not_in_the_table_names_both_ends(state, saw):
 
 
 def test_what_is_whole_is_never_given_up_and_what_has_ended_stays_so():
-    assert (State.WHOLE, Saw.GIVEN_UP) not in NEXT
-    assert {state for state, _ in NEXT} == {State.GROWING, State.WHOLE}
+    assert (UploadState.WHOLE, UploadEvent.GIVEN_UP) not in NEXT
+    assert {state for state, _ in NEXT} == {UploadState.GROWING, UploadState.WHOLE}
 
 
 def test_every_state_is_reached_from_growing():
-    reached = {State.GROWING}
+    reached = {UploadState.GROWING}
     while more := {following for (state, _), following in NEXT.items() if state in reached} - reached:
         reached |= more
-    assert reached == set(State)
+    assert reached == set(UploadState)

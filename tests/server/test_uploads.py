@@ -11,19 +11,19 @@ import zstandard
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.settings import Limits
 from atoll_server.shard.intake import Intake
-from atoll_server.shard.upload_state import State
+from atoll_server.shard.upload_state import UploadState
 from atoll_server.storage.disk import Disk
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.checksums import crc32c
-from atoll_wire.layout import MergeKind, TensorSpec, plan
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 
 from tests.bare_shard import Rows, bare_shard
 
 LAYOUT = plan([TensorSpec("w", (64, 64), "float32", MergeKind.DIRECTION)], 1)
 FRAGMENT = LAYOUT.fragments[0]
-PAYLOAD = codec.encode_frame(np.ones(FRAGMENT.length, np.float32), FRAGMENT.frames[0], Codec.INT4)
+PAYLOAD = frame_codec.encode_frame(np.ones(FRAGMENT.length, np.float32), FRAGMENT.frames[0], Codec.INT4)
 
 
 class World:
@@ -49,7 +49,7 @@ class World:
         header = pb.PushHeader(
             session=pb.Session(learner="a", incarnation=incarnation), seq=seq, cycle=cycle, tokens=1, steps=1,
             codec=pb.CODEC_INT4, frames=1, size_bytes=len(PAYLOAD),
-            digest=codec.frames_digest([(len(PAYLOAD), crc32c(PAYLOAD))]),
+            digest=frame_codec.frames_digest([(len(PAYLOAD), crc32c(PAYLOAD))]),
         )  # fmt: skip
         self.shard.syncer.fragments[0].cycle = now_in
         return self.intake.offer(header, 0.0)
@@ -145,7 +145,7 @@ def test_after_a_failed_fsync_nothing_is_promised_and_nothing_is_begun_again(tmp
         with pytest.raises(Refused, match="the core failed"):
             await world.intake.receipt(upload)
         assert (world.committed, world.refused, len(world.failures)) == ([], [], 1)
-        assert (upload.state, world.offer() is upload) == (State.WHOLE, True), "what the disk has is not known"
+        assert (upload.state, world.offer() is upload) == (UploadState.WHOLE, True), "what the disk has is not known"
         world.uploads.expire(1e9)
         world.uploads.fence("a", 2)
         assert world.spool.used_bytes == len(PAYLOAD)
@@ -160,10 +160,10 @@ def test_a_contribution_that_grows_ends_when_its_learner_is_fenced_and_a_whole_o
         world.uploads.fence("a", 2)
         world.ledger.may_commit.set()
         assert (await waiting).fate == pb.FATE_PENDING
-        assert upload.state is State.DURABLE
+        assert upload.state is UploadState.DURABLE
         growing = world.offer(incarnation=2)
         world.uploads.fence("a", 3)
-        assert growing.state is State.DROPPED
+        assert growing.state is UploadState.DROPPED
         with pytest.raises(Refused, match="given up"):
             await world.intake.receipt(growing)
 
@@ -175,7 +175,9 @@ def test_other_frames_than_were_declared_end_the_upload_for_all_its_streams(tmp_
         world = World(tmp_path)
         upload = world.offer()
         other = asyncio.create_task(world.intake.receipt(upload))
-        await world.take(upload, codec.encode_frame(np.full(FRAGMENT.length, 2, np.float32), FRAGMENT.frames[0], 3))
+        await world.take(
+            upload, frame_codec.encode_frame(np.full(FRAGMENT.length, 2, np.float32), FRAGMENT.frames[0], 3)
+        )
         for stream in (other, world.intake.receipt(upload)):
             with pytest.raises(Refused, match="not those that its header declared") as refused:
                 await stream
@@ -245,7 +247,7 @@ def test_a_frame_that_comes_again_is_no_sign_of_progress(tmp_path):
         world = World(tmp_path)
         upload = world.offer()
         await world.take(upload)
-        uploading = world.shard.syncer.members["a"].uploading
+        uploading = world.shard.syncer.liveness["a"].uploading
         assert uploading.pop(0) == 0.0
         await world.take(upload)
         assert uploading == {}
@@ -335,7 +337,7 @@ def test_values_that_are_not_finite_are_refused_with_a_receipt(tmp_path):
         world.ledger.may_commit.clear()
         upload = world.offer()
         await world.take(upload, zstandard.compress(bytes(content)))
-        assert upload.state is State.WHOLE, "nothing more needs to come"
+        assert upload.state is UploadState.WHOLE, "nothing more needs to come"
         world.ledger.may_commit.set()
         receipt = await world.intake.receipt(upload)
         assert receipt.fate == pb.FATE_REFUSED

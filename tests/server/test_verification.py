@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from atoll_server.checkpoints import verification
-from atoll_server.checkpoints.verification import Audit
-from atoll_server.rounds.events import Key
+from atoll_server.checkpoints.verification import RunVerifier
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.disk import DISK
 from atoll_server.storage.rows import ContributionRow, FateRow
-from atoll_wire.clock import SYSTEM
 from atoll_wire.contract import Fate
+from atoll_wire.process.clock import SYSTEM
 
 INITIAL = b"first parameters"
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
     """With more contributions than are read at a time."""
     with closing(database.open_ledger(tmp_path / "ledger.sqlite")) as db, database.transaction(db):
         for seq in range(1, 2501):
-            key = Key("a", 1, 0, seq)
+            key = ContributionKey("a", 1, 0, seq)
             row = ContributionRow(key, 1, 0, 5, 1, 3, 1, 10, bytes(32), (1.5,), 1.0, 7.0)
             shard_ledger.add_contribution(db, 1, row, FateRow(key, Fate.MERGED, seq))
     (tmp_path / "initial.safetensors").write_bytes(INITIAL)
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
 def said(directory: Path) -> list[str]:
     """By an audit that is given its time."""
     found: list[str] = []
-    one = Audit(directory, DISK, SYSTEM, found.append)
+    one = RunVerifier(directory, DISK, SYSTEM, found.append)
     one.begin(hashlib.sha256(INITIAL).hexdigest())
     one._thread.join(30)
     assert not one._thread.is_alive()
@@ -92,9 +92,9 @@ def test_damage_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, damage: Cal
 def test_a_stop_does_not_wait_for_what_takes_long(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verification, "ROWS", 1)
     monkeypatch.setattr(verification, "REST", 1e9)
-    one = Audit(run, DISK, SYSTEM, print)
+    one = RunVerifier(run, DISK, SYSTEM, print)
     one.begin("")
     began = time.monotonic()
     one.end()
-    assert time.monotonic() - began < 2 * verification.PATIENCE_S
+    assert time.monotonic() - began < 2 * verification.MAX_WAIT_S
     assert not one._thread.is_alive(), "it is told"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from atoll_server.learners.accounts import Account
-from atoll_server.learners.registry import Entry
-from atoll_server.rounds.liveness import Member
+from atoll_server.learners.goodput import TimeAccount
+from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.rounds.liveness import LearnerLiveness
 from atoll_server.run.watch import Watch
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
@@ -20,14 +20,14 @@ class Run:
     """A run with learner a, whose member a test changes. The run's clock is 1000 s ahead of the monotonic one."""
 
     def __init__(self) -> None:
-        self.entry = Entry("a", "eu", 1, [1], Account(1000.0, 1000.0))
-        self.member = Member(1, 0.0, 0.0, steps=9, stepped_at=0.0, step_time_s=1.0, report_interval_s=1.0)
+        self.entry = RegistryEntry("a", "eu", 1, [1], TimeAccount(1000.0, 1000.0))
+        self.observed = LearnerLiveness(1, 0.0, 0.0, steps=9, stepped_at=0.0, step_time_s=1.0, report_interval_s=1.0)
         self.recorded: list[entries.Entry] = []
         journal = Journal()
         journal.subscribe(lambda entry, _: self.recorded.append(entry), only_shows=False)
-        shard = SimpleNamespace(syncer=SimpleNamespace(members={"a": self.member}))
+        shard = SimpleNamespace(syncer=SimpleNamespace(liveness={"a": self.observed}))
         run: Any = SimpleNamespace(
-            roster=SimpleNamespace(entries={"a": self.entry}),
+            registry=SimpleNamespace(entries={"a": self.entry}),
             shards=[shard],
             journal=journal,
             clock=SimpleNamespace(at=lambda now: 1000.0 + now),
@@ -38,7 +38,7 @@ class Run:
         return self.watch.look(troubles, now)["a"]
 
     def step(self, now: float) -> None:
-        self.member.stepped_at = self.member.heard_at = now
+        self.observed.stepped_at = self.observed.heard_at = now
 
 
 def test_a_silence_and_its_end_are_recorded_once():
@@ -75,7 +75,7 @@ def test_a_restarted_learner_is_not_said_to_train_again():
 
 def test_an_evicted_learner_that_left_is_evicted_until_it_may_join():
     run = Run()
-    run.member.gone = True
+    run.observed.gone = True
     run.entry.evicted = "bad"
     assert run.look(1.0) is LearnerState.EVICTED
     run.entry.evicted = ""
@@ -84,7 +84,7 @@ def test_an_evicted_learner_that_left_is_evicted_until_it_may_join():
 
 def test_a_trouble_is_recorded_when_it_begins_whatever_its_figures():
     run = Run()
-    run.member.gone = True
+    run.observed.gone = True
     for now in (1.0, 2.0, 3.0):
         run.look(now, entries.Trouble("total tokens", f"{now} tokens too many"))
     run.look(4.0)

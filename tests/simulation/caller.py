@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import numpy as np
 import safetensors.numpy
-from atoll_server.access.reader_limits import MOST_OLD
+from atoll_server.access.reader_limits import MAX_OLD
 from atoll_server.shard.shard import Shard
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import until_it_ends
+from atoll_wire.connections.calls import tolerate_ended_call
 from atoll_wire.contract import PROTOCOL, tensor_message
-from atoll_wire.parts import MORE, PART
+from atoll_wire.messages.message_parts import MORE, PART
 
-from tests.simulation.books import Violation, shard_of, the_shard
-from tests.simulation.entrance import QUICK
+from tests.simulation.bookkeeping import Violation, shard_of, the_shard
 from tests.simulation.hostile import NAME
+from tests.simulation.joins import QUICK
 from tests.simulation.loop import Process
 from tests.simulation.network import CORE, Call, Half, SimulatedLink
 from tests.simulation.training import TENSORS
@@ -103,7 +103,7 @@ class Caller:
     async def _speak(self) -> pb.Session:
         """Its session; joins where it has none that this core knows."""
         core = self._world.core
-        entry = core.registrar.roster.entries.get(NAME) if core is not None else None
+        entry = core.registrar.registry.entries.get(NAME) if core is not None else None
         if self._session is None or entry is None or core.registrar.token(entry) != self._session.token:
             self._session = self._as(await self._join())
         return self._session
@@ -163,7 +163,7 @@ class Caller:
         for _ in range(4):
             await asyncio.sleep(TURN_S)
             chunk = self._file[:64] if self._rng.random() < 0.5 else b""
-            with until_it_ends():
+            with tolerate_ended_call():
                 await call.write(pb.InitialiseRequest(chunk=chunk))
 
     async def _too_late(self) -> None:
@@ -180,7 +180,7 @@ class Caller:
         if self.harm is Harm.FENCED:
             return (await self._join()).incarnation > 1
         core, process = self._world.core, self._world.core_process
-        if core is None or process is None or not process.alive or NAME not in core.registrar.roster.entries:
+        if core is None or process is None or not process.alive or NAME not in core.registrar.registry.entries:
             return False
         told = process.start(core.registrar.evict(NAME, "test"))
         await asyncio.wait({told})
@@ -211,12 +211,12 @@ class Caller:
                 raise Violation(11, f"{count} calls of {method} of a hostile learner are served, at most {most} may be")
         if core is None:
             return
-        if len(regions := core.registrar.roster.regions()) > 2:
+        if len(regions := core.registrar.registry.regions()) > 2:
             raise Violation(11, f"a hostile learner takes regions: {regions}")
-        if core.registrar.shards and len(old := _old_versions(the_shard(core))) > MOST_OLD:
+        if core.registrar.shards and len(old := _old_versions(the_shard(core))) > MAX_OLD:
             raise Violation(11, f"{len(old)} old versions are kept for their readers")
-        if self.harm in {Harm.FENCED, Harm.EVICTED} and NAME in core.registrar.roster.entries:
-            if tokens := core.registrar.roster.entries[NAME].account.total("tokens"):
+        if self.harm in {Harm.FENCED, Harm.EVICTED} and NAME in core.registrar.registry.entries:
+            if tokens := core.registrar.registry.entries[NAME].account.total("tokens"):
                 raise Violation(6, f"{tokens} tokens count of a process that may not speak any more")
             if core.registrar.initial_sha256 == self._digest.hex():
                 raise Violation(5, "the first parameters are those of a process that may not speak any more")

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from atoll_server.checkpoints.rollback import RolledBack
-from atoll_server.rounds.events import Cause
-from atoll_server.rounds.fragment_rounds import Phase
+from atoll_server.rounds.round_state import Phase
 from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer_events import Cause
 from atoll_server.run.core import Core
 from atoll_server.storage.lineage import Line
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import frame_codec
 
-from tests.simulation import books
-from tests.simulation.books import Violation, shard_of
+from tests.simulation import bookkeeping
+from tests.simulation.bookkeeping import Violation, shard_of
 from tests.simulation.loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Checks:
             case pb.PushReply() if reply.WhichOneof("what") == "receipt":
                 self._counts_from_this_generation(reply.receipt, request.header.session.generation)
                 self._receipt(reply.receipt, pushed=True)
-            case pb.Happening():
-                self._happening(reply)
+            case pb.Notification():
+                self._notification(reply)
             case pb.FetchReply() if reply.HasField("header"):
                 self._header(request, reply.header)
         self.always()
@@ -139,17 +139,17 @@ class Checks:
         if not 0 <= told.weight <= 1.0000001:
             raise Violation(7, f"{name} has weight {told.weight}")
 
-    def _happening(self, happening: pb.Happening) -> None:
-        match happening.WhichOneof("what"):
+    def _notification(self, notification: pb.Notification) -> None:
+        match notification.WhichOneof("what"):
             case "published":
-                self._version(happening.published.fragment, happening.published.version)
+                self._version(notification.published.fragment, notification.published.version)
             case "current":
-                for fragment, version in happening.current.versions.items():
+                for fragment, version in notification.current.versions.items():
                     if version < self.newest.get(fragment, 0):
                         raise Violation(3, f"fragment {fragment} fell to version {version}")
                     self.newest[fragment] = max(version, self.newest.get(fragment, 0))
             case "receipt":
-                self._receipt(happening.receipt)
+                self._receipt(notification.receipt)
 
     def _version(self, fragment: int, version: int) -> None:
         if version > self.newest.get(fragment, 0):
@@ -170,7 +170,7 @@ class Checks:
 
     def adopted(self, island: Island, fragment: int, version: int, anchor: np.ndarray) -> None:
         """A learner trains on from this anchor: whoever has the version has these very bytes."""
-        found = codec.vector_crc32c(anchor)
+        found = frame_codec.vector_crc32c(anchor)
         places = {self._place(generation, fragment, version) for generation in self.lines}
         if found not in {self.published.get(place, found) for place in places}:
             raise Violation(4, f"{island.process.name} adopted another {fragment}/{version} than was published")
@@ -193,7 +193,7 @@ class Checks:
 
     def _place(self, generation: int, fragment: int, version: int) -> tuple[int, int, int]:
         """The same for all generations that have this version in common."""
-        made_in = books.made_in(self.lines[generation], fragment, version) if version else 1
+        made_in = bookkeeping.made_in(self.lines[generation], fragment, version) if version else 1
         return made_in, fragment, version
 
     # ------------------------------------------------------------------------------ what an operator restores
@@ -221,8 +221,8 @@ class Checks:
         self.generation = run.generation
         self.lines[run.generation] = run.line
         self.newest = dict(begun.versions)
-        if done is not None and run.roster.tokens() > sum(done.row.tokens.values()):
-            raise Violation(13, f"{run.roster.tokens()} tokens count at {done.row}")
+        if done is not None and run.registry.tokens() > sum(done.row.tokens.values()):
+            raise Violation(13, f"{run.registry.tokens()} tokens count at {done.row}")
 
     # ------------------------------------------------------------------------------ what the core's disk holds
 
@@ -247,11 +247,11 @@ class Checks:
         for index, fragment in shard.fragments.items():
             if fragment.version < self.newest.get(index, 0):
                 raise Violation(3, f"fragment {index} came back at version {fragment.version}")
-            crc = codec.vector_crc32c(fragment.state.theta_pub)
+            crc = frame_codec.vector_crc32c(fragment.state.theta_pub)
             if self.published.setdefault(self._place(self.generation, index, fragment.version), crc) != crc:
                 raise Violation(3, f"fragment {index} came back with other bytes at {fragment.version}")
         self.in_ledger(core)
-        books.sums(core)
+        bookkeeping.sums(core)
 
     def in_ledger(self, core: Core) -> dict[Name, Told]:
         """Compares the ledger with what was said; returns all final fates."""
@@ -271,7 +271,7 @@ class Checks:
             kind = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}.get(fate)
             if (kind, version, weight, staleness) != (told.fate, told.version, told.weight, told.staleness):
                 raise Violation(2, f"{name} was told {told}, the ledger has {fate} {version} {weight} {staleness}")
-        books.each_merged_once(db, {(row[8], *row[:4]) for row in rows if row[4] == "merged"})
+        bookkeeping.each_merged_once(db, {(row[8], *row[:4]) for row in rows if row[4] == "merged"})
         kinds = {"merged": pb.FATE_MERGED, "refused": pb.FATE_REFUSED}
         return {name: Told(kinds[row[0]], *row[1:]) for name, row in found.items() if row[0] in kinds}
 
@@ -295,11 +295,11 @@ class Checks:
                 raise Violation(7, f"fragment {fragment} did not wait for its round, with {sorted(late)}")
             return
         missing = live - set(rounds.declined) - {key.learner for key in rounds.pending}
-        patience = max((syncer.members[name].patience_s() for name in missing), default=0.0)
+        patience = max((syncer.liveness[name].max_wait_s() for name in missing), default=0.0)
         if not missing or now >= rounds.opened_at + patience:
             return
         fresh = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle == rounds.cycle}
-        steps = [step_s for name in live if (step_s := syncer.members[name].step_time_s) is not None]
+        steps = [step_s for name in live if (step_s := syncer.liveness[name].step_time_s) is not None]
         slack = syncer.settings.overlap_steps * min(steps, default=0.0)  # one that wakes is live before it steps
         grace = syncer.settings.grace_ratio * max(0.0, slack - (syncer.quorum_s or 0.0) - (syncer.sync_s or 0.0))
         if rounds.quorum_at is None or now < rounds.quorum_at + grace - 1e-9 or len(fresh) < 1:
@@ -315,15 +315,15 @@ class Checks:
             return
         limits = core.settings.limits
         bounds = (
-            ("entries for followers", len(shard.follower_log._kept), limits.happenings),
+            ("entries for followers", len(shard.follower_log._kept), limits.notifications),
             ("cached updates", shard.cache.size_bytes, shard.cache.limit_bytes),
             ("spool", shard.spool.used_bytes, limits.spool_bytes),
             ("faults of what is only shown", core.journal.faults, 0),
-            ("uploads", len(shard.uploads._underway), 2 * len(core.registrar.roster.entries) * len(shard.fragments)),
+            ("uploads", len(shard.uploads._underway), 2 * len(core.registrar.registry.entries) * len(shard.fragments)),
         )
-        for what, have, most in bounds:
-            if have > most:
-                raise Violation(9, f"{what}: {have} of at most {most}")
+        for what, received, most in bounds:
+            if received > most:
+                raise Violation(9, f"{what}: {received} of at most {most}")
         for index, rounds in shard.syncer.fragments.items():
             if rounds.phase is Phase.IDLE:
                 self.opened.pop(index, None)

@@ -21,34 +21,34 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from atoll.agent import partial_fetch, sending, session, shard_session
+from atoll.agent import partial_fetch, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, optimizer_copies
 from atoll.fragments import adoption
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
 from atoll_server.front import service as front_service
-from atoll_server.front.fetching import Fetching
-from atoll_server.front.shelf import Place, Shelf
-from atoll_server.learners import accounts, plausibility, registry
-from atoll_server.merging import norm_guard
-from atoll_server.rounds import fragment_rounds as merge_rounds
+from atoll_server.front.fetch_cache import CacheKey, FetchCache
+from atoll_server.front.region_fetches import RegionFetches
+from atoll_server.learners import goodput, learner_registry, plausibility
+from atoll_server.merging import norm_limit
+from atoll_server.rounds import round_state as merge_rounds
 from atoll_server.rounds import syncer
-from atoll_server.rounds.events import Merge
+from atoll_server.rounds.syncer_events import Merge
 from atoll_server.run import core, first_parameters, joining, registrar
 from atoll_server.shard import follower_log, intake, shard, snapshotter, uploads
 from atoll_server.storage import database, ledger_writer, lineage, rows, run_ledger, shard_ledger
 from atoll_server.telemetry import entries, journal
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import LinkLost
+from atoll_wire.connections.calls import LinkLost
 from atoll_wire.contract import Fate
 
 from tests.simulation import disk
-from tests.simulation.books import Violation
+from tests.simulation.bookkeeping import Violation
 from tests.simulation.seed import simulate
 
-MOST_SEEDS = 2000
+MAX_SEEDS = 2000
 FOUND = Path(__file__).with_name("found.txt")
-DECODED = partial_fetch.Incoming.decoded
+DECODED = partial_fetch.PartialFetch.decoded
 Defect = Callable[[], Iterator[None]]
 DEFECTS: dict[str, Defect] = {}
 
@@ -68,40 +68,44 @@ patch = mock.patch.object
 def fencing_off() -> Iterator[None]:
     """A session of an older incarnation is taken for the newest."""
 
-    def check(self: registry.Roster, name: str, incarnation: int, session: int) -> registry.Entry:
+    def check(
+        self: learner_registry.LearnerRegistry, name: str, incarnation: int, session: int
+    ) -> learner_registry.RegistryEntry:
         return dataclasses.replace(self.entries[name], incarnation=incarnation)
 
-    with patch(registry.Roster, "check", check), patch(uploads.Uploads, "fence", lambda *_: None):
+    with patch(learner_registry.LearnerRegistry, "check", check), patch(uploads.Uploads, "fence", lambda *_: None):
         yield
 
 
 @defect
 def a_name_is_taken_over_without_an_answer() -> Iterator[None]:
     """The first Join of another process takes a name over, however late it comes."""
-    join = registry.Roster.join
+    join = learner_registry.LearnerRegistry.join
 
-    def at_once(self: registry.Roster, name: str, *values: Any) -> registry.Entry:
+    def at_once(self: learner_registry.LearnerRegistry, name: str, *values: Any) -> learner_registry.RegistryEntry:
         entry = join(self, name, *values)
         if entry.nonce != values[1]:
             entry = join(self, name, *values[:4], entry.challenge[1], *values[5:])
         return entry
 
-    with patch(registry.Roster, "join", at_once):
+    with patch(learner_registry.LearnerRegistry, "join", at_once):
         yield
 
 
 @defect
 def a_restart_does_not_change_the_incarnation() -> Iterator[None]:
     """A learner that was started again goes on as the one that died."""
-    join = registry.Roster.join
+    join = learner_registry.LearnerRegistry.join
 
-    def same(self: registry.Roster, name: str, region: str, nonce: int, *values: Any) -> registry.Entry:
+    def same(
+        self: learner_registry.LearnerRegistry, name: str, region: str, nonce: int, *values: Any
+    ) -> learner_registry.RegistryEntry:
         entry = self.entries.get(name)
         if entry is not None and not entry.connected:
             entry.nonces = [nonce]
         return join(self, name, region, nonce, *values)
 
-    with patch(registry.Roster, "join", same):
+    with patch(learner_registry.LearnerRegistry, "join", same):
         yield
 
 
@@ -133,12 +137,14 @@ def a_pause_is_forgotten() -> Iterator[None]:
 @defect
 def an_evicted_learner_is_heard() -> Iterator[None]:
     """Its row says that it is evicted, and nobody looks."""
-    evict = registry.Roster.evict
+    evict = learner_registry.LearnerRegistry.evict
 
-    def in_the_books_only(self: registry.Roster, entry: registry.Entry, reason: str, wall: float) -> None:
+    def in_the_books_only(
+        self: learner_registry.LearnerRegistry, entry: learner_registry.RegistryEntry, reason: str, wall: float
+    ) -> None:
         evict(self, entry, "", wall)
 
-    with patch(registry.Roster, "evict", in_the_books_only):
+    with patch(learner_registry.LearnerRegistry, "evict", in_the_books_only):
         yield
 
 
@@ -150,11 +156,11 @@ def first_parameters_accepted_twice() -> Iterator[None]:
     """Whoever asks is given the lease, and what it sends replaces what the run has."""
     accept, let_in = joining.Joining.accept, joining.Joining._let_in
 
-    async def again(self: joining.Joining, speaker: Any, staging: Any) -> None:
+    async def again(self: joining.Joining, process: Any, staging: Any) -> None:
         kept, self._run.state = self._run.state, registrar.Waiting()
-        self._lease = first_parameters.Lease(speaker.entry, 1e9, upload=staging)
+        self._lease = first_parameters.Lease(process.entry, 1e9, upload=staging)
         try:
-            await accept(self, speaker, staging)
+            await accept(self, process, staging)
         finally:
             if isinstance(self._run.state, registrar.Waiting):
                 self._run.state = kept
@@ -165,8 +171,8 @@ def first_parameters_accepted_twice() -> Iterator[None]:
         early = asks and not sum(self._run.versions().values())
         return entry, pb.JoinReply.STATE_INITIALISE if early and not self._run.shards else state
 
-    async def stage(self: joining.Joining, _speaker: Any, header: Any) -> Any:
-        made = first_parameters.Staging(self._settings.directory, header.size_bytes, header.sha256, self._disk)
+    async def stage(self: joining.Joining, _process: Any, header: Any) -> Any:
+        made = first_parameters.StagedFile(self._settings.directory, header.size_bytes, header.sha256, self._disk)
         made.begin()
         return made
 
@@ -309,13 +315,13 @@ def a_start_forgets_the_last_merges() -> Iterator[None]:
 @defect
 def receipts_forgotten_at_a_restart() -> Iterator[None]:
     """A core that comes back does not know what it had acknowledged."""
-    take_up = core.take_up
+    restore = core.restore_shard
 
     def forgetful(of: shard.Shard, *values: Any) -> None:
-        take_up(of, *values)
+        restore(of, *values)
         of.uploads._newest.clear()
 
-    with patch(core, "take_up", forgetful):
+    with patch(core, "restore_shard", forgetful):
         yield
 
 
@@ -363,9 +369,9 @@ def refusals_are_told_to_nobody() -> Iterator[None]:
 
     decided, append, publish = uploads.Uploads.decide, follower_log.FollowerLog._append, shard.replace
 
-    def quiet(self: follower_log.FollowerLog, happening: pb.Happening) -> None:
-        if happening.WhichOneof("what") != "receipt":
-            append(self, happening)
+    def quiet(self: follower_log.FollowerLog, notification: pb.Notification) -> None:
+        if notification.WhichOneof("what") != "receipt":
+            append(self, notification)
 
     with (
         patch(uploads.Uploads, "decide", decide),
@@ -421,11 +427,11 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
     """After a reconnection the learner sends its work again under a new number."""
     failed = sending.Sender._failed
 
-    def replace(self: sending.Sender, line: Any, flight: Any, failure: Any) -> bool:
-        acted = failed(self, line, flight, failure)
-        if line.flight is flight:
+    def replace(self: sending.Sender, line: Any, in_flight: Any, failure: Any) -> bool:
+        acted = failed(self, line, in_flight, failure)
+        if line.in_flight is in_flight:
             line.seq += 1
-            flight.seq = line.seq
+            in_flight.seq = line.seq
         return acted
 
     with patch(sending.Sender, "_failed", replace):
@@ -439,13 +445,13 @@ def an_upload_of_unknown_fate_is_replaced() -> Iterator[None]:
 def anchors_drift_by_one_ulp() -> Iterator[None]:
     """A learner adds an update a little wrong, and takes its own sum for the published one."""
 
-    def wrong(self: partial_fetch.Incoming, base: Any) -> Any:
+    def wrong(self: partial_fetch.PartialFetch, base: Any) -> Any:
         anchor, checksum = DECODED(self, base)
         if anchor is not None and base is not None:
             anchor[0] = np.nextafter(anchor[0], np.float32(np.inf))
         return anchor, checksum
 
-    with patch(partial_fetch.Incoming, "decoded", wrong):
+    with patch(partial_fetch.PartialFetch, "decoded", wrong):
         yield
 
 
@@ -488,13 +494,13 @@ def momentum_is_lost_at_a_restart() -> Iterator[None]:
     """A snapshot gives parameters back, but not where they were going."""
     load = restore.load_snapshot
 
-    def still(*values: Any) -> Any:
+    def check_current(*values: Any) -> Any:
         states = load(*values)
         for state in states.values():
             state.momentum[:] = 0
         return states
 
-    with patch(restore, "load_snapshot", still):
+    with patch(restore, "load_snapshot", check_current):
         yield
 
 
@@ -557,19 +563,19 @@ def a_start_swallows_what_the_syncer_asks_for() -> Iterator[None]:
 @defect
 def a_start_takes_every_version_for_a_whole_outer_step() -> Iterator[None]:
     """What was merged of few before a start counts as much as what was merged of all."""
-    resume = merge_rounds.FragmentRounds.resume
+    resume = merge_rounds.RoundState.resume
 
     def whole(self: Any, cycle: int, synced_at: float, _: Any, pending: Any) -> None:
         resume(self, cycle, synced_at, {self.version: float(self.version)}, pending)
 
-    with patch(merge_rounds.FragmentRounds, "resume", whole):
+    with patch(merge_rounds.RoundState, "resume", whole):
         yield
 
 
 @defect
 def silent_learners_hold_what_is_pending() -> Iterator[None]:
     """A learner that reports but trains no more is waited for (found in the first hundred seeds)."""
-    with patch(syncer.Member, "expected", lambda self, now: not self.gone and now - self.heard_at <= 3.0):
+    with patch(syncer.LearnerLiveness, "expected", lambda self, now: not self.gone and now - self.heard_at <= 3.0):
         yield
 
 
@@ -579,36 +585,36 @@ def silent_learners_hold_what_is_pending() -> Iterator[None]:
 @defect
 def a_front_tells_everybody_of_the_first_ones_work() -> Iterator[None]:
     """A whole fragment goes to each learner with the receipts of the one for whom it was fetched."""
-    item = Fetching._item
+    item = RegionFetches._item
 
-    async def shared(self: Fetching, request: pb.FetchRequest) -> Any:
+    async def shared(self: RegionFetches, request: pb.FetchRequest) -> Any:
         _, found, wanted = await item(self, request)
         return found.header, found, wanted
 
-    with patch(Fetching, "_item", shared):
+    with patch(RegionFetches, "_item", shared):
         yield
 
 
 @defect
 def a_front_keeps_fragments_for_ever() -> Iterator[None]:
     """Once a fragment is here whole, nobody asks whether it still is the newest, or for whose work."""
-    header = Fetching._header
+    header = RegionFetches._header
 
-    async def remembered(self: Fetching, request: pb.FetchRequest) -> pb.FetchHeader:
+    async def remembered(self: RegionFetches, request: pb.FetchRequest) -> pb.FetchHeader:
         place = (request.session.run, request.session.generation, request.fragment)
-        kept = [i for p, i in self.shelf._items.items() if p.whole and p[:3] == place and all(i.messages)]
+        kept = [i for p, i in self.cache._items.items() if p.whole and p[:3] == place and all(i.messages)]
         return kept[0].header if kept and request.whole else await header(self, request)
 
-    with patch(Fetching, "_header", remembered):
+    with patch(RegionFetches, "_header", remembered):
         yield
 
 
 @defect
 def a_front_takes_versions_for_each_other() -> Iterator[None]:
     """An update is served to whoever asks for another one, with the header of the one asked for."""
-    find = Shelf.find
+    find = FetchCache.find
 
-    def nearly(self: Shelf, place: Place) -> Any:
+    def nearly(self: FetchCache, place: CacheKey) -> Any:
         found = find(self, place)
         if found is None and not place.whole:
             others = [i for p, i in self._items.items() if p[:4] == place[:4] and all(i.messages)]
@@ -617,20 +623,23 @@ def a_front_takes_versions_for_each_other() -> Iterator[None]:
                 found.header.version = place.version
         return found
 
-    with patch(Shelf, "find", nearly), patch(partial_fetch.Incoming, "decoded", _unchecked):
+    with patch(FetchCache, "find", nearly), patch(partial_fetch.PartialFetch, "decoded", _unchecked):
         yield
 
 
 @defect
 def frames_of_an_older_version_are_taken_for_the_newest() -> Iterator[None]:
     """A whole fetch that was cut goes on after a merge, and what came before it is not brought up."""
-    took = partial_fetch.Incoming.took_update
+    took = partial_fetch.PartialFetch.took_update
 
-    def without_it(self: partial_fetch.Incoming, header: Any, frame: Any) -> None:
+    def without_it(self: partial_fetch.PartialFetch, header: Any, frame: Any) -> None:
         took(self, header, frame)
         self._parts[frame.index].updates.clear()
 
-    with patch(partial_fetch.Incoming, "took_update", without_it), patch(partial_fetch.Incoming, "decoded", _unchecked):
+    with (
+        patch(partial_fetch.PartialFetch, "took_update", without_it),
+        patch(partial_fetch.PartialFetch, "decoded", _unchecked),
+    ):
         yield
 
 
@@ -645,14 +654,14 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
             try:
                 yield route
             except LinkLost:
-                route.shard.upstream._suspected = True
+                route.shard.core_connection._suspected = True
                 raise
 
     with patch(front_service.FrontService, "_answering", suspicious):
         yield
 
 
-def _unchecked(self: partial_fetch.Incoming, base: Any) -> Any:
+def _unchecked(self: partial_fetch.PartialFetch, base: Any) -> Any:
     """An anchor that is taken to have the published checksum."""
     anchor, _ = DECODED(self, base)
     return anchor, Anything()
@@ -676,22 +685,22 @@ class Anything(int):
 @defect
 def a_learner_leaves_its_calls_open() -> Iterator[None]:
     """Whoever joins again makes new calls beside those that it has."""
-    with patch(shard_session, "opened", lambda method, call: nullcontext(call)):
+    with patch(shard_session, "open_stream", lambda method, call: nullcontext(call)):
         yield
 
 
 @defect
 def a_front_leaves_its_calls_open() -> Iterator[None]:
     """When a learner is gone, what the front asked the core for it goes on, and the core lets it."""
-    opened = front_service.opened
+    opened = front_service.open_stream
 
     def open_end(method: str, call: Any) -> Any:
         return nullcontext(call) if method in {"Follow", "Report"} else opened(method, call)
 
-    def unheard(self: registry.Entry, session: int, _: Any) -> None:
+    def unheard(self: learner_registry.RegistryEntry, session: int, _: Any) -> None:
         self.session, self.due_since = session, None
 
-    with patch(front_service, "opened", open_end), patch(registry.Entry, "speaks", unheard):
+    with patch(front_service, "open_stream", open_end), patch(learner_registry.RegistryEntry, "start_session", unheard):
         yield
 
 
@@ -701,7 +710,7 @@ def a_front_leaves_its_calls_open() -> Iterator[None]:
 @defect
 def nobody_looks_at_norms() -> Iterator[None]:
     """Garbage of any size is merged."""
-    with patch(norm_guard.NormGuard, "judge", lambda *_: norm_guard.Verdict()):
+    with patch(norm_limit.NormLimiter, "judge", lambda *_: norm_limit.NormVerdict()):
         yield
 
 
@@ -715,14 +724,14 @@ def what_is_declared_counts() -> Iterator[None]:
 @defect
 def what_is_reported_counts() -> Iterator[None]:
     """Nobody asks whether time allows it."""
-    with patch(accounts, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
+    with patch(goodput, "counted", lambda said, before, most_s, paid, now: (max(said, before), now)):
         yield
 
 
 @defect
 def what_cannot_be_compared_counts() -> Iterator[None]:
     """Tokens are not held back while the others are about to train (found when this was so)."""
-    with patch(plausibility, "HELD", plausibility.Most()):
+    with patch(plausibility, "HELD", plausibility.MaxRates()):
         yield
 
 
@@ -747,18 +756,20 @@ def a_liars_own_batch_is_believed() -> Iterator[None]:
 @defect
 def nonce_0_is_a_process() -> Iterator[None]:
     """It takes over a name that is not connected, in one step."""
-    join = registry.Roster.join
+    join = learner_registry.LearnerRegistry.join
 
-    def taken(self: registry.Roster, name: str, region: str, nonce: int, *values: Any) -> registry.Entry:
+    def taken(
+        self: learner_registry.LearnerRegistry, name: str, region: str, nonce: int, *values: Any
+    ) -> learner_registry.RegistryEntry:
         entry = self.entries.get(name)
         if nonce or entry is None or entry.connected:
             return join(self, name, region, nonce, *values)
         entry.nonces.append(0)
         entry.incarnation += 1
-        entry.speaks(self._next_session(), registry.fenced(name))
+        entry.start_session(self._next_session(), learner_registry.fenced(name))
         return entry
 
-    with patch(registry.Roster, "join", taken):
+    with patch(learner_registry.LearnerRegistry, "join", taken):
         yield
 
 
@@ -766,12 +777,12 @@ def nonce_0_is_a_process() -> Iterator[None]:
 def regions_are_never_given_back() -> Iterator[None]:
     """A name is in all the regions that it ever joined from."""
 
-    def everywhere(self: registry.Roster, but: Any = None) -> set[str]:
+    def everywhere(self: learner_registry.LearnerRegistry, but: Any = None) -> set[str]:
         ever: set[str] = self.__dict__.setdefault("ever", set())
         ever.update(entry.region for entry in self.entries.values())
         return ever
 
-    with patch(registry.Roster, "regions", everywhere):
+    with patch(learner_registry.LearnerRegistry, "regions", everywhere):
         yield
 
 
@@ -800,12 +811,14 @@ def the_lease_of_an_evicted_process_is_kept() -> Iterator[None]:
 def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
     """Initialise asks whether the name has the lease, and not who speaks for it."""
 
-    def check(self: registry.Roster, name: str, incarnation: int, session: int) -> registry.Entry:
+    def check(
+        self: learner_registry.LearnerRegistry, name: str, incarnation: int, session: int
+    ) -> learner_registry.RegistryEntry:
         return self.entries[name]
 
     with (
-        patch(registry.Roster, "check", check),
-        patch(registry.Speaker, "still", lambda _: None),
+        patch(learner_registry.LearnerRegistry, "check", check),
+        patch(learner_registry.LearnerProcess, "check_current", lambda _: None),
         patch(first_parameters.Lease, "over", lambda self, now: now > self.until),
     ):
         yield
@@ -815,17 +828,17 @@ def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
 def calls_have_no_end_of_places() -> Iterator[None]:
     """A learner may have any number of streams, and send any number of messages by halves."""
 
-    def enter(self: quotas.Pool[Any], call: Any, now: float, *_: Any) -> None:
+    def enter(self: quotas.CallSlots[Any], call: Any, now: float, *_: Any) -> None:
         self._taken[call] = now
 
-    with patch(quotas.Pool, "enter", enter):
+    with patch(quotas.CallSlots, "enter", enter):
         yield
 
 
 @defect
 def who_reads_slowly_keeps_every_version() -> Iterator[None]:
     """Nobody counts the versions that are kept for their readers."""
-    with patch(reader_limits, "MOST_OF_ONE", 1000), patch(reader_limits.Versions, "_trim", lambda _: None):
+    with patch(reader_limits, "MAX_OF_ONE", 1000), patch(reader_limits.ReaderLimits, "_trim", lambda _: None):
         yield
 
 
@@ -855,14 +868,14 @@ def a_flight_survives_a_restore() -> Iterator[None]:
 @defect
 def a_learner_keeps_its_anchors_when_the_run_is_restored() -> Iterator[None]:
     """It takes the new session, and the updates that follow."""
-    with patch(session.RunSession, "_restored", lambda *_: None):
+    with patch(run_session.RunSession, "_restored", lambda *_: None):
         yield
 
 
 @defect
 def tokens_of_after_a_checkpoint_count_when_it_is_restored() -> Iterator[None]:
     """Schedules go on where they were."""
-    with patch(accounts.Account, "_count_only", lambda *_: None):
+    with patch(goodput.TimeAccount, "_count_only", lambda *_: None):
         yield
 
 
@@ -898,11 +911,11 @@ def merges_that_were_undone_are_tallied() -> Iterator[None]:
 @defect
 def loaded_weights_are_work() -> Iterator[None]:
     """Whatever the parameters are is taken for what was trained."""
-    fine = lambda _: movement.Verdict.FINE  # noqa: E731
+    fine = lambda _: movement.Movement.FINE  # noqa: E731
     with (
-        patch(movement_watch.Watch, "judge", fine),
-        patch(movement_watch.Watch, "glance", fine),
-        patch(movement_watch.Watch, "leave", fine),
+        patch(movement_watch.MovementWatch, "judge", fine),
+        patch(movement_watch.MovementWatch, "glance", fine),
+        patch(movement_watch.MovementWatch, "leave", fine),
     ):
         yield
 
@@ -910,21 +923,23 @@ def loaded_weights_are_work() -> Iterator[None]:
 @defect
 def weights_loaded_before_leaving_are_work() -> Iterator[None]:
     """Leaving sends what is there."""
-    with patch(movement_watch.Watch, "leave", lambda _: movement.Verdict.FINE):
+    with patch(movement_watch.MovementWatch, "leave", lambda _: movement.Movement.FINE):
         yield
 
 
 @defect
 def adoptions_may_be_undone() -> Iterator[None]:
     """An optimizer's masters take each of them back, and the reverse is sent."""
-    with patch(movement.Moves, "_undone", lambda _self, _moved, _whole, step, **_: (movement.Verdict.FINE, step)):
+    with patch(
+        movement.MovementDetector, "_undone", lambda _self, _moved, _whole, step, **_: (movement.Movement.FINE, step)
+    ):
         yield
 
 
 @defect
 def masters_stay_where_they_are() -> Iterator[None]:
     """Copies that were named do not move with the parameters."""
-    with patch(optimizer_copies.Copies, "following", lambda *_, **__: nullcontext()):
+    with patch(optimizer_copies.OptimizerCopies, "following", lambda *_, **__: nullcontext()):
         yield
 
 
@@ -947,7 +962,7 @@ def what_was_given_up_in_flight_is_taken_back() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- finding them
 
 
-def find(name: str, first: int = 0, count: int = MOST_SEEDS) -> tuple[int, str] | None:
+def find(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
     """The first seed that finds a defect, and what it saw; None when none does."""
     with contextmanager(DEFECTS[name])():
         for seed in range(first, first + count):
@@ -966,7 +981,7 @@ def known() -> dict[str, int]:
     return {name: int(seed) for name, seed in map(str.split, FOUND.read_text().splitlines())}
 
 
-def find_again(name: str, first: int = 0, count: int = MOST_SEEDS) -> tuple[int, str] | None:
+def find_again(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
     """`find`, but first where it was found last."""
     seed = known().get(name)
     return (None if seed is None else find(name, seed, 1)) or find(name, first, count)
@@ -974,7 +989,7 @@ def find_again(name: str, first: int = 0, count: int = MOST_SEEDS) -> tuple[int,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=MOST_SEEDS, help="at most, for each defect")
+    parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="at most, for each defect")
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--known", action="store_true", help="look first where each was found last: much quicker")
     parser.add_argument("--write", action="store_true", help="keep the seeds that found them, for --known")

@@ -8,7 +8,7 @@ from atoll_server.access.audit_log import AuditLog
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
-from atoll_wire.access import LOCAL
+from atoll_wire.security.transport import LOCAL
 
 from tests.simulation.loop import Process
 from tests.simulation.network import CORE, Network, SimulatedLink

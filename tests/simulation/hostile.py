@@ -1,7 +1,7 @@
 """A learner with a valid name that means harm, beside those that the world waits for; and how much it may move them.
 
 It runs the real agent, which sends what it is told to send. It comes once the core knows what is usual of what it lies
-about: before that nothing can be judged (`atoll_server.merging.norm_guard`). One that lies early comes as soon as the
+about: before that nothing can be judged (`atoll_server.merging.norm_limit`). One that lies early comes as soon as the
 others have joined: its reports are held back, and its contributions count as it says, for no work of others is there.
 """
 
@@ -14,15 +14,15 @@ from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
-from atoll.fragments.exchange import Due, Taken
-from atoll_server.learners.accounts import Account
+from atoll.fragments.exchange import DueRound, Submission
+from atoll_server.learners.goodput import TimeAccount
 from atoll_server.learners.plausibility import FASTER
 from atoll_server.merging.merge import weight
 from atoll_server.run.core import Core
 from atoll_server.storage import lineage, run_ledger
 from atoll_wire import outer_pb2 as pb
 
-from tests.simulation.books import Violation, shard_of, the_shard
+from tests.simulation.bookkeeping import Violation, shard_of, the_shard
 from tests.simulation.checks import Checks
 from tests.simulation.island import Island
 from tests.simulation.network import Network
@@ -34,8 +34,8 @@ LARGEST = 1e4  # that a parameter may become: the norm limit times what honest l
 DECLINES = 128  # in a report
 BOAST = 1 << 40
 FASTEST_S, SLOWEST_S = 0.06, 0.2  # an inner step of an honest learner
-MOST_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens: those of a learner ten times as fast
-MOST_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # of one learner: ten times the fastest honest one's
+MAX_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens: those of a learner ten times as fast
+MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # of one learner: ten times the fastest honest one's
 
 
 class Lie(StrEnum):
@@ -65,7 +65,7 @@ class Hostile(Island):
         super()._step()
         assert self.session is not None, "it trains"
         if self.lie is Lie.DECLINES:
-            self._handover.declined.extend(
+            self._exchange.declined.extend(
                 pb.Declined(fragment=fragment, cycle=self.counters.steps + cycle, reason="x" * 64)
                 for fragment in range(len(self.tracks))
                 for cycle in range(DECLINES // len(self.tracks))
@@ -74,26 +74,26 @@ class Hostile(Island):
             self.counters.tokens += BOAST
         elif self.lie is Lie.FLOOD:
             for fragment, track in self.session.core.tracks.items():
-                if track.flight is None and self.counters.connected:
-                    self._take(Due(fragment, self.counters.steps, 0.0))
+                if track.in_flight is None and self.counters.connected:
+                    self._take(DueRound(fragment, self.counters.steps, 0.0))
 
     def _answer(self) -> None:
-        due = self._handover.todo.due
+        due = self._exchange.todo.due
         while due:
             self._take(due.popleft())
 
-    def _take(self, due: Due) -> None:
+    def _take(self, due: DueRound) -> None:
         assert self.session is not None, "a round comes through it"
-        if self.session.core.tracks[due.fragment].flight is None and self.tracks[due.fragment].flying is None:
+        if self.session.core.tracks[due.fragment].in_flight is None and self.tracks[due.fragment].flying is None:
             self.sent += 1
             self._rounds.take(due)
 
-    def _submit(self, taken: Taken) -> None:
+    def _submit(self, taken: Submission) -> None:
         if self.lie is Lie.BOAST:
             taken.outstanding = replace(taken.outstanding, tokens=BOAST, steps=BOAST)
         super()._submit(taken)
 
-    def _check(self, taken: Taken) -> None:
+    def _check(self, taken: Submission) -> None:
         """It sends what it likes."""
 
 
@@ -109,13 +109,13 @@ def is_usual_known(core: Core) -> bool:
 
 def are_rates_known(core: Core, names: Sequence[str]) -> bool:
     """Whether the core has seen all of these train, and would still know it after a crash."""
-    accounts = {row.name: Account.from_data(row.account) for row in run_ledger.learners(core.registrar.writer._db)}
+    accounts = {row.name: TimeAccount.from_data(row.account) for row in run_ledger.learners(core.registrar.writer._db)}
     return all(name in accounts and accounts[name].rate() is not None for name in names)
 
 
 def are_joined(core: Core, names: Sequence[str]) -> bool:
     """Whether all of these are in the run and about to train: none is alone in it."""
-    entries = [core.registrar.roster.entries.get(name) for name in names]
+    entries = [core.registrar.registry.entries.get(name) for name in names]
     return all(entry is not None and entry.connected for entry in entries)
 
 
@@ -135,9 +135,9 @@ def check_influence(core: Core, hostile: Hostile, honest: Sequence[str], trained
 
     trained: tokens of all honest processes.
     """
-    if core.registrar.roster.tokens() > trained + MOST_TOKENS_PER_S * elapsed_s:
+    if core.registrar.registry.tokens() > trained + MAX_TOKENS_PER_S * elapsed_s:
         raise Violation(
-            11, f"the run counts {core.registrar.roster.tokens()} tokens, honest learners trained {trained}"
+            11, f"the run counts {core.registrar.registry.tokens()} tokens, honest learners trained {trained}"
         )
     for index, fragment in the_shard(core).fragments.items():
         largest = float(np.abs(fragment.state.theta_pub).max())
@@ -158,9 +158,9 @@ def _check_declared(core: Core, elapsed_s: float) -> None:
     made: Counter[int] = Counter()
     for fragment, tokens, steps in rows.fetchall():
         made[fragment] += tokens
-        if tokens > MOST_OF_A_STEP * steps + 1:  # whole tokens
+        if tokens > MAX_OF_A_STEP * steps + 1:  # whole tokens
             raise Violation(11, f"a contribution of a hostile learner counts {tokens} tokens in {steps} steps")
-    if max(made.values(), default=0) > MOST_TOKENS_PER_S * elapsed_s:
+    if max(made.values(), default=0) > MAX_TOKENS_PER_S * elapsed_s:
         raise Violation(11, f"{made} tokens count in contributions of a hostile learner")
 
 

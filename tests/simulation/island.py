@@ -12,36 +12,36 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from atoll.agent.joining import FirstModel, Identity
-from atoll.agent.session import RunSession
-from atoll.boundary.answers import Rounds
-from atoll.boundary.host_memory import Windows
-from atoll.boundary.local_parameters import Local
-from atoll.boundary.movement import Verdict
-from atoll.boundary.movement_watch import FOUND, Watch
-from atoll.boundary.samples import Samples
+from atoll.agent.join_request import Identity, ModelDescription
+from atoll.agent.run_session import RunSession
+from atoll.boundary.host_memory import HostMemory
+from atoll.boundary.local_parameters import LocalParameters
+from atoll.boundary.movement import Movement
+from atoll.boundary.movement_watch import FOUND, MovementWatch
+from atoll.boundary.round_answers import RoundAnswers
+from atoll.boundary.samples import ParameterSamples
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Track
-from atoll.fragments.exchange import Due, Handover, Prepared, Taken
+from atoll.fragments.exchange import DueRound, PreparedAnchor, Submission, ThreadExchange
 from atoll.fragments.segments import Coded
 from atoll.stats import Counters
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout
 
-from tests.simulation.books import Violation
+from tests.simulation.bookkeeping import Violation
 from tests.simulation.checks import Checks
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.training import BATCH, SMALL_STRIDE, STRIDE, TENSORS, Account, Masters, Model
 
 DRAIN_S, DRAIN_LOOKS = 3.0, 60
-MOST_UNDONE = 8  # a few adoptions are needed to find that the optimizer undoes them
+MAX_UNDONE = 8  # a few adoptions are needed to find that the optimizer undoes them
 
 
 class Island:
-    """One process under a name. error: why it gave up, if it did. watched: with the product's `Watch`."""
+    """One process under a name. error: why it gave up, if it did. watched: with the product's `MovementWatch`."""
 
     def __init__(
         self, network: Network, checks: Checks, name: str, life: int, addresses: Sequence[str], step_s: float,
@@ -51,9 +51,9 @@ class Island:
         self.name, self._network, self._checks, self._step_s = name, network, checks, step_s
         self._addresses = addresses
         self._random = np.random.default_rng(seed)
-        self._handover, self.counters = Handover(network.loop.clock), Counters()
+        self._exchange, self.counters = ThreadExchange(network.loop.clock), Counters()
         self.model, self._watched = Model(masters), watched
-        self._watch: Watch | None = None
+        self._watch: MovementWatch | None = None
         self.tracks: list[Track] = []
         self._accounts: list[Account] = []
         self.layout: Layout | None = None
@@ -72,14 +72,14 @@ class Island:
     async def _live(self) -> None:
         ready: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
         session = RunSession(
-            Identity(self.name, "somewhere", self._addresses, 1e9), FirstModel(TENSORS, b"frozen", self._save),
-            self._handover, self.counters, ready.set_result, self._stop, self._network.loop.clock, self._dial,
+            Identity(self.name, "somewhere", self._addresses, 1e9), ModelDescription(TENSORS, b"frozen", self._save),
+            self._exchange, self.counters, ready.set_result, self._stop, self._network.loop.clock, self._dial,
         )  # fmt: skip
         self.session = session
         agent = asyncio.create_task(session.live())
         agent.add_done_callback(self._ended)
         self.layout, self._codec = await ready, Codec(session.core.settings.codec)
-        self._handover.clear()
+        self._exchange.clear()
         try:
             self._begin(self.layout, [(track.version, track.anchor) for track in session.core.tracks.values()])
             while True:
@@ -92,9 +92,9 @@ class Island:
     def _begin(self, layout: Layout, anchors: list[tuple[int, np.ndarray]]) -> None:
         """As `Learner._take_over`."""
         if self._watched:
-            self._watch = Watch(Samples(self.model.parameters, layout.fragments))
-        self._local = Local(Windows(self.model.parameters, layout.runs, self._codec), anchors, keep=True)
-        self._rounds = Rounds(self._local, self._handover, self.counters, self._submit)
+            self._watch = MovementWatch(ParameterSamples(self.model.parameters, layout.fragments))
+        self._local = LocalParameters(HostMemory(self.model.parameters, layout.runs, self._codec), anchors, keep=True)
+        self._rounds = RoundAnswers(self._local, self._exchange, self.counters, self._submit)
         self.tracks = self._local.tracks
         self.model.begin(layout)
         self._seen(tuple(range(len(anchors))))
@@ -121,14 +121,14 @@ class Island:
 
     def _step(self) -> None:
         counters = self.counters
-        counters.paused = asyncio.get_running_loop().time() < self.paused_until or bool(self._handover.paused)
+        counters.paused = asyncio.get_running_loop().time() < self.paused_until or bool(self._exchange.paused)
         if self.training and not counters.paused:
             self._train()
             if self._watch is not None:
                 self._watch.step()
-        if self._handover.paused or not self._goes_on() or not self._handover.something:
+        if self._exchange.paused or not self._goes_on() or not self._exchange.something:
             return
-        todo = self._handover.next()
+        todo = self._exchange.next()
         while todo.released:
             self._accounts[todo.released[0]].ended(None)
             self.tracks[todo.released.popleft()].refused()
@@ -165,11 +165,11 @@ class Island:
         """As `Learner._judge` and what follows from it. False: this process ends."""
         if self._watch is None:
             return True
-        verdict = self._watch.judge() if self._handover.something else self._watch.glance()
-        if verdict is Verdict.COPIES:
+        verdict = self._watch.judge() if self._exchange.something else self._watch.glance()
+        if verdict is Movement.COPIES:
             self._stop(LearnerError(FOUND[verdict]))
             return False
-        if verdict is not Verdict.FINE:
+        if verdict is not Movement.FINE:
             self._checks.note(f"{self.process.name} has its parameters restored: {verdict.name}")
             self._restore()
         return True
@@ -184,19 +184,19 @@ class Island:
         self._moved(everything, before)
 
     def _adopt(self, fragments: list[int]) -> None:
-        prepared, counters = self._handover.todo.prepared, self.counters
+        prepared, counters = self._exchange.todo.prepared, self.counters
         before = self._before(fragments)
         with self.model.following(fragments):
             while prepared:
                 newer = prepared[0]
                 self._settle(self._accounts[newer.fragment], newer)
                 self._local.adopt(newer, counters.tokens, counters.steps)
-                self._handover.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
+                self._exchange.adopted.append(pb.Adopted(fragment=newer.fragment, version=newer.version))
                 self._checks.adopted(self, newer.fragment, newer.version, newer.anchor)
                 prepared.popleft()
         self._moved(fragments, before)
 
-    def _settle(self, account: Account, newer: Prepared) -> None:
+    def _settle(self, account: Account, newer: PreparedAnchor) -> None:
         fate, track = newer.fate, self.tracks[newer.fragment]
         if fate.drop:  # whatever was not merged is given up
             account.told += track.origin - self.model.values(newer.fragment)
@@ -216,7 +216,7 @@ class Island:
         sizes = [np.linalg.norm(self.model.values(n) - old) for n, old in zip(fragments, before, strict=True)]
         large = [self._accounts[n].taken_back(size, self._widest) for n, size in zip(fragments, sizes, strict=True)]
         self._undone += any(large)
-        if self._undone > MOST_UNDONE:
+        if self._undone > MAX_UNDONE:
             raise Violation(12, f"{self.process.name} undid {self._undone} adoptions, and goes on")
 
     def _seen(self, fragments: tuple[int, ...]) -> None:
@@ -228,24 +228,24 @@ class Island:
         fragment = self.layout.fragments[number]
         out = np.zeros(fragment.length, np.float32)
         for span, content in zip(fragment.frames, coded.contents, strict=True):
-            codec.content_add(content, span, self._codec, np.ones(len(span.segments), np.float32), out)
+            frame_codec.content_add(content, span, self._codec, np.ones(len(span.segments), np.float32), out)
         return out
 
     def _answer(self) -> None:
         self._rounds.answer()
 
-    def _submit(self, taken: Taken) -> None:
+    def _submit(self, taken: Submission) -> None:
         assert self.session is not None, "a round comes through it"
         self._check(taken)
-        self._handover.submitted(taken)
+        self._exchange.submitted(taken)
         self.session.submit(taken)
         core = self.session.core
-        flight = core.tracks[taken.fragment].flight
-        if flight is not None and flight.taken is taken:
-            name = (self.name, core.session.incarnation, taken.fragment, flight.seq)
+        in_flight = core.tracks[taken.fragment].in_flight
+        if in_flight is not None and in_flight.taken is taken:
+            name = (self.name, core.session.incarnation, taken.fragment, in_flight.seq)
             self._checks.taken(self, name)
 
-    def _check(self, taken: Taken) -> None:
+    def _check(self, taken: Submission) -> None:
         values = self._values(taken.fragment, taken.outstanding.coded)
         if strange := self._accounts[taken.fragment].strange(values):
             raise Violation(12, f"{self.process.name} sends what it did not train of {taken.fragment}: {strange}")
@@ -262,20 +262,20 @@ class Island:
     async def _drain(self) -> None:
         """As `Learner.__exit__`, without what comes in meanwhile."""
         counters, self.training = self.counters, False
-        if self._watch is not None and self._watch.leave() is not Verdict.FINE:
+        if self._watch is not None and self._watch.leave() is not Movement.FINE:
             for account, track in zip(self._accounts, self.tracks, strict=True):
                 account.all_given_up(flying=track.flying is not None)
                 track.give_up(counters.tokens, counters.steps)
         for fragment, track in enumerate(self.tracks):
             if track.flying is None and track.steps_from < counters.steps:
-                self._rounds.take(Due(fragment, 0, 0.0))
+                self._rounds.take(DueRound(fragment, 0, 0.0))
         for _ in range(DRAIN_LOOKS):
-            if self._handover.unsettled:
+            if self._exchange.unsettled:
                 await asyncio.sleep(DRAIN_S / DRAIN_LOOKS)
 
     def check_conservation(self) -> None:
         """What training moved = what was merged or given up of it + what is outstanding."""
-        if self._watch is not None and self._watch.judge() is not Verdict.FINE:
+        if self._watch is not None and self._watch.judge() is not Movement.FINE:
             self._restore()  # nothing was due since weights were loaded: nobody looked
         for fragment, (account, track) in enumerate(zip(self._accounts, self.tracks, strict=True)):
             left = account.moved - account.told - (track.anchor - self.model.values(fragment))
@@ -289,7 +289,7 @@ class Island:
     def check_held(self) -> None:
         """It holds nothing back."""
         assert self.session is not None, "it trains"
-        if self._handover.something:
+        if self._exchange.something:
             return  # its next boundary frees what was refused
         lines = self.session.core.tracks
         held = [n for n, track in enumerate(self.tracks) if track.flying is not None and not lines[n].behind()]
@@ -298,4 +298,4 @@ class Island:
 
     def idle(self) -> bool:
         """Nothing is on its way, as far as it knows."""
-        return self.session is not None and all(track.flight is None for track in self.session.core.tracks.values())
+        return self.session is not None and all(track.in_flight is None for track in self.session.core.tracks.values())

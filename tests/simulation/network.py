@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from atoll_wire import frames
-from atoll_wire.access import LOCAL
-from atoll_wire.links import Link
+from atoll_wire.connections.link import Link
+from atoll_wire.messages import frame_messages
+from atoll_wire.security.transport import LOCAL
 
 from tests.simulation.loop import Process, VirtualLoop, here
 
@@ -325,7 +325,9 @@ class Call:
     def _read(self, message: Any) -> Any:
         """A message that was made by hand is read by hand."""
         if isinstance(message, bytes):
-            return frames.push_request(message) if self.method == "Push" else frames.fetch_reply(message)
+            return (
+                frame_messages.push_request(message) if self.method == "Push" else frame_messages.fetch_reply(message)
+            )
         return message
 
     # ------------------------------------------------------------------------------ the server's side

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from atoll_server.checkpoints.rollback import roll_back
 from atoll_wire.errors import UserError
 
-from tests.simulation.books import DIRECTORY, shard_of
+from tests.simulation.bookkeeping import DIRECTORY, shard_of
 from tests.simulation.database import Connection
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import Process
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 CHANCE = 0.25  # of a seed
-LEAST_TOUCHES, MOST_TOUCHES = 2, 40  # of the disk, until the operator's process dies
+MIN_TOUCHES, MAX_TOUCHES = 2, 40  # of the disk, until the operator's process dies
 TRIES = 5
 
 
@@ -49,7 +49,7 @@ class Restoring:
     def _restore(self, wanted: int, tries: int) -> None:
         process = Process("operator")
         if tries > 1 and self._rng.random() < 0.6:
-            process.countdown = self._rng.randrange(LEAST_TOUCHES, MOST_TOUCHES)
+            process.countdown = self._rng.randrange(MIN_TOUCHES, MAX_TOUCHES)
         process.start(self._asked(process, wanted, tries))
 
     async def _asked(self, process: Process, wanted: int, tries: int) -> None:

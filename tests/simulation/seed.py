@@ -16,15 +16,16 @@ import psutil
 import structlog
 from atoll_server.merging import merge
 from atoll_server.rounds import liveness
-from atoll_server.rounds.events import Cause, Effect, Merge
-from atoll_server.rounds.fragment_rounds import Closing
-from atoll_server.rounds.liveness import Present
+from atoll_server.rounds.liveness import LiveLearners
+from atoll_server.rounds.round_state import CloseNow
 from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer_events import Cause, Effect, Merge
 from atoll_server.storage import crash_points
-from atoll_wire import allocator, layout
-from atoll_wire.clock import SystemClock
+from atoll_wire.layout import layout
+from atoll_wire.process import allocator
+from atoll_wire.process.clock import SystemClock
 
-from tests.simulation.books import Violation
+from tests.simulation.bookkeeping import Violation
 from tests.simulation.loop import VirtualLoop, here
 from tests.simulation.storm import Storm
 from tests.simulation.world import World
@@ -56,7 +57,7 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
             (secrets, "token_bytes", rng.randbytes), (secrets, "randbits", rng.getrandbits),
             (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))), (psutil, "Process", _Birth),
             (layout, "FRAME_PARAMETERS", 256), (liveness, "EXPECTED_S", 3.0), (liveness, "UNSEEN_ANSWER_S", 4.0),
-            (allocator, "let_go_of_code", lambda _: None), (merge, "warm_up", lambda: None),
+            (allocator, "drop_code_pages", lambda _: None), (merge, "warm_up", lambda: None),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(target, name, value))
         crash_points.watch(lambda _: (process := here()) and process.touch())
@@ -77,7 +78,7 @@ def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
         world = World(seed, loop, storm)
         close = Syncer._close
 
-        def closing(syncer: Syncer, fragment: int, reason: Closing, present: Present) -> list[Effect]:
+        def closing(syncer: Syncer, fragment: int, reason: CloseNow, present: LiveLearners) -> list[Effect]:
             world.checks.closing(syncer, fragment, reason.cause, present.now)
             effects = close(syncer, fragment, reason, present)
             for effect in effects:

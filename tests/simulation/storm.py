@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulation.books import shard_of
+from tests.simulation.bookkeeping import shard_of
 from tests.simulation.training import STRIDE
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ class Storm:
 
     def _tell(self, name: str, reason: str) -> None:
         core, process = self._world.core, self._world.core_process
-        if core is not None and process is not None and process.alive and name in core.registrar.roster.entries:
+        if core is not None and process is not None and process.alive and name in core.registrar.registry.entries:
             self._asked[name] += 1
             process.start(self._evicting(core, name, reason, self._asked[name]))
 
     async def _evicting(self, core: Core, name: str, reason: str, number: int) -> None:
-        checks, incarnation = self._world.checks, core.registrar.roster.entries[name].incarnation
+        checks, incarnation = self._world.checks, core.registrar.registry.entries[name].incarnation
         if not reason:
             checks.fenced_at.pop((name, incarnation), None)
         await core.registrar.evict(name, reason)
@@ -158,9 +158,9 @@ class Storm:
         core, process = self._world.core, self._world.core_process
         if core is not None and process is not None and process.alive:
             self._world.checks.paused = None  # until it is answered nobody can say
-            process.start(self._standing(core, reason))
+            process.start(self._core_view(core, reason))
 
-    async def _standing(self, core: Core, reason: str) -> None:
+    async def _core_view(self, core: Core, reason: str) -> None:
         await core.registrar.pause(reason)
         self._world.checks.paused = reason
         self._world.checks.note("the run is paused" if reason else "the run goes on")

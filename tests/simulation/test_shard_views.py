@@ -23,13 +23,14 @@ from atoll_server.access.audit_log import AuditLog
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
-from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.access import LOCAL
-from atoll_wire.checksums import crc32c
-from atoll_wire.layout import Layout, plan
-from atoll_wire.links import SAID
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.connections.link import ATOLL_STATUS
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout, plan
+from atoll_wire.messages import frame_messages
+from atoll_wire.security.transport import LOCAL
 
 from tests.simulation.checks import Name
 from tests.simulation.island import Island
@@ -90,7 +91,7 @@ class PlayedShard:
         self.process = Process(self.address)
         self.logs += 1
         self.log = hash((self.address, self.logs)) & 0xFFFF
-        self.happenings: list[pb.Happening] = []
+        self.notifications: list[pb.Notification] = []
         self._network.servers[self.address] = (self, self.process)
         self.process.start(self._open_rounds())
 
@@ -114,7 +115,7 @@ class PlayedShard:
                 self._say(opened=pb.RoundOpened(fragment=index, cycle=fragment.cycle))
 
     def _say(self, **what: Any) -> None:
-        self.happenings.append(pb.Happening(log=self.log, sequence=len(self.happenings) + 1, **what))
+        self.notifications.append(pb.Notification(log=self.log, sequence=len(self.notifications) + 1, **what))
 
     async def Join(self, request: pb.JoinRequest, _: Any) -> pb.JoinReply:
         self.joins += 1
@@ -130,17 +131,17 @@ class PlayedShard:
             shards=self.places,
         )
 
-    async def Follow(self, request: pb.FollowRequest, _: Any) -> AsyncIterator[pb.Happening]:
+    async def Follow(self, request: pb.FollowRequest, _: Any) -> AsyncIterator[pb.Notification]:
         self.follows.append(request.shard)
         position = request.sequence if request.log == self.log else -1
         if position < 0:
-            position = len(self.happenings)
+            position = len(self.notifications)
             versions = {index: len(fragment.versions) - 1 for index, fragment in self.fragments.items()}
-            yield pb.Happening(log=self.log, sequence=position, current=pb.Current(versions=versions))
+            yield pb.Notification(log=self.log, sequence=position, current=pb.FullState(versions=versions))
         while True:
             await asyncio.sleep(0.02)
-            while position < len(self.happenings):
-                yield self.happenings[position]
+            while position < len(self.notifications):
+                yield self.notifications[position]
                 position += 1
 
     async def Report(self, requests: AsyncIterator[pb.Progress], _: Any) -> pb.ReportReply:
@@ -153,29 +154,29 @@ class PlayedShard:
         header: pb.PushHeader = (await anext(requests)).header
         fragment = self.fragments.get(header.fragment)
         if fragment is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "of another shard", SAID)
-        yield pb.PushReply(have=pb.Have())
-        if header.asks_only:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "of another shard", ATOLL_STATUS)
+        yield pb.PushReply(received=pb.ReceivedFrames())
+        if header.control_only:
             while fragment.newest.seq < header.seq:  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.01)
             yield pb.PushReply(receipt=fragment.newest)
             return
         async for message in requests:
-            came = [frame.index for frame in frames.frames_in(message)]
+            came = [frame.index for frame in frame_messages.frames_in(message)]
             fragment.came[header.seq].update(came)
             if len(fragment.came[header.seq]) == header.frames and fragment.newest.seq < header.seq:
                 self._merge(header.fragment, fragment, header.seq)
-            yield pb.PushReply(have=pb.Have(frames=came))
+            yield pb.PushReply(received=pb.ReceivedFrames(frames=came))
 
     def _merge(self, index: int, fragment: Fragment, seq: int) -> None:
         spans, before = self._layout.fragments[index].frames, fragment.versions[-1]
         version = len(fragment.versions)
         change = np.full(len(before), 0.125 * self.logs, np.float32)
-        payloads = [codec.encode_frame(change, span, Codec.INT4) for span in spans]
+        payloads = [frame_codec.encode_frame(change, span, Codec.INT4) for span in spans]
         after = np.empty_like(before)
         for span, payload in zip(spans, payloads, strict=True):
-            content = codec.decompress(payload, span, Codec.INT4)
-            codec.content_advance(content, span, Codec.INT4, before, after)
+            content = frame_codec.decompress(payload, span, Codec.INT4)
+            frame_codec.content_advance(content, span, Codec.INT4, before, after)
         fragment.newest = pb.Receipt(
             learner="one", incarnation=1, fragment=index, seq=seq, fate=pb.FATE_MERGED, version=version
         )
@@ -190,16 +191,16 @@ class PlayedShard:
         payloads, receipts = fragment.updates[version]
         if request.whole:
             kind = Codec.FLOAT32
-            payloads = [codec.encode_frame(fragment.versions[version], span, kind) for span in spans]
+            payloads = [frame_codec.encode_frame(fragment.versions[version], span, kind) for span in spans]
             receipts = [fragment.newest]
         header = pb.FetchHeader(
             fragment=request.fragment, version=version, codec=int(kind), frames=len(spans),
             size_bytes=sum(map(len, payloads)),
-            crc32c=codec.vector_crc32c(fragment.versions[version]), receipts=receipts,
+            crc32c=frame_codec.vector_crc32c(fragment.versions[version]), receipts=receipts,
         )  # fmt: skip
         yield pb.FetchReply(header=header)
         for index in () if request.header_only else request.frames:
-            yield frames.encode(index, crc32c(payloads[index]), payloads[index])
+            yield frame_messages.encode(index, crc32c(payloads[index]), payloads[index])
 
     async def Leave(self, _: pb.LeaveRequest, __: Any) -> pb.LeaveReply:
         return pb.LeaveReply()

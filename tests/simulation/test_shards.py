@@ -21,28 +21,28 @@ import safetensors.numpy
 import structlog
 from atoll_server.access.refusals import Refused
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, Origin, restore
-from atoll_server.learners.accounts import Spent
+from atoll_server.learners.goodput import IncarnationCounters
 from atoll_server.merging import merge
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.fragment_rounds import Phase
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.round_state import Phase
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import CoreSettings, Limits, Quorum, RunSettings
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.intake import Intake
-from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
+from atoll_server.shard.shard_restore import restore_shard
 from atoll_server.shard.uploads import Upload
 from atoll_server.storage import database, shard_ledger
 from atoll_server.storage.ledger_writer import LedgerWriter
 from atoll_server.storage.lineage import Line
 from atoll_server.telemetry.journal import Journal
 from atoll_server.telemetry.metrics import Metrics
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.checksums import crc32c
-from atoll_wire.layout import Layout, plan
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout, plan
 
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
@@ -117,10 +117,10 @@ class Home:
         writer = LedgerWriter(db, self._failed, run.clock)
         writer.start()
         context = ShardContext(
-            settings, RUN, 1, run.roster, run.journal, writer, Metrics(), disk, run.clock, self._failed
+            settings, RUN, 1, run.registry, run.journal, writer, Metrics(), disk, run.clock, self._failed
         )
         shard = Shard(context, restored, run.view(), damaged=False)
-        take_up(shard, db, restored)
+        restore_shard(shard, db, restored)
         for name in NAMES:
             shard.joined(name, 1)
         self.shard = shard
@@ -149,7 +149,7 @@ class World:
         self._layout = plan(TENSORS, FRAGMENTS)
         self._steps = 0
         for number, name in enumerate(NAMES, 1):
-            self._run.roster.join(name, "here", number, 0, 0.0, b"", b"token", self._run.clock.wall(), 0.0)
+            self._run.registry.join(name, "here", number, 0, 0.0, b"", b"token", self._run.clock.wall(), 0.0)
         rngs = [random.Random(loop.rng.random()) for _ in owned]
         made = zip(owned, rngs, strict=True)
         self.homes = [Home(self._run, self._layout, each, rng, self._runs) for each, rng in made]
@@ -186,7 +186,7 @@ class World:
 
     def counted(self) -> dict[str, Any]:
         """By learner: what goodput and bills are made of, as it was merged, sent and acknowledged."""
-        accounts = {name: self._run.roster.entries[name].account for name in NAMES}
+        accounts = {name: self._run.registry.entries[name].account for name in NAMES}
         accepted = {
             name: sum(sums.accepted_tokens for sums in each.by_shard.values()) for name, each in accounts.items()
         }
@@ -200,14 +200,16 @@ class World:
         self._steps += 1
         wall = self._run.clock.wall()
         for name in NAMES:
-            entry = self._run.roster.entries[name]
-            spent = Spent(steps=self._steps, tokens=self._steps * REPORTED, stepping_s=self._steps * STEP_S)
-            self._run.roster.heard(entry, wall, spent)
+            entry = self._run.registry.entries[name]
+            spent = IncarnationCounters(
+                steps=self._steps, tokens=self._steps * REPORTED, stepping_s=self._steps * STEP_S
+            )
+            self._run.registry.heard(entry, wall, spent)
         self._run.tell()
         for name in NAMES:
             for shard in self._run.shards:
-                shard.dispatch(ev.Heard(name, self._steps, False))
-                self._run.roster.entries[name].account.step_time_s = shard.syncer.members[name].step_time_s
+                shard.dispatch(ev.Reported(name, self._steps, False))
+                self._run.registry.entries[name].account.step_time_s = shard.syncer.liveness[name].step_time_s
 
     async def _answer(self) -> None:
         while True:
@@ -224,13 +226,13 @@ class World:
         spans = self._layout.fragments[fragment].frames
         rng = np.random.default_rng([NAMES.index(name), fragment, version])
         vector = (rng.standard_normal(self._layout.fragments[fragment].length) * 0.01).astype(np.float32)
-        payloads = [codec.encode_frame(vector, span, Codec.INT4) for span in spans]
+        payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in spans]
         table = [(len(payload), crc32c(payload)) for payload in payloads]
         header = pb.PushHeader(
             session=pb.Session(learner=name, incarnation=1), fragment=fragment, seq=version + 1,
             cycle=shard.fragments[fragment].rounds.cycle, base_version=version, tokens=16, steps=2,
             codec=pb.CODEC_INT4, frames=len(payloads), size_bytes=sum(map(len, payloads)),
-            digest=codec.frames_digest(table),
+            digest=frame_codec.frames_digest(table),
         )  # fmt: skip
         intake, now = Intake(shard), asyncio.get_running_loop().time()
         try:

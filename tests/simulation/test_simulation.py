@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atoll_server.rounds.events import Cause, Key
-from atoll_server.rounds.fragment_rounds import FragmentRounds, Pending
-from atoll_server.rounds.liveness import Member, Present
+from atoll_server.rounds.liveness import LearnerLiveness, LiveLearners
+from atoll_server.rounds.round_state import PendingContribution, RoundState
+from atoll_server.rounds.syncer_events import Cause, ContributionKey
 from atoll_server.settings import RunSettings
 
-from tests.simulation.books import Violation
+from tests.simulation.bookkeeping import Violation
 from tests.simulation.checks import Checks
 from tests.simulation.defects import DEFECTS, find_again
 from tests.simulation.loop import Dead, VirtualLoop
@@ -74,12 +74,12 @@ def test_a_fault_of_the_simulator_is_told_and_fails_the_run(monkeypatch, capsys,
 
 def test_a_round_may_close_while_the_only_live_learner_has_woken_and_made_no_step():
     """Then there is no grace window to wait for (found as a fault of the check itself)."""
-    rounds = FragmentRounds(version=1, cycle=2, quorum_at=1.0)
-    rounds.pending[Key("dead", 1, 0, 1)] = Pending(2, 1, 8, 1)
-    woken = Member(1, joined_at=0.0, heard_at=1.0, silences=1)
+    rounds = RoundState(version=1, cycle=2, quorum_at=1.0)
+    rounds.pending[ContributionKey("dead", 1, 0, 1)] = PendingContribution(2, 1, 8, 1)
+    woken = LearnerLiveness(1, joined_at=0.0, heard_at=1.0, silences=1)
     syncer: Any = SimpleNamespace(
-        fragments=[rounds], members={"woken": woken}, settings=RunSettings(), quorum_s=None, sync_s=None,
-        present=lambda now: Present.at({"woken": woken}, now),
+        fragments=[rounds], liveness={"woken": woken}, settings=RunSettings(), quorum_s=None, sync_s=None,
+        present=lambda now: LiveLearners.at({"woken": woken}, now),
     )  # fmt: skip
     checks = Checks(VirtualLoop(random.Random(0)), 4)
     checks.closing(syncer, 0, Cause.GRACE, 1.0)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from unittest import mock
 
-from atoll_server.learners.registry import Roster
+from atoll_server.learners.learner_registry import LearnerRegistry
 
-from tests.simulation.books import Violation
+from tests.simulation.bookkeeping import Violation
 from tests.simulation.island import Island
 from tests.simulation.network import Weather
 from tests.simulation.seed import simulate
@@ -109,7 +109,7 @@ class LateElder(Transcript):
 
 def test_a_name_stays_with_the_younger_process():
     assert simulate(4, LateElder).checks.highest["a"] == 2
-    with mock.patch.object(Roster, "_older", return_value=False):
+    with mock.patch.object(LearnerRegistry, "_older", return_value=False):
         assert any(_is_fenced_off(seed) for seed in range(4, 10)), "the transcript shows nothing any more"
 
 

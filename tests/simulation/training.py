@@ -1,6 +1,6 @@
 """What a simulated learner trains: a model of a few tensors, and an optimizer that walks at random.
 
-The rest is the product's: where its parameters lie (`Windows`), how they are moved (`Local`), and what watches them
+The rest is the product's: where its parameters lie (`HostMemory`), how they are moved (`Local`), and what watches them
 (`Watch`) is the code of `atoll.Learner`.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch._dynamo  # `Watch` loads it: here, before a seed has its own clocks and chance
 from atoll.boundary.movement import JUDGED_STEPS
-from atoll.boundary.optimizer_copies import Copies
-from atoll_wire.layout import Layout, MergeKind, TensorSpec
+from atoll.boundary.optimizer_copies import OptimizerCopies
+from atoll_wire.layout.layout import Layout, MergeKind, TensorSpec
 from torch import nn
 
 TENSORS = (
@@ -84,7 +84,7 @@ class Model:
         self.optimizer = Walk(self.parameters, self.masters)
         named = self.masters is Masters.NAMED
         pairs = list(zip(self.parameters, self.optimizer.copies, strict=True)) if named else []
-        self.copies = Copies([self.optimizer], lambda: pairs)
+        self.copies = OptimizerCopies([self.optimizer], lambda: pairs)
 
     def following(self, fragments: Sequence[int], *, restart: bool = False) -> AbstractContextManager[None]:
         """Around a change of these: masters that Atoll knows go with it."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from atoll.boundary.movement import RELIABLE, Verdict
+from atoll.boundary.movement import RELIABLE, Movement
 from atoll.boundary.movement_watch import FOUND
 
 from tests.simulation.island import Island
@@ -59,7 +59,7 @@ class Weights:
 
     def ended(self, island: Island) -> bool:
         """Whether a process gave up as it should: it is told to name its masters, and is started so."""
-        if island.model.masters is not Masters.UNKNOWN or FOUND[Verdict.COPIES] not in str(island.error):
+        if island.model.masters is not Masters.UNKNOWN or FOUND[Movement.COPIES] not in str(island.error):
             return False
         self._world.counts["learners that undid adoptions, and ended"] += 1
         self._name_masters()

@@ -18,18 +18,18 @@ from atoll_server.settings import CoreSettings, Limits
 from atoll_server.shard.shard import Shard
 from atoll_server.storage import run_ledger
 from atoll_server.storage.rows import SnapshotRow
-from atoll_wire import codec
+from atoll_wire.codec import frame_codec
 from atoll_wire.errors import UserError
 
-from tests.simulation.books import DIRECTORY, Violation, shard_of, sums, the_shard
+from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of, sums, the_shard
 from tests.simulation.caller import FROM_THE_START, GATED, LEASE_S, MERGES, Caller, Harm
 from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
-from tests.simulation.entrance import Entrance
 from tests.simulation.gateway import Gateway
 from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, may_come
 from tests.simulation.island import Island
+from tests.simulation.joins import Entrance
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import CORE, Network, Weather
 from tests.simulation.restoring import Restoring
@@ -39,7 +39,7 @@ from tests.simulation.weights import Weights
 NAMES = ("a", "b", "c", "d")
 FRAGMENTS, INNER_STEPS = 4, 8
 PEACE_S = 90.0
-LEAST_EVENTS = 300
+MIN_EVENTS = 300
 HARMED = 0.12  # of the seeds have a hostile learner of LIES
 HARMED_TOO = 0.08  # of the others have one of the later kinds
 EARLY = 0.5  # of those that inflate their reports
@@ -192,7 +192,7 @@ class World:
                 return False  # a hostile learner is there, and does not stop merges
             for name, island in self.islands.items():
                 trains_on = island.counters.connected and island.counters.steps > trained[name] + 1
-                if trains_on and self.network.events >= LEAST_EVENTS:
+                if trains_on and self.network.events >= MIN_EVENTS:
                     island.training = False  # whoever is back need not keep the others company
             return not any(island.training for island in self.islands.values())
 
@@ -257,7 +257,7 @@ class World:
                 )
                 if up > down:
                     found.append(f"{front.process.name} has {up} calls of {method} for {down} of learners")
-        entries = self.core.registrar.roster.entries.values() if self.core is not None else ()
+        entries = self.core.registrar.registry.entries.values() if self.core is not None else ()
         return found + [
             f"the core has {len(e.streams)} streams of {e.name}" for e in entries if len(e.streams) > len(STANDING)
         ]
@@ -287,7 +287,7 @@ class World:
             island.check_held()
         for island in self.islands.values():
             for fragment, track in enumerate(island.tracks):
-                if codec.vector_crc32c(track.anchor) != before[fragment][1]:
+                if frame_codec.vector_crc32c(track.anchor) != before[fragment][1]:
                     raise Violation(4, f"{island.process.name} ends with another anchor of fragment {fragment}")
         for island in self.islands.values():
             island.process.kill()  # what they trained since would be merged as soon as the core is back
@@ -345,7 +345,7 @@ class World:
             listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=every_s,
             limits=Limits(
                 lease_s=LEASE_S if self.harm in FROM_THE_START else Limits().lease_s,
-                norm_window=4, happenings=self.rng.choice((8, 64, 4096)),
+                norm_window=4, notifications=self.rng.choice((8, 64, 4096)),
                 update_cache_versions=self.rng.choice((1, 4, 16)),
             ),
         )  # fmt: skip

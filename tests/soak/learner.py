@@ -13,7 +13,7 @@ from io import FileIO
 
 import atoll
 import torch
-from atoll_wire.logs import configure
+from atoll_wire.process.logs import configure
 from torch import nn
 
 from tests.end_to_end.world import small_model, task

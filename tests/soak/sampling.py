@@ -14,7 +14,7 @@ from tests.end_to_end.world import figures
 from tests.soak.deployment import LEARNERS, Actor, Deployment, SoakError
 from tests.soak.judge import CONNECTIONS, FILES, MEMORY, THREADS
 
-PATIENCE_S = 120.0  # until training goes on: a connection that died in silence may need a minute to be given up
+MAX_WAIT_S = 120.0  # until training goes on: a connection that died in silence may need a minute to be given up
 LOOKS, LOOK_EVERY_S = 3, 0.25  # at least, for one sample
 CALMING_S, SILENCED_S = 10.0, 75.0  # for what is ending to end; longer after a silence: gRPC's keepalive takes 50 s
 OPEN = re.compile(r"atoll_(?:local_)?open_calls\{(?P<labels>[^}]*)\}")
@@ -112,7 +112,7 @@ class Sampler:
 
         Raises SoakError when that takes too long, or a process died.
         """
-        deadline, since = time.monotonic() + PATIENCE_S, None
+        deadline, since = time.monotonic() + MAX_WAIT_S, None
         while True:
             self._deployment.check()
             now, why = training(self._deployment)
@@ -121,7 +121,7 @@ class Sampler:
                 if not (why := now.missing(since)):
                     return
             if time.monotonic() > deadline:
-                raise SoakError(f"{PATIENCE_S:.0f} s after {after}: {why}")
+                raise SoakError(f"{MAX_WAIT_S:.0f} s after {after}: {why}")
             self._pause.wait(LOOK_EVERY_S)
 
     def sample(self, after: str, *, silenced: bool = False) -> dict[str, Usage]:

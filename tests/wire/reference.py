@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from atoll_wire.codec import LEVELS
-from atoll_wire.spans import BLOCK, Codec, FrameSpan
+from atoll_wire.codec.frame_codec import LEVELS
+from atoll_wire.layout.frame_spans import BLOCK, Codec, FrameSpan
 
 F32 = np.float32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from atoll_wire.checksums import crc32c, joined
+from atoll_wire.codec.checksums import crc32c, joined
 from hypothesis import given
 from hypothesis import strategies as st
 

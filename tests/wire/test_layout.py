@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from atoll_wire.layout import FRAME_PARAMETERS, LayoutError, MergeKind, TensorSpec, first_difference, plan
+from atoll_wire.layout.layout import FRAME_PARAMETERS, LayoutError, MergeKind, TensorSpec, first_difference, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 TALKS = """
 import sys, structlog
-from atoll_wire.logs import configure
+from atoll_wire.process.logs import configure
 configure("info", json=False)
 log = structlog.get_logger()
 for number in range(3):
@@ -34,7 +34,7 @@ def test_whoever_logs_to_a_reader_that_is_gone_goes_on():
 
 def test_lost_lines_are_counted_when_there_is_room_again(capsys, monkeypatch):
     import structlog
-    from atoll_wire import logs
+    from atoll_wire.process import logs
 
     class Full:
         full = True

@@ -39,9 +39,9 @@ export function get(parts, query = {}, signal = undefined) {
   return ask(`api/${path(parts)}${tail ? `?${tail}` : ""}`, { signal });
 }
 
-/** An operator's act. The token goes into this one header and nowhere else. */
-export function act(name, token, body) {
-  return ask(`api/acts/${path([name])}`, {
+/** An operator's action. The token goes into this one header and nowhere else. */
+export function action(name, token, body) {
+  return ask(`api/actions/${path([name])}`, {
     method: "POST",
     headers: { "X-Atoll-Token": token, "Content-Type": "application/json" }, // Authorization may be a proxy's
     body: JSON.stringify(body),

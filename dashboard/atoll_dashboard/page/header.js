@@ -2,7 +2,7 @@
 
 import { h, keyed, set, setSign, show, sign, text } from "./dom.js";
 import { money, rate, ratio, decimal, short, span } from "./format.js";
-import { oldness, problems, problemSign } from "./verdict.js";
+import { oldness, problems, problemSign } from "./health.js";
 
 const FIGURES = [
   ["Goodput, 5 min", (run) => ratio(run.goodput.recent)],

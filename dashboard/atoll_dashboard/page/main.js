@@ -1,8 +1,8 @@
 // Puts the page together: the stream, the header, one view at a time.
 
-import { makeActs } from "./acts.js";
+import { makeActions } from "./actions.js";
 import { set, show } from "./dom.js";
-import { startFeed } from "./feed.js";
+import { startFeed } from "./live_stream.js";
 import { makeHeader } from "./header.js";
 import { startRouter } from "./router.js";
 import { checkpointsView } from "./views/checkpoints.js";
@@ -26,7 +26,7 @@ const MAKERS = {
 };
 
 const sectionOf = (name) => document.getElementById(`view-${name}`);
-const acts = makeActs(() => shown?.view.refresh());
+const actions = makeActions(() => shown?.view.refresh());
 const updateHeader = makeHeader();
 const made = {};
 let feed = null;
@@ -34,7 +34,7 @@ let shown = null;
 
 /** A view is {arrive(place), leave(), update(feed), refresh()}, made when one first goes there. */
 function arrive(place, first) {
-  const view = (made[place.view] ??= MAKERS[place.view](sectionOf(place.view), acts));
+  const view = (made[place.view] ??= MAKERS[place.view](sectionOf(place.view), actions));
   const moved = shown?.name !== place.view || shown?.place.name !== place.name;
   if (moved) {
     shown?.view.leave();
@@ -67,13 +67,13 @@ function heard(current) {
   feed = current;
   updateHeader(current);
   if (current.now === null || document.hidden) return; // what nobody sees is not drawn
-  acts.update(current.now.run);
+  actions.update(current.now.run);
   shown?.view.update(current);
   title();
 }
 
 function newCore(run) {
-  acts.say(`Another core process answers: generation ${run.generation}, epoch ${run.epoch}.`);
+  actions.say(`Another core process answers: generation ${run.generation}, epoch ${run.epoch}.`);
   for (const view of Object.values(made)) view.reset?.();
   shown?.view.refresh();
 }

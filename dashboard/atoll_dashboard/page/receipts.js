@@ -2,7 +2,7 @@
 
 import { bytes, clock, count, decimal, short } from "./format.js";
 import { figures, linked, signed, words } from "./table.js";
-import { learnerLink } from "./words.js";
+import { learnerLink } from "./labels.js";
 
 const pendingOr = (receipt, value) => (receipt.fate === "merged" ? value : "");
 

@@ -4,7 +4,7 @@ import { niceStep } from "./charts.js";
 import { h, keyed, roving, set, setSign, show, sign, text } from "./dom.js";
 import { clipped, clock, count } from "./format.js";
 import { endOf, milestones, PHASES, phasesOf, slowestFirst, standing, story } from "./phases.js";
-import { learnerLink } from "./words.js";
+import { learnerLink } from "./labels.js";
 
 const MOST_ROWS = 8;
 const SIGNS = { open: "pending", merging: "joining", merged: "merged", lapsed: "evicted" };

@@ -41,7 +41,7 @@ def _numbers() -> list[Panel]:
         value("Pending contributions", "Acknowledged, and waiting for their merge.", "none",
               "sum(atoll_contributions_pending)", steps(GREEN, (1000, YELLOW))),
         value("Oldest anchor", "Since the last published update of the fragment that waits longest.", "s",
-              "max(atoll_anchor_age_seconds)", steps(GREEN, (900, YELLOW), (1800, RED))),
+              "max(atoll_fragment_age_seconds)", steps(GREEN, (900, YELLOW), (1800, RED))),
         value("Newest snapshot", "How long ago it was taken.", "s", "time() - max(atoll_snapshot_timestamp_seconds)",
               steps(GREEN, (600, YELLOW), (1800, RED))),
         value("Room on the disk", "Free bytes of the file system that the run lives on.", "bytes",
@@ -73,7 +73,7 @@ def _rounds() -> list[Panel]:
         lines("Versions", "Published versions of all fragments: they should stay close together.", "none", versions),
         *(lines(title, text, "s", quantiles(f"atoll_{name}_seconds")) for title, (text, name) in stages.items()),
         lines("Anchors' age", "Since each fragment's last published update; the oldest five.", "s",
-              {"fragment {{fragment}}": "topk(5, max by (fragment) (atoll_anchor_age_seconds))"}),
+              {"fragment {{fragment}}": "topk(5, max by (fragment) (atoll_fragment_age_seconds))"}),
     ]  # fmt: skip
 
 

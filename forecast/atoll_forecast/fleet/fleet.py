@@ -14,21 +14,21 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from atoll_server.merging.merge import weight
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.events import Key
-from atoll_server.rounds.fragment_rounds import FragmentRounds
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.round_state import RoundState
 from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.settings import RunSettings
 
-from atoll_forecast.fleet.islands import Account, Island, Learner, Published, Ready, Work
+from atoll_forecast.fleet.learners import FleetLearner, LearnerSpec, LearnerTimes, Published, Ready, Work
 
 DRAIN_STEPS = 4.0  # how many steps a leaving learner waits for contributions in flight
 AT_ONCE = 8  # fragments adopted, and rounds answered, per step boundary at most; as in atoll.fragments.exchange
-LEAST_WAIT_S = 0.001  # least time between two timer events, as in a core
+MIN_WAIT_S = 0.001  # least time between two timer events, as in a core
 
 
 class Fleet:
-    """Learners around one syncer. islands: one per learner; work: what is trained.
+    """Learners around one syncer. specs: one per learner; work: what is trained.
 
     merge_s: seconds from a round's end to its update. overlap: a learner stops when its contribution was not merged
     within this many steps. 0 is the original DiLoCo (2311.08105); with infinity, as in Atoll, it never stops.
@@ -38,7 +38,7 @@ class Fleet:
         self,
         settings: RunSettings,
         fragments: int,
-        islands: Sequence[Island],
+        specs: Sequence[LearnerSpec],
         work: Work,
         *,
         merge_s: float = 0.0,
@@ -48,13 +48,13 @@ class Fleet:
         self.now = 0.0
         self.tokens = 0
         self._ending = False
-        self.syncer = Syncer(settings, {index: FragmentRounds() for index in range(fragments)}, weight)
+        self.syncer = Syncer(settings, {index: RoundState() for index in range(fragments)}, weight)
         self.work = work
         self._merge_s = merge_s
         self._overlap = overlap
         self.learners = {
-            island.name: Learner(island, Random(f"{seed}/{island.name}"))  # noqa: S311 - not a secret
-            for island in sorted(islands, key=lambda island: island.name)
+            spec.name: FleetLearner(spec, Random(f"{seed}/{spec.name}"))  # noqa: S311 - not a secret
+            for spec in sorted(specs, key=lambda spec: spec.name)
         }
         self.lapses = 0
         self.merges: list[ev.Merge] = []
@@ -66,7 +66,7 @@ class Fleet:
     def run(self, until: Callable[[Fleet], bool]) -> None:
         """Runs until `until` is true, then lets all learners leave. Raises RuntimeError if events end before that."""
         for learner in self.learners.values():
-            self._at(learner.island.joins_at_s, self._of(learner, self._begin))
+            self._at(learner.spec.joins_at_s, self._of(learner, self._begin))
         while self._queue:
             self.now, _, happens = heapq.heappop(self._queue)
             happens()
@@ -76,16 +76,16 @@ class Fleet:
             raise RuntimeError("no events are left before the end: no learner is left")
 
     @property
-    def accounts(self) -> dict[str, Account]:
+    def accounts(self) -> dict[str, LearnerTimes]:
         """The time account of each learner, by name."""
         return {name: learner.account for name, learner in self.learners.items()}
 
     # ------------------------------------------------------------------------------ the learners' side
 
-    def _begin(self, learner: Learner) -> None:
+    def _begin(self, learner: FleetLearner) -> None:
         if self._ending:  # the run ends: it does not return
             learner.left = True
-            self._tell(learner, ev.Gone(learner.island.name))
+            self._tell(learner, ev.Left(learner.spec.name))
             return
         learner.incarnation += 1
         learner.alive = True
@@ -94,27 +94,27 @@ class Fleet:
         learner.ready.clear()
         learner.due.clear()
         learner.flying.clear()
-        self.work.begin(learner.island.name)
-        self._tell(learner, ev.Joined(learner.island.name, learner.incarnation))
+        self.work.begin(learner.spec.name)
+        self._tell(learner, ev.Joined(learner.spec.name, learner.incarnation))
         self._go_on(learner)
-        if math.isfinite(learner.island.between_failures_s):
-            life_s = learner.random.expovariate(1 / learner.island.between_failures_s)
+        if math.isfinite(learner.spec.between_failures_s):
+            life_s = learner.random.expovariate(1 / learner.spec.between_failures_s)
             self._at(self.now + life_s, self._of(learner, self._die))
 
-    def _go_on(self, learner: Learner) -> None:
-        jitter = max(0.1, learner.random.gauss(1.0, learner.island.jitter)) if learner.island.jitter else 1.0
-        learner.step_s = learner.island.step_s * jitter
+    def _go_on(self, learner: FleetLearner) -> None:
+        jitter = max(0.1, learner.random.gauss(1.0, learner.spec.jitter)) if learner.spec.jitter else 1.0
+        learner.step_s = learner.spec.step_s * jitter
         learner.boundary_at = self.now + learner.step_s
         self._at(learner.boundary_at, self._of(learner, self._boundary))
 
-    def _boundary(self, learner: Learner) -> None:
-        name = learner.island.name
+    def _boundary(self, learner: FleetLearner) -> None:
+        name = learner.spec.name
         self.work.train(name)
         learner.steps += 1
         learner.account.steps += 1
         learner.account.trained_s += learner.step_s
-        self.tokens += learner.island.tokens
-        self._tell(learner, ev.Heard(name, learner.steps, paused=False))
+        self.tokens += learner.spec.tokens
+        self._tell(learner, ev.Reported(name, learner.steps, paused=False))
         for _ in range(AT_ONCE):
             self._adopt_one(learner)
         for _ in range(AT_ONCE):
@@ -124,23 +124,23 @@ class Fleet:
         else:
             self._go_on_or_stand(learner)
 
-    def _go_on_or_stand(self, learner: Learner) -> None:
+    def _go_on_or_stand(self, learner: FleetLearner) -> None:
         learner.waits = any(learner.steps - taken_at >= self._overlap for taken_at in learner.flying.values())
         if not learner.waits:
             learner.account.blocked_s += self.now - learner.boundary_at
             self._go_on(learner)
 
-    def _adopt_one(self, learner: Learner) -> None:
+    def _adopt_one(self, learner: FleetLearner) -> None:
         if not learner.ready:
             return
         fragment = next(iter(learner.ready))
         ready = learner.ready.pop(fragment)
         if ready.merged or ready.drop:
             learner.flying.pop(fragment, None)
-        self.work.adopt(learner.island.name, ready.published, merged=ready.merged, drop=ready.drop)
-        self._tell(learner, ev.Adopted(learner.island.name, fragment, ready.published.version))
+        self.work.adopt(learner.spec.name, ready.published, merged=ready.merged, drop=ready.drop)
+        self._tell(learner, ev.Adopted(learner.spec.name, fragment, ready.published.version))
 
-    def _answer_one(self, learner: Learner) -> None:
+    def _answer_one(self, learner: FleetLearner) -> None:
         fragment = next((f for f in learner.due if f not in learner.ready), None)
         if fragment is None:
             return
@@ -150,46 +150,46 @@ class Fleet:
         elif not self._take(learner, fragment, cycle):
             self._decline(learner, fragment, cycle, "nothing was trained since its anchor")
 
-    def _decline(self, learner: Learner, fragment: int, cycle: int, reason: str) -> None:
-        self._tell(learner, ev.Declined(learner.island.name, fragment, cycle, reason))
+    def _decline(self, learner: FleetLearner, fragment: int, cycle: int, reason: str) -> None:
+        self._tell(learner, ev.Declined(learner.spec.name, fragment, cycle, reason))
 
-    def _take(self, learner: Learner, fragment: int, cycle: int) -> bool:
-        taken = self.work.take(learner.island.name, fragment, learner.seq + 1)
+    def _take(self, learner: FleetLearner, fragment: int, cycle: int) -> bool:
+        taken = self.work.take(learner.spec.name, fragment, learner.seq + 1)
         if taken is None:
             return False
         learner.seq += 1
         learner.flying[fragment] = learner.steps
         begins = max(self.now, learner.up_free_at)
-        learner.up_free_at = begins + 8 * taken.size_bytes / learner.island.up_bits_s
-        key = Key(learner.island.name, learner.incarnation, fragment, learner.seq)
+        learner.up_free_at = begins + 8 * taken.size_bytes / learner.spec.up_bits_s
+        key = ContributionKey(learner.spec.name, learner.incarnation, fragment, learner.seq)
         event = ev.Contributed(key, cycle, taken.base_version, taken.tokens, taken.steps)
-        arrives = learner.up_free_at + learner.island.delay_s
+        arrives = learner.up_free_at + learner.spec.delay_s
         self._at(arrives, self._of(learner, lambda _: self._on(event)))
         return True
 
-    def _leave(self, learner: Learner) -> None:
+    def _leave(self, learner: FleetLearner) -> None:
         """Sends all outstanding work; the learner is gone DRAIN_STEPS steps later."""
         if not learner.leaving:
             learner.leaving = True
-            patience_s = DRAIN_STEPS * learner.island.step_s
-            self._at(self.now + patience_s, self._of(learner, self._gone))
+            max_wait_s = DRAIN_STEPS * learner.spec.step_s
+            self._at(self.now + max_wait_s, self._of(learner, self._gone))
         for fragment in range(len(self.syncer.fragments)):
             if fragment not in learner.flying:
                 self._take(learner, fragment, 0)
 
-    def _gone(self, learner: Learner) -> None:
+    def _gone(self, learner: FleetLearner) -> None:
         learner.left = True
-        goes = max(self.now, learner.up_free_at) + learner.island.delay_s
-        self._at(goes, lambda: self._on(ev.Gone(learner.island.name)))
+        goes = max(self.now, learner.up_free_at) + learner.spec.delay_s
+        self._at(goes, lambda: self._on(ev.Left(learner.spec.name)))
 
-    def _die(self, learner: Learner) -> None:
+    def _die(self, learner: FleetLearner) -> None:
         if self._ending or learner.left:
             return
         learner.alive = False
-        learner.account.down_s += learner.island.repair_s
-        self._at(self.now + learner.island.repair_s, self._of(learner, self._begin))
+        learner.account.down_s += learner.spec.repair_s
+        self._at(self.now + learner.spec.repair_s, self._of(learner, self._begin))
 
-    def _receive(self, learner: Learner, ready: Ready) -> None:
+    def _receive(self, learner: FleetLearner, ready: Ready) -> None:
         """A version, or the fate of a contribution in flight, arrived at a learner."""
         if not learner.alive or learner.left:
             return
@@ -206,7 +206,7 @@ class Fleet:
             self._adopt_one(learner)
             self._go_on_or_stand(learner)
 
-    def _of(self, learner: Learner, happens: Callable[[Learner], None]) -> Callable[[], None]:
+    def _of(self, learner: FleetLearner, happens: Callable[[FleetLearner], None]) -> Callable[[], None]:
         """Wraps an event so that it is dropped when the learner's process has died; `_begin` is never dropped."""
         incarnation = learner.incarnation
 
@@ -218,16 +218,16 @@ class Fleet:
 
     # ------------------------------------------------------------------------------ the core's side
 
-    def _tell(self, learner: Learner, event: ev.Event) -> None:
+    def _tell(self, learner: FleetLearner, event: ev.SyncerEvent) -> None:
         """Sends an event to the core, as a message of negligible size."""
-        self._at(self.now + learner.island.delay_s, lambda: self._on(event))
+        self._at(self.now + learner.spec.delay_s, lambda: self._on(event))
 
-    def _on(self, event: ev.Event) -> None:
+    def _on(self, event: ev.SyncerEvent) -> None:
         for effect in self.syncer.on(event, self.now):
             self._carry_out(effect)
         wake_at = self.syncer.next_wake(self.now)
         if wake_at is not None and not self._over() and (self._wake_at is None or wake_at < self._wake_at):
-            self._wake_at = max(wake_at, self.now + LEAST_WAIT_S)
+            self._wake_at = max(wake_at, self.now + MIN_WAIT_S)
             self._at(self._wake_at, self._wake)
 
     def _over(self) -> bool:
@@ -244,7 +244,7 @@ class Fleet:
         match effect:
             case ev.OpenRound():
                 for learner in self.learners.values():
-                    self._at(self.now + learner.island.delay_s, self._of(learner, self._asked(effect)))
+                    self._at(self.now + learner.spec.delay_s, self._of(learner, self._asked(effect)))
             case ev.Merge():
                 self._at(self.now + self._merge_s, lambda: self._merge(effect))
             case ev.Refuse():
@@ -252,8 +252,8 @@ class Fleet:
             case ev.Lapse():
                 self.lapses += 1
 
-    def _asked(self, effect: ev.OpenRound) -> Callable[[Learner], None]:
-        def asked(learner: Learner) -> None:
+    def _asked(self, effect: ev.OpenRound) -> Callable[[FleetLearner], None]:
+        def asked(learner: FleetLearner) -> None:
             if not learner.leaving:
                 learner.due[effect.fragment] = effect.cycle
             if learner.waits:  # it waits at a boundary, and others may wait for it
@@ -282,10 +282,10 @@ class Fleet:
             if refusal.key.incarnation == learner.incarnation:
                 self._send(learner, Ready(self._newest[fragment], merged=False, drop=True))
 
-    def _send(self, learner: Learner, ready: Ready) -> None:
+    def _send(self, learner: FleetLearner, ready: Ready) -> None:
         begins = max(self.now, learner.down_free_at)
-        learner.down_free_at = begins + 8 * ready.published.size_bytes / learner.island.down_bits_s
-        arrives = learner.down_free_at + learner.island.delay_s
+        learner.down_free_at = begins + 8 * ready.published.size_bytes / learner.spec.down_bits_s
+        arrives = learner.down_free_at + learner.spec.delay_s
         self._at(arrives, self._of(learner, lambda learner: self._receive(learner, ready)))
 
     def _at(self, when: float, happens: Callable[[], None]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atoll_server.rounds import events as ev
+from atoll_server.rounds import syncer_events as ev
 
-from atoll_forecast.fleet.islands import Published, Taken
+from atoll_forecast.fleet.learners import Published, SentContribution
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Schedule:
     merged: dict[str, float] = field(default_factory=dict)  # merged inner steps by learner, in steps of the whole model
     _processes: dict[str, _Process] = field(default_factory=dict)
     _versions: dict[int, int] = field(default_factory=dict)
-    _steps: dict[ev.Key, int] = field(default_factory=dict)
+    _steps: dict[ev.ContributionKey, int] = field(default_factory=dict)
 
     @property
     def merged_steps(self) -> float:
@@ -48,19 +48,19 @@ class Schedule:
     def train(self, learner: str) -> None:
         self._processes[learner].steps += 1
 
-    def take(self, learner: str, fragment: int, seq: int) -> Taken | None:
+    def take(self, learner: str, fragment: int, seq: int) -> SentContribution | None:
         process = self._processes[learner]
         place = process.places[fragment]
         steps = process.steps - place.steps_from
         if not steps:
             return None
         place.flying = steps
-        self._steps[ev.Key(learner, 0, fragment, seq)] = steps
-        return Taken(steps * self.tokens[learner], steps, place.base_version, self.sizes[fragment])
+        self._steps[ev.ContributionKey(learner, 0, fragment, seq)] = steps
+        return SentContribution(steps * self.tokens[learner], steps, place.base_version, self.sizes[fragment])
 
     def merge(self, effect: ev.Merge) -> Published:
         for share in effect.shares:
-            steps = self._steps.pop(ev.Key(share.key.learner, 0, effect.fragment, share.key.seq))
+            steps = self._steps.pop(ev.ContributionKey(share.key.learner, 0, effect.fragment, share.key.seq))
             name = share.key.learner
             self.merged[name] = self.merged.get(name, 0.0) + steps / len(self.sizes)
         self._versions[effect.fragment] = effect.version

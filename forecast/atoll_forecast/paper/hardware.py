@@ -9,7 +9,7 @@ from random import Random
 from atoll_server.settings import RunSettings
 
 from atoll_forecast.fleet.fleet import Fleet
-from atoll_forecast.fleet.islands import Island
+from atoll_forecast.fleet.learners import LearnerSpec
 from atoll_forecast.fleet.schedule import Schedule
 
 FRAGMENT_BYTES = 1.0  # negligible: these simulations are not about links
@@ -30,8 +30,8 @@ class Outcome:
 
 def mixed(speeds: Sequence[float], settings: RunSettings, *, jitter: float, steps: float, seed: int = 0) -> Outcome:
     """Simulates learners of these relative speeds. steps: of a learner with speed 1, each of one second."""
-    islands = [Island(f"learner-{i:03}", 1 / speed, jitter=jitter, delay_s=0.05) for i, speed in enumerate(speeds)]
-    return _run(islands, settings, steps * sum(speeds), seed)
+    specs = [LearnerSpec(f"learner-{i:03}", 1 / speed, jitter=jitter, delay_s=0.05) for i, speed in enumerate(speeds)]
+    return _run(specs, settings, steps * sum(speeds), seed)
 
 
 def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int, seed: int = 0) -> float:
@@ -51,8 +51,8 @@ def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int
 
 def scavenged(learners: int, extra: float, settings: RunSettings, *, steps: float, seed: int = 0) -> float:
     """Time relative to no extra compute, when extra x learners join after half of the tokens."""
-    own = [Island(f"learner-{i:03}", delay_s=0.05) for i in range(learners)]
-    guests = [Island(f"guest-{i:03}", delay_s=0.05, joins_at_s=steps / 2) for i in range(round(extra * learners))]
+    own = [LearnerSpec(f"learner-{i:03}", delay_s=0.05) for i in range(learners)]
+    guests = [LearnerSpec(f"guest-{i:03}", delay_s=0.05, joins_at_s=steps / 2) for i in range(round(extra * learners))]
     alone = _run(own, settings, steps * learners, seed)
     return _run([*own, *guests], settings, steps * learners, seed).seconds / alone.seconds
 
@@ -65,17 +65,17 @@ def scavenged_data_parallel(extra: float, exchange: float) -> float:
     return 0.5 + 0.5 * (1 + exchange * 2 * (1 - 1 / (1 + extra))) / (1 + extra)
 
 
-def _run(islands: Sequence[Island], settings: RunSettings, steps: float, seed: int) -> Outcome:
+def _run(specs: Sequence[LearnerSpec], settings: RunSettings, steps: float, seed: int) -> Outcome:
     """Runs until `steps` inner steps, summed over learners, are merged."""
     fragments = settings.fragments or 24
-    work = Schedule([FRAGMENT_BYTES] * fragments, {island.name: 1 for island in islands})
-    fleet = Fleet(settings, fragments, islands, work, seed=seed)
+    work = Schedule([FRAGMENT_BYTES] * fragments, {spec.name: 1 for spec in specs})
+    fleet = Fleet(settings, fragments, specs, work, seed=seed)
     at_end: list[Outcome] = []
 
     def until(fleet: Fleet) -> bool:
         if work.merged_steps >= steps and not at_end:
-            merged_s = sum(work.merged.get(island.name, 0.0) * island.step_s for island in islands)
-            there_s = sum(fleet.now - island.joins_at_s for island in islands)
+            merged_s = sum(work.merged.get(spec.name, 0.0) * spec.step_s for spec in specs)
+            there_s = sum(fleet.now - spec.joins_at_s for spec in specs)
             shares = [share.staleness for merge in fleet.merges for share in merge.shares]
             each = len(shares) / len(fleet.merges)
             at_end.append(Outcome(merged_s / there_s, each, sum(shares) / len(shares), fleet.now))

@@ -32,7 +32,7 @@ def helm_values(job: Job, plan: Plan) -> str:
             "    # totalTokens: of the whole run; outer steps cool down towards its end",
             f"  storage: {{size: {disk}Gi}}",
             "  resources:",
-            f'    requests: {{cpu: "{processors(job, plan)}", memory: {memory}Gi}}',
+            f'    requests: {{cpu: "{cpus(job, plan)}", memory: {memory}Gi}}',
             f"    limits: {{memory: {memory}Gi}}",
             "front:",
             f"  cacheMib: {cache}",
@@ -77,7 +77,7 @@ def _cache_mib(job: Job, plan: Plan) -> int:
     return max(48, round((0.4 + 4 / plan.settings.fragments) * job.parameters / 2**20))
 
 
-def processors(job: Job, plan: Plan) -> int:
+def cpus(job: Job, plan: Plan) -> int:
     """CPUs of the core: its CPU seconds per sync of the model (docs/data-plane.md), and one spare."""
     each_s = (3.9e-9 + 1.7e-9 * job.learners) * job.parameters
     return 1 + max(1, -int(-each_s // (plan.settings.inner_steps * job.step_s)))

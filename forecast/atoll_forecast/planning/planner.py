@@ -14,33 +14,33 @@ from atoll_server.rounds.liveness import LIVE_REPORTS, LIVE_STEPS
 from atoll_server.run.memory_budget import needed_bytes
 from atoll_server.settings import RunSettings
 from atoll_wire.contract import REPORT_S
-from atoll_wire.layout import DEFAULT_FRAGMENTS
+from atoll_wire.layout.layout import DEFAULT_FRAGMENTS
 
 from atoll_forecast.fleet.fleet import AT_ONCE
 from atoll_forecast.planning import bandwidth
 from atoll_forecast.planning.alternatives import DILOCO_INNER_STEPS, data_parallel, diloco
+from atoll_forecast.planning.fleet_trial import Trial, run_trial
 from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
-from atoll_forecast.planning.trial import Trial, tried
 
 LINK_SHARE = 0.7  # part of a link's rate that a plan may use: links carry other traffic, and their rate varies
-LEAST_INNER_STEPS = 24  # the paper's value; fewer are better only in short runs (records/quality)
-MOST_BLOCKED = 0.05  # part of the learners' time that step boundaries may take: H grows until they take less
+MIN_INNER_STEPS = 24  # the paper's value; fewer are better only in short runs (records/quality)
+MAX_BLOCKED = 0.05  # part of the learners' time that step boundaries may take: H grows until they take less
 BLOCKED_S = 1.3e-9  # of a step boundary, per parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # per round without payloads: headers, receipts (records/wan)
 DISK_BYTES = 4 * 12.0 + 4.0  # per parameter: four snapshots, and the first parameters' file
 LEARNER_BYTES = 7.4  # of host memory per parameter
 WAITING_BYTES = 0.5  # on disk per parameter, learner and outer step of allowed staleness
 MARGIN = 1.25  # factor on the mean time of steps, trips and rounds
-LEAST_MERGED = 0.9  # part of the learners in each merge: below it the plan warns
-MOST_CONTRIBUTIONS_S = 100.0  # per second to one core: more was never measured
+MIN_MERGED = 0.9  # part of the learners in each merge: below it the plan warns
+MAX_CONTRIBUTIONS_S = 100.0  # per second to one core: more was never measured
 LARGEST_CORE = 24 << 40  # bytes of memory: the largest machine for rent
-LEAST_GOODPUT = 0.1
+MIN_GOODPUT = 0.1
 HOME = "all, at the core"
 KNOWN_INNER_STEPS = 96  # the most with which losses were compared (records/quality)
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class LinkLoad:
     """The load of one region's link: contributions of each learner up, each update once down (to a front).
 
     up_bits_s, down_bits_s: bits per second. share: used part of the link's rate in its busier direction. month_gb:
@@ -61,7 +61,7 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class RegionLoss:
     """The loss of a whole region. pace: part that remains. silent_s: after how long rounds stop waiting for it."""
 
     region: str
@@ -79,8 +79,8 @@ class Plan:
 
     settings: RunSettings
     why: str
-    carried: tuple[Carried, ...]
-    core: Carried
+    carried: tuple[LinkLoad, ...]
+    core: LinkLoad
     atoll: Method
     others: tuple[Method, ...]
     staleness: float
@@ -88,7 +88,7 @@ class Plan:
     core_bytes: int
     disk_bytes: float
     learner_bytes: float
-    losses: tuple[Loss, ...]
+    losses: tuple[RegionLoss, ...]
     warnings: tuple[str, ...]
     works: bool
 
@@ -106,7 +106,7 @@ def plan(job: Job, fragments: int = 0) -> Plan:
     core = _together(job, carried)
     silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
     utilisation = 1 / (1 + _blocked(job) / inner_steps)
-    trial = tried(job, settings, _longest_trip(job, count))
+    trial = run_trial(job, settings, _longest_trip(job, count))
     atoll = _atoll(job, carried, inner_steps, overlap, utilisation)
     return Plan(
         settings,
@@ -120,17 +120,17 @@ def plan(job: Job, fragments: int = 0) -> Plan:
         needed_bytes(job.parameters),
         (DISK_BYTES + WAITING_BYTES * job.learners * settings.max_staleness) * job.parameters,
         LEARNER_BYTES * job.parameters,
-        tuple(Loss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
+        tuple(RegionLoss(r.name, 1 - r.learners / job.learners, silent_s) for r in job.regions if len(job.regions) > 1),
         tuple(_warnings(job, (*carried, core), trial, settings, atoll)),
         all(each.share <= 1 for each in (*carried, core))
-        and trial.rounds >= LEAST_MERGED
+        and trial.rounds >= MIN_MERGED
         and needed_bytes(job.parameters) <= LARGEST_CORE
-        and atoll.goodput >= LEAST_GOODPUT,
+        and atoll.goodput >= MIN_GOODPUT,
     )
 
 
 def _warnings(
-    job: Job, carried: Sequence[Carried], trial: Trial, settings: RunSettings, atoll: Method
+    job: Job, carried: Sequence[LinkLoad], trial: Trial, settings: RunSettings, atoll: Method
 ) -> Iterator[str]:
     for each in carried:
         if each.share > LINK_SHARE:
@@ -139,14 +139,14 @@ def _warnings(
                 f"{each.region.name}: {each.share:.0%} of its link with {DILOCO_INNER_STEPS} inner steps: {remedy} "
                 "fewer learners there, longer steps, or a faster link"
             )
-    if trial.rounds < LEAST_MERGED:
+    if trial.rounds < MIN_MERGED:
         yield (
             f"only {trial.rounds:.0%} of the rounds reach a merge in time: this plan does not work; have "
             "longer steps, or faster or shorter links"
         )
-    elif trial.contributions < LEAST_MERGED:
+    elif trial.contributions < MIN_MERGED:
         yield f"only {trial.contributions:.0%} of the learners are in each merge: have faster or shorter links"
-    if _blocked(job) / MOST_BLOCKED > DILOCO_INNER_STEPS:
+    if _blocked(job) / MAX_BLOCKED > DILOCO_INNER_STEPS:
         yield (
             f"step boundaries take {1 - atoll.utilisation:.1%} of the learners' time: have longer steps, or smaller "
             "models"
@@ -156,26 +156,26 @@ def _warnings(
             f"H = {settings.inner_steps}: losses were measured up to {KNOWN_INNER_STEPS}, and in short runs more"
             " than 24 raised the loss (docs/reproduction.md): try it first, or have faster links"
         )
-    if atoll.goodput < LEAST_GOODPUT:
+    if atoll.goodput < MIN_GOODPUT:
         yield f"goodput is {atoll.goodput:.1%}: learners fail faster than they are repaired"
     each_s = job.learners * settings.fragments / (settings.inner_steps * job.step_s)
-    if each_s > MOST_CONTRIBUTIONS_S:
+    if each_s > MAX_CONTRIBUTIONS_S:
         yield f"{each_s:.0f} contributions per second: no core was measured with so many; have fewer --fragments"
     if (core := needed_bytes(job.parameters)) > LARGEST_CORE:
         yield f"the core needs {core / 2**40:.1f} TiB of memory, and a run has one core for now: train fewer parameters"
 
 
-def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Carried:
+def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> LinkLoad:
     each = bandwidth.decoupled_bits_s(bandwidth.Model(job.parameters, job.step_s), inner_steps, job.bits)
     rounds_s = fragments / (inner_steps * job.step_s)
     up, down = each + 8 * ROUND_UP_BYTES * rounds_s, each + 8 * ROUND_DOWN_BYTES * rounds_s
-    return Carried(region, region.learners * up, down)
+    return LinkLoad(region, region.learners * up, down)
 
 
-def _together(job: Job, carried: Sequence[Carried]) -> Carried:
+def _together(job: Job, carried: Sequence[LinkLoad]) -> LinkLoad:
     """The load of the core's own link; up_bits_s arrives at the core."""
     home = Region(HOME, job.learners, job.core_bits_s, 0.0)
-    return Carried(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
+    return LinkLoad(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
 
 
 def _blocked(job: Job) -> float:
@@ -187,14 +187,14 @@ def _inner_steps(job: Job, fragments: int) -> tuple[int, str]:
     whole = [_carried(job, region, fragments, 1) for region in job.regions]  # a sync of the whole model at every step
     links = max(each.share for each in (*whole, _together(job, whole))) / LINK_SHARE
     needed, why = max(
-        (LEAST_INNER_STEPS, "as many as the paper has"),
+        (MIN_INNER_STEPS, "as many as the paper has"),
         (math.ceil(links), "the fewest that the links carry"),
         (math.ceil(MARGIN * _longest_trip(job, fragments)), "the fewest that a round's trip takes"),
         (
             math.ceil(MARGIN * fragments / AT_ONCE),
             f"the fewest with which learners answer {fragments} fragments in time",
         ),
-        (math.ceil(_blocked(job) / MOST_BLOCKED), f"the fewest with which step boundaries take {MOST_BLOCKED:.0%}"),
+        (math.ceil(_blocked(job) / MAX_BLOCKED), f"the fewest with which step boundaries take {MAX_BLOCKED:.0%}"),
         key=lambda candidate: candidate[0],
     )
     if needed > DILOCO_INNER_STEPS:
@@ -219,7 +219,7 @@ def _longest_trip(job: Job, fragments: int) -> float:
     return max(trip_steps(job, region, fragments) for region in job.regions)
 
 
-def _atoll(job: Job, carried: Sequence[Carried], inner_steps: int, overlap: float, utilisation: float) -> Method:
+def _atoll(job: Job, carried: Sequence[LinkLoad], inner_steps: int, overlap: float, utilisation: float) -> Method:
     # A process that dies loses its unsent work: between 0 and H steps of each fragment.
     lost_s = job.repair_s + (inner_steps / 2 + overlap) * job.step_s
     lives = 1.0 if math.isinf(job.between_failures_s) else job.between_failures_s / (job.between_failures_s + lost_s)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from atoll_forecast.planning.deployment import gib, processors
+from atoll_forecast.planning.deployment import cpus, gib
 from atoll_forecast.planning.job import Job, Method
 from atoll_forecast.planning.planner import Plan
 
@@ -65,7 +65,7 @@ def plan_json(job: Job, plan: Plan) -> dict[str, Any]:
         ],
         "staleness": plan.staleness,
         "contributions": plan.contributions,
-        "processors": processors(job, plan),
+        "processors": cpus(job, plan),
         "warnings": list(plan.warnings),
         "works": plan.works,
         "losses": [{"region": lost.region, "pace": lost.pace, "silent_s": lost.silent_s} for lost in plan.losses],
@@ -80,7 +80,7 @@ def _settings(job: Job, plan: Plan) -> Table:
         ("overlap", f"tau = {plan.settings.overlap_steps:g}", "steps that a round's trip may take"),
         ("codec", plan.settings.codec.name.lower(), f"{job.bits:g} bits per parameter, each way"),
         ("core", f"{gib(plan.core_bytes)} GiB of memory, {gib(plan.disk_bytes)} GiB of disk", "one: no shards yet"),
-        ("", f"{processors(job, plan)} processors", "merging, and one spare"),
+        ("", f"{cpus(job, plan)} processors", "merging, and one spare"),
         ("each learner", f"{gib(plan.learner_bytes)} GiB of host memory", "beside model and optimizer"),
         ("staleness", f"{plan.staleness:.2f} outer steps", "mean, from the trial in virtual time"),
         ("merges", f"{plan.contributions:.0%} of the live learners in each", "the others' work joins the next round"),

@@ -16,17 +16,17 @@ import grpc
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.spans import Codec
-from atoll_wire.streams import download
+from atoll_wire.connections.frame_transfer import download
+from atoll_wire.layout.frame_spans import Codec
 
-from atoll.agent.calls import Cure, cure, one_line
-from atoll.agent.core_state import CoreView, FragmentTrack
-from atoll.agent.partial_fetch import MOST_UPDATES, Ask, Incoming, UnsoundError
-from atoll.agent.retrying import Failure, retry
+from atoll.agent.call_errors import Remedy, one_line, remedy
+from atoll.agent.core_view import CoreView, FragmentTrack
+from atoll.agent.partial_fetch import MAX_UPDATES, FrameRequest, PartialFetch, UnsoundError
+from atoll.agent.retry_loop import Failure, retry
 from atoll.agent.sending import Sender
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.adoption import Fate
-from atoll.fragments.exchange import Handover, Prepared
+from atoll.fragments.exchange import PreparedAnchor, ThreadExchange
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -40,12 +40,12 @@ class Fetcher:
     def __init__(
         self,
         core: CoreView,
-        handover: Handover,
+        exchange: ThreadExchange,
         counters: Counters,
         stop: Callable[[Exception], None],
         sender: Sender,
     ) -> None:
-        self._core, self._handover, self._counters = core, handover, counters
+        self._core, self._exchange, self._counters = core, exchange, counters
         self._stop, self._sender = stop, sender
         self._rng = random.Random()  # noqa: S311 - jitter
         self._at_once = asyncio.Semaphore(2)  # bounds memory: fragments being brought up at a time
@@ -89,10 +89,10 @@ class Fetcher:
         return sound
 
     def _failed(self, track: FragmentTrack, failure: Failure) -> bool:
-        match failure.cure:
-            case Cure.FETCH_WHOLE | Cure.GIVE_UP | Cure.DROP_WORK if not track.whole:
+        match failure.remedy:
+            case Remedy.FETCH_WHOLE | Remedy.GIVE_UP | Remedy.DROP_WORK if not track.whole:
                 track.whole = True
-            case Cure.JOIN_AGAIN:
+            case Remedy.JOIN_AGAIN:
                 track.shard.lose(failure.session)
             case _:
                 self._counters.last_error = one_line(failure.error)
@@ -103,7 +103,7 @@ class Fetcher:
 
     async def _step(self, track: FragmentTrack) -> bool:
         """One update, or the fragment whole. False when what came is not what was published."""
-        if track.target - track.version > MOST_UPDATES:
+        if track.target - track.version > MAX_UPDATES:
             track.whole = True
         incoming, setbacks = self._incoming(track), track.setbacks
         while (ask := incoming.next(track.target)) is not None:
@@ -113,14 +113,14 @@ class Fetcher:
         track.incoming = None
         return await self._take_in(track, incoming, setbacks)
 
-    def _incoming(self, track: FragmentTrack) -> Incoming:
+    def _incoming(self, track: FragmentTrack) -> PartialFetch:
         """What has come of this fetch at earlier tries, or nothing yet."""
         version = 0 if track.whole else track.version + 1
         if track.incoming is None or track.incoming.version != version:
-            track.incoming = Incoming(track.run, Codec(self._core.settings.codec), version)
+            track.incoming = PartialFetch(track.run, Codec(self._core.settings.codec), version)
         return track.incoming
 
-    async def _ask(self, track: FragmentTrack, incoming: Incoming, ask: Ask) -> bool:
+    async def _ask(self, track: FragmentTrack, incoming: PartialFetch, ask: FrameRequest) -> bool:
         """Fetches some frames. False when the core sent something else. Raises AioRpcError and LinkLost."""
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
@@ -133,7 +133,7 @@ class Fetcher:
         except UnsoundError:
             return False
         except grpc.aio.AioRpcError as error:
-            if not aside or cure(error) is not Cure.FETCH_WHOLE:
+            if not aside or remedy(error) is not Remedy.FETCH_WHOLE:
                 raise
             incoming.forget(ask.frames)
             return True
@@ -143,7 +143,7 @@ class Fetcher:
             else:
                 self._counters.bytes_whole += incoming.size_bytes - before
 
-    async def _take_in(self, track: FragmentTrack, incoming: Incoming, setbacks: int) -> bool:
+    async def _take_in(self, track: FragmentTrack, incoming: PartialFetch, setbacks: int) -> bool:
         whole, header = not incoming.version, incoming.header
         anchor, checksum = await asyncio.to_thread(incoming.decoded, None if whole else track.anchor)
         if anchor is None or checksum != header.crc32c:
@@ -159,23 +159,23 @@ class Fetcher:
             track.target = max(track.target, header.version)
             if whole:
                 track.whole = track.drop = False
-        self._handover.offer(Prepared(track.fragment, track.version, anchor, fate))
+        self._exchange.offer(PreparedAnchor(track.fragment, track.version, anchor, fate))
         return True
 
     def _fate(self, track: FragmentTrack, header: pb.FetchHeader, *, whole: bool) -> Fate:
         """What this version means for the contribution in flight; a refusal may be heard of here first."""
         session = track.shard.session
         for receipt in header.receipts:
-            flight = track.flight
-            if flight is None or (receipt.learner, receipt.incarnation, receipt.seq) != (
-                session.learner, session.incarnation, flight.seq
+            in_flight = track.in_flight
+            if in_flight is None or (receipt.learner, receipt.incarnation, receipt.seq) != (
+                session.learner, session.incarnation, in_flight.seq
             ):  # fmt: skip
                 continue
             if receipt.fate == pb.FATE_MERGED:
-                if not flight.messages:
+                if not in_flight.messages:
                     raise LearnerError(f"the core merged a contribution that was not sent: {NONSENSE}")
                 self._sender.end(track, merged=True)
-                return Fate(flight.taken.outstanding.coded, whole and track.drop, track.restores)
+                return Fate(in_flight.taken.outstanding.coded, whole and track.drop, track.restores)
             self._sender.decided(track.shard, receipt)
         return Fate(None, whole and track.drop, track.restores)
 

@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from atoll_wire import codec, memory
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.blocks import F32
-from atoll_wire.checksums import Payload
-from atoll_wire.codec import FrameError
-from atoll_wire.frames import WireFrame
-from atoll_wire.layout import FrameRun
-from atoll_wire.spans import Codec, FrameSpan
+from atoll_wire.codec import buffers, frame_codec
+from atoll_wire.codec.block_kernels import F32
+from atoll_wire.codec.checksums import Payload
+from atoll_wire.codec.frame_codec import FrameError
+from atoll_wire.layout.frame_spans import Codec, FrameSpan
+from atoll_wire.layout.layout import FrameRun
+from atoll_wire.messages.frame_messages import WireFrame
 
-MOST_UPDATES = 8  # more than these cost more bytes than the frames themselves
+MAX_UPDATES = 8  # more than these cost more bytes than the frames themselves
 
 
 class UnsoundError(Exception):
     """The core sent something else than was asked for."""
 
 
-class Ask(NamedTuple):
+class FrameRequest(NamedTuple):
     """What to fetch next: these frames of the update that leads to `version`, or of the fragment itself (version 0)."""
 
     version: int
@@ -43,7 +43,7 @@ class _Part:
     updates: list[Payload] = field(default_factory=list)
 
 
-class Incoming:
+class PartialFetch:
     """What one fetch brings of a run of frames: a published update, or the values themselves."""
 
     def __init__(self, run: FrameRun, update_codec: Codec, version: int) -> None:
@@ -55,7 +55,7 @@ class Incoming:
         self._parts = {span.index: _Part() for span in run.frames}
         self._floor = 0  # frames that are asked for now cannot be older, unless the core lost a version
 
-    def next(self, target: int) -> Ask | None:
+    def next(self, target: int) -> FrameRequest | None:
         """What to fetch next; None when all frames are here at one version. target: the newest version heard of.
 
         Updates of frames that are here come first: the core keeps few of them. Frames that are too old begin anew.
@@ -64,14 +64,14 @@ class Incoming:
         if not self.version:
             newest = max(self.header.version, target) if missing else self.header.version
             here = {index: part.version for index, part in self._parts.items() if part.payload}
-            self.forget([index for index, version in here.items() if newest - version > MOST_UPDATES])
-            behind = {index: version for index, version in here.items() if 0 < newest - version <= MOST_UPDATES}
+            self.forget([index for index, version in here.items() if newest - version > MAX_UPDATES])
+            behind = {index: version for index, version in here.items() if 0 < newest - version <= MAX_UPDATES}
             if behind:
                 oldest = min(behind.values())
-                return Ask(oldest + 1, [index for index, version in behind.items() if version == oldest])
+                return FrameRequest(oldest + 1, [index for index, version in behind.items() if version == oldest])
             missing = [index for index, part in self._parts.items() if not part.payload]
         self._floor = max(part.version for part in self._parts.values())
-        return Ask(self.version, missing) if missing else None
+        return FrameRequest(self.version, missing) if missing else None
 
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
         """A frame of what is fetched came. Raises UnsoundError."""
@@ -103,19 +103,21 @@ class Incoming:
         base: float32 (run.length,), which an update is added to; None where the values themselves came. The header's
         checksum is that of the whole fragment: see `checksums.joined`.
         """
-        out, checksum = memory.empty(self._run.length), 0
+        out, checksum = buffers.empty(self._run.length), 0
         try:
             for span in self._run.frames:
                 self._decode(span, self._parts[span.index], base, out)
-                checksum = codec.vector_crc32c(out[span.place], checksum)
+                checksum = frame_codec.vector_crc32c(out[span.place], checksum)
         except FrameError:
             return None, 0
         return out, checksum
 
     def _decode(self, span: FrameSpan, part: _Part, base: F32 | None, out: F32) -> None:
         if base is None:
-            codec.decode_frame(part.payload, span, self._codec, out)
+            frame_codec.decode_frame(part.payload, span, self._codec, out)
         else:
-            codec.content_advance(codec.decompress(part.payload, span, self._codec), span, self._codec, base, out)
+            frame_codec.content_advance(
+                frame_codec.decompress(part.payload, span, self._codec), span, self._codec, base, out
+            )
         for update in part.updates:
-            codec.decode_add(update, span, self._update_codec, np.ones(len(span.segments), np.float32), out)
+            frame_codec.decode_add(update, span, self._update_codec, np.ones(len(span.segments), np.float32), out)

@@ -12,15 +12,15 @@ from collections.abc import Callable
 import grpc.aio
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
-from atoll_wire.clock import Clock
+from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call, unary_reply
 from atoll_wire.contract import REPORT_S, REPORTED
+from atoll_wire.process.clock import Clock
 
-from atoll.agent.calls import GOODBYE_S, Cure, backoff_s, cure, one_line
-from atoll.agent.core_state import CoreView, ShardView
+from atoll.agent.call_errors import GOODBYE_S, Remedy, backoff_s, one_line, remedy
+from atoll.agent.core_view import CoreView, ShardView
 from atoll.agent.fetching import Fetcher
 from atoll.agent.sending import Sender
-from atoll.fragments.exchange import Handover
+from atoll.fragments.exchange import ThreadExchange
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -37,14 +37,14 @@ class ShardSession:
         self,
         core: CoreView,
         shard: ShardView,
-        handover: Handover,
+        exchange: ThreadExchange,
         counters: Counters,
         fetcher: Fetcher,
         sender: Sender,
         dial_again: Callable[[ShardView], None],
         clock: Clock,
     ) -> None:
-        self._core, self._shard, self._handover, self._counters = core, shard, handover, counters
+        self._core, self._shard, self._exchange, self._counters = core, shard, exchange, counters
         self._fetcher, self._sender, self._dial_again = fetcher, sender, dial_again
         self._clock = clock
 
@@ -78,7 +78,7 @@ class ShardSession:
         """Whether the run has to be joined again, and not this shard be called once more."""
         if self._shard.lost.is_set() or self._core.said_goodbye:
             return True
-        if isinstance(error, grpc.aio.AioRpcError) and cure(error) is not Cure.TRY_AGAIN:
+        if isinstance(error, grpc.aio.AioRpcError) and remedy(error) is not Remedy.TRY_AGAIN:
             return True
         others = [shard for shard in self._core.near() if shard is not self._shard]
         return not self._shard.address and not any(shard.connected.is_set() for shard in others)
@@ -107,8 +107,8 @@ class ShardSession:
             await asyncio.sleep(WATCH_S)
             await shard.link.rest()
         why = "new certificates" if shard.link.stale else "the core is silent"
-        patience_s = round(shard.arrivals.patience_s(), 1)
-        log.warning(f"{why}: dialling again", learner=shard.session.learner, patience_s=patience_s)
+        max_wait_s = round(shard.arrivals.max_wait_s(), 1)
+        log.warning(f"{why}: dialling again", learner=shard.session.learner, max_wait_s=max_wait_s)
         shard.connected.clear()  # before the old one hangs up: no call may begin there
         self._dial_again(shard)
 
@@ -121,12 +121,12 @@ class ShardSession:
         known = {fragment: track.known() for fragment, track in shard.tracks.items()}
         with (
             shard.link.quick.use() as connection,
-            opened("Follow", connection.stub.Follow(request)) as call,
+            open_stream("Follow", connection.stub.Follow(request)) as call,
         ):
-            async for happening in call:
+            async for notification in call:
                 if not shard.connected.is_set() and not shard.lost.is_set():
                     self._back()
-                if not self._happened(happening, known):
+                if not self._happened(notification, known):
                     return
 
     def _back(self) -> None:
@@ -135,47 +135,47 @@ class ShardSession:
         self._shard.connected.set()
         self._counters.connected = self._core.connected()
 
-    def _happened(self, happening: pb.Happening, known: dict[int, int]) -> bool:
+    def _happened(self, notification: pb.Notification, known: dict[int, int]) -> bool:
         """Takes in what the shard tells; whether it goes on telling. known: versions when following began."""
         shard = self._shard
-        shard.log, shard.sequence = happening.log, happening.sequence
+        shard.log, shard.sequence = notification.log, notification.sequence
         shard.arrivals.saw(self._clock.monotonic())
-        match happening.WhichOneof("what"):
+        match notification.WhichOneof("what"):
             case "current":
                 self._sender.ask_again(shard)  # the state tells versions, but not the fates since our last position
-                self._counters.told(happening.current.run_tokens, happening.current.struck_tokens)
-                for track, version in shard.newest(happening.current.versions):
+                self._counters.told(notification.current.run_tokens, notification.current.voided_tokens)
+                for track, version in shard.newest(notification.current.versions):
                     track.stands_at(version, known[track.fragment])
                     self._fetcher.begin(track)
-                for round_opened in happening.current.open:
+                for round_opened in notification.current.open:
                     self._opened(round_opened)
-                self._pause(happening.current.paused.reason)
+                self._pause(notification.current.paused.reason)
             case "opened":
-                self._opened(happening.opened)
+                self._opened(notification.opened)
             case "published":
-                self._counters.told(happening.published.run_tokens, happening.published.struck_tokens)
-                track = shard.track(happening.published.fragment)
-                self._fetcher.heard_of(track, happening.published.version)
+                self._counters.told(notification.published.run_tokens, notification.published.voided_tokens)
+                track = shard.track(notification.published.fragment)
+                self._fetcher.heard_of(track, notification.published.version)
             case "receipt":
-                self._sender.decided(shard, happening.receipt)
+                self._sender.decided(shard, notification.receipt)
             case "paused":
-                self._pause(happening.paused.reason)
+                self._pause(notification.paused.reason)
             case "shutting_down":
                 return False
         return True
 
     def _pause(self, reason: str) -> None:
         self._counters.stands = reason
-        self._handover.pause(reason)
+        self._exchange.pause(reason)
 
     def _opened(self, opened: pb.RoundOpened) -> None:
-        if self._shard.track(opened.fragment).flight is not None:
+        if self._shard.track(opened.fragment).in_flight is not None:
             self._decline(opened.fragment, opened.cycle, "its contribution is in flight")
         else:
-            self._handover.ask(opened.fragment, opened.cycle)
+            self._exchange.ask(opened.fragment, opened.cycle)
 
     def _decline(self, fragment: int, cycle: int, reason: str) -> None:
-        self._handover.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
+        self._exchange.declined.append(pb.Declined(fragment=fragment, cycle=cycle, reason=reason))
 
     # ------------------------------------------------------------------------------ reporting
 
@@ -184,21 +184,21 @@ class ShardSession:
         told, told_at = (-1, False), 0.0
         with (
             shard.link.quick.use() as connection,
-            opened("Report", connection.stub.Report()) as call,
+            open_stream("Report", connection.stub.Report()) as call,
         ):
             while not call.done():
-                for due in self._handover.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
+                for due in self._exchange.withdraw(max(1.0, PATIENCE_STEPS * self._counters.step_time_s)):
                     self._decline(due.fragment, due.cycle, "no inner step while it was open")
                 now = self._clock.monotonic()
                 state = (self._counters.steps, self._counters.pausing(now))
-                self._core.sort_answers(self._handover)
+                self._core.sort_answers(self._exchange)
                 news = bool(shard.adopted or shard.declined) or state != told
                 if news or now - told_at >= REPORT_S:
                     progress = self._progress()
                     if told[0] < 0:
                         progress.session.CopyFrom(shard.session)
                     told, told_at = (progress.steps, progress.paused), now
-                    with until_it_ends():
+                    with tolerate_ended_call():
                         await call.write(progress)
                 if not call.done():
                     await asyncio.sleep(LOOK_S)
@@ -217,11 +217,11 @@ class ShardSession:
         shard = self._shard
         if not shard.connected.is_set():
             return
-        self._core.sort_answers(self._handover)
+        self._core.sort_answers(self._exchange)
         request = pb.LeaveRequest(session=shard.session, last=self._progress())
         try:
             with shard.link.quick.use() as connection:
-                await answer(connection.stub.Leave(request, timeout=GOODBYE_S))
+                await unary_reply(connection.stub.Leave(request, timeout=GOODBYE_S))
         except (grpc.aio.AioRpcError, LinkLost) as error:
             why = str(error) if isinstance(error, LinkLost) else one_line(error)
             log.warning("good-bye was not heard", learner=shard.session.learner, error=why)

@@ -1,6 +1,7 @@
 """The thread beside training: one event loop for the network, workers for what takes time.
 
-The training thread starts it, hands pseudo-gradients over, and ends it; everything else it learns from the Handover.
+The training thread starts it, hands pseudo-gradients over, and ends it; everything else it learns from the
+ThreadExchange.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 import structlog
-from atoll_wire import codec, logs
-from atoll_wire.blocks import F32
-from atoll_wire.clock import Clock
-from atoll_wire.layout import Layout
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.block_kernels import F32
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout
+from atoll_wire.process import logs
+from atoll_wire.process.clock import Clock
 
-from atoll.agent.calls import GOODBYE_S
-from atoll.agent.joining import FirstModel, Identity
-from atoll.agent.session import RunSession
+from atoll.agent.call_errors import GOODBYE_S
+from atoll.agent.join_request import Identity, ModelDescription
+from atoll.agent.run_session import RunSession
 from atoll.errors import LearnerError
 from atoll.fragments import segments
-from atoll.fragments.exchange import PIECE_S, Handover, Taken
+from atoll.fragments.exchange import PIECE_S, Submission, ThreadExchange
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -36,10 +38,10 @@ class Agent:
     """Started once, ended once."""
 
     def __init__(
-        self, identity: Identity, model: FirstModel, handover: Handover, counters: Counters, clock: Clock
+        self, identity: Identity, model: ModelDescription, exchange: ThreadExchange, counters: Counters, clock: Clock
     ) -> None:
         self._clock = clock
-        self._identity, self._model, self._handover, self._counters = identity, model, handover, counters
+        self._identity, self._model, self._exchange, self._counters = identity, model, exchange, counters
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._session: RunSession | None = None
@@ -74,10 +76,10 @@ class Agent:
         assert self._session is not None, "ready comes first"
         return Codec(self._session.core.settings.codec)
 
-    def submit(self, taken: Taken) -> None:
+    def submit(self, taken: Submission) -> None:
         """Hands a pseudo-gradient over to be sent; again is as good as once."""
         assert self._session is not None, "ready comes first"
-        self._handover.submitted(taken)
+        self._exchange.submitted(taken)
         self._call(lambda session: session.submit(taken))
 
     def leave(self) -> None:
@@ -110,12 +112,12 @@ class Agent:
         self._loop.set_exception_handler(_seen_to)
         if self._leaving:
             return
-        await asyncio.to_thread(codec.warm_up)
+        await asyncio.to_thread(frame_codec.warm_up)
         await asyncio.to_thread(segments.warm_up)
         self._session = RunSession(
             self._identity,
             self._model,
-            self._handover,
+            self._exchange,
             self._counters,
             self._ready.set_result,
             self._stop,
@@ -138,7 +140,7 @@ class Agent:
             return
         text = str(error) if known else f"the learner's agent failed: {error!r}"
         self.failure = LearnerError(text)
-        self._handover.end()
+        self._exchange.end()
         self._counters.last_error = text
         if not self._ready.done():
             self._ready.set_exception(self.failure)

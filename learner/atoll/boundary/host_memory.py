@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from atoll_wire.blocks import F32
-from atoll_wire.layout import FrameRun
-from atoll_wire.spans import Codec
+from atoll_wire.codec.block_kernels import F32
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import FrameRun
 from torch import nn
 
-from atoll.fragments.segments import Places, Shape
+from atoll.fragments.segments import FragmentShape, SegmentAddresses
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class FragmentMemory:
     """Views on the parameters of a run's fragment.
 
     at: addresses and strides of the parameters for which it is valid. pieces: flat views on the parameters. turned:
@@ -32,25 +32,25 @@ class Window:
     pieces: list[torch.Tensor]
     turned: list[tuple[torch.Tensor, torch.Tensor]]
     staged: list[list[torch.Tensor]]
-    direct: Places | None
+    direct: SegmentAddresses | None
 
 
-class Windows:
+class HostMemory:
     """One Window per run of frames. values: the trainable parameters, in the order of the layout's tensors."""
 
     def __init__(self, values: Sequence[nn.Parameter], runs: Sequence[FrameRun], codec: Codec) -> None:
         self._values = values
         self._runs = runs
-        self.shapes = [Shape.of(run, codec) for run in runs]
-        self._kept: dict[int, Window] = {}
+        self.shapes = [FragmentShape.of(run, codec) for run in runs]
+        self._kept: dict[int, FragmentMemory] = {}
         self._staging = np.empty((2, 0), np.float32)
 
-    def read(self, number: int) -> Places:
+    def read(self, number: int) -> SegmentAddresses:
         """Memory in which a run's parameters can be read and changed as float32; call `write` after a change."""
         window = self._window(number)
         if window.direct is not None:
             return window.direct
-        return Places.in_vector(self._stage(window, number, 0), self.shapes[number])
+        return SegmentAddresses.in_vector(self._stage(window, number, 0), self.shapes[number])
 
     def write(self, number: int) -> tuple[F32, F32] | None:
         """Stores changed values. Returns (wanted, stored) values if a parameter is not float32, else None.
@@ -72,7 +72,7 @@ class Windows:
         """Drops all references to the parameters' memory, so that it can be moved or freed."""
         self._kept.clear()
 
-    def _stage(self, window: Window, number: int, row: int) -> F32:
+    def _stage(self, window: FragmentMemory, number: int, row: int) -> F32:
         with torch.no_grad():
             torch._foreach_copy_(window.staged[row], window.pieces)
         return self._staging[row, self._place(number)]
@@ -82,7 +82,7 @@ class Windows:
         run = self._runs[number]
         return slice(run.offset, run.offset + run.length)
 
-    def _window(self, number: int) -> Window:
+    def _window(self, number: int) -> FragmentMemory:
         """The run's window; it is cached until the parameters move, unless it has copies."""
         values = [self._values[piece.tensor] for piece in self._runs[number].fragment.pieces]
         at = [(value.data_ptr(), *value.stride()) for value in values]
@@ -93,7 +93,7 @@ class Windows:
                 self._kept[number] = window
         return window
 
-    def _look(self, number: int, at: list[tuple[int, ...]]) -> Window:
+    def _look(self, number: int, at: list[tuple[int, ...]]) -> FragmentMemory:
         fragment = self._runs[number].fragment
         tensors = {piece.tensor: self._values[piece.tensor].detach() for piece in fragment.pieces}
         ordered = {index: tensor.contiguous() for index, tensor in tensors.items()}
@@ -102,9 +102,11 @@ class Windows:
         addresses = [piece.data_ptr() for piece in pieces]
         plain = all(type(p) is torch.Tensor and p.is_cpu and p.dtype == torch.float32 for p in pieces)
         if plain and not turned and all(addresses):
-            return Window(at, pieces, [], [], Places.in_pieces(addresses, self.shapes[number], pieces))
+            return FragmentMemory(
+                at, pieces, [], [], SegmentAddresses.in_pieces(addresses, self.shapes[number], pieces)
+            )
         if not self._staging.size:
             self._staging = np.empty((2, max(run.fragment.length for run in self._runs)), np.float32)
         rows = [torch.from_numpy(row) for row in self._staging]
         staged = [[row[p.offset : p.offset + p.length] for p in fragment.pieces] for row in rows]
-        return Window(at, pieces, turned, staged, None)
+        return FragmentMemory(at, pieces, turned, staged, None)

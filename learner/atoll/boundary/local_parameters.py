@@ -10,40 +10,40 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from atoll_wire.blocks import F32
-from atoll_wire.codec import CodecError
+from atoll_wire.codec.block_kernels import F32
+from atoll_wire.codec.frame_codec import CodecError
 
-from atoll.boundary.host_memory import Windows
+from atoll.boundary.host_memory import HostMemory
 from atoll.errors import LearnerError
-from atoll.fragments.adoption import Fate, Outstanding, Track
-from atoll.fragments.exchange import Prepared
-from atoll.fragments.segments import Places, load, store
+from atoll.fragments.adoption import Fate, PseudoGradient, Track
+from atoll.fragments.exchange import PreparedAnchor
+from atoll.fragments.segments import SegmentAddresses, load, store
 
 
-class Local:
+class LocalParameters:
     """Local parameters and tracks of all fragments; the constructor writes the first anchors into the model.
 
     anchors: (version, float32 (fragment.length,)) per fragment. keep: whether an adoption keeps outstanding work
     ("rebase") or drops it ("overwrite").
     """
 
-    def __init__(self, windows: Windows, anchors: Iterable[tuple[int, F32]], *, keep: bool) -> None:
-        self._windows = windows
+    def __init__(self, host_memory: HostMemory, anchors: Iterable[tuple[int, F32]], *, keep: bool) -> None:
+        self._host_memory = host_memory
         self._keep = keep
-        self._apart: dict[int, Places] = {}
+        self._apart: dict[int, SegmentAddresses] = {}
         self.torn = False  # an adoption was interrupted: model and tracks may disagree
         self.tracks: list[Track] = []
-        for number, ((version, anchor), shape) in enumerate(zip(anchors, windows.shapes, strict=True)):
-            store(anchor, windows.read(number), shape)
-            stored = windows.write(number)
+        for number, ((version, anchor), shape) in enumerate(zip(anchors, host_memory.shapes, strict=True)):
+            store(anchor, host_memory.read(number), shape)
+            stored = host_memory.write(number)
             self.tracks.append(Track(shape, version, anchor, anchor if stored is None else stored[1].copy(), version))
 
-    def take(self, number: int, tokens: int, steps: int) -> Outstanding:
+    def take(self, number: int, tokens: int, steps: int) -> PseudoGradient:
         """Takes a fragment's pseudo-gradient, quantised. tokens, steps: the learner's counters.
 
         Raises LearnerError when it is not finite.
         """
-        places = self._apart.get(number) or self._windows.read(number)
+        places = self._apart.get(number) or self._host_memory.read(number)
         try:
             return self.tracks[number].take(places, tokens, steps)
         except CodecError as error:
@@ -53,27 +53,27 @@ class Local:
                 "it continues from the run's parameters; lower its learning rate if that happens again"
             ) from error
 
-    def adopt(self, prepared: Prepared, tokens: int, steps: int, *, apart: bool = False) -> int:
+    def adopt(self, prepared: PreparedAnchor, tokens: int, steps: int, *, apart: bool = False) -> int:
         """Moves a fragment to a newer anchor; returns the tokens that are dropped. tokens, steps: as in `take`.
 
         apart: from now on this fragment is kept in a copy and the model is not changed; `take` uses the copy.
         """
         number, track = prepared.fragment, self.tracks[prepared.fragment]
         if apart and number not in self._apart:
-            shape = self._windows.shapes[number]
-            self._apart[number] = Places.in_vector(load(self._windows.read(number), shape), shape)
-        places = self._windows.read(number) if not apart else self._apart[number]
+            shape = self._host_memory.shapes[number]
+            self._apart[number] = SegmentAddresses.in_vector(load(self._host_memory.read(number), shape), shape)
+        places = self._host_memory.read(number) if not apart else self._apart[number]
         given_up = track.adopt(prepared.anchor, prepared.version, prepared.fate, tokens, steps, places, keep=self._keep)
-        stored = None if apart else self._windows.write(number)
+        stored = None if apart else self._host_memory.write(number)
         if stored is not None:
             track.stored(*stored)
         return given_up
 
     def restore(self, number: int, tokens: int, steps: int) -> int:
         """Sets a fragment back to its anchor; returns the tokens that are dropped. tokens, steps: as in `take`."""
-        track, places = self.tracks[number], self._windows.read(number)
+        track, places = self.tracks[number], self._host_memory.read(number)
         given_up = track.adopt(track.anchor, track.version, Fate(), tokens, steps, places, keep=False)
-        stored = self._windows.write(number)
+        stored = self._host_memory.write(number)
         if stored is not None:
             track.stored(*stored)
         return given_up
@@ -87,4 +87,4 @@ class Local:
 
     def forget(self) -> None:
         """Lets go of the parameters' memory: it can be moved or freed."""
-        self._windows.forget()
+        self._host_memory.forget()

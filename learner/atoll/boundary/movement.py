@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from atoll_wire.blocks import F32
+from atoll_wire.codec.block_kernels import F32
 from numpy.typing import NDArray
 
 HISTORY = 32  # steps whose sizes are remembered
@@ -75,7 +75,7 @@ AT_ONCE = Reversal((0.7, 1.3), 3.0, 3.0)  # masters; clipped weights may take ha
 LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 
-class Verdict(IntEnum):
+class Movement(IntEnum):
     """What moved the parameters, the worst last. UNDONE: an adoption was undone; COPIES: several were."""
 
     FINE = 0
@@ -85,7 +85,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
+class BoundaryRows:
     """The time from the end of a boundary to the beginning of the next, as indices of rows.
 
     before, after: around the optimizer's steps; if none was seen, everything between counts as one. leaving: the
@@ -126,7 +126,7 @@ class _Given:
     age: int = 0
 
 
-class Moves:
+class MovementDetector:
     """Judges movements in the order in which they happened.
 
     edges: int64, where each place begins in a row. fragments: int64, fragment of each place. rounding: float32,
@@ -145,14 +145,14 @@ class Moves:
         self._slack: F32 | None = None  # how far the last boundary moved each place
         self._votes: deque[bool] = deque(maxlen=VOTES)
 
-    def look(self, rows: F32, happened: Sequence[Cycle | Adoption]) -> Verdict:
+    def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
         """The worst verdict on new movements. rows: float32 (rows, values); happened: with indices of these rows."""
         with np.errstate(all="ignore"):  # values that are not finite are found and reported by `Local.take`
             return self._look(rows, happened)
 
-    def _look(self, rows: F32, happened: Sequence[Cycle | Adoption]) -> Verdict:
+    def _look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
         self._learn()
-        cycles = [each for each in happened if isinstance(each, Cycle)]
+        cycles = [each for each in happened if isinstance(each, BoundaryRows)]
         columns = np.array([(c.start, c.before, c.after, c.end) for c in cycles], np.int64).reshape(-1, 4).T
         moved = rows[columns[3]] - rows[columns[0]]
         whole = self._norms(moved)
@@ -161,22 +161,22 @@ class Moves:
             (rows[columns[0]] != rows[columns[1]]) | (rows[columns[2]] != rows[columns[3]]), axis=1
         ).tolist()
         large: list[bool] = np.any(whole > LATER_STEPS * self._usual, axis=1).tolist()
-        worst, number = Verdict.FINE, 0
+        worst, number = Movement.FINE, 0
         for each in happened:
             if isinstance(each, Adoption):
                 self._adopted(rows[each.before], rows[each.after], each.fragments)
                 continue
-            verdict, step = self._beside(rows, each) if beside[number] else (Verdict.FINE, moved[number])
-            if verdict is Verdict.FINE and self._watched:
+            verdict, step = self._beside(rows, each) if beside[number] else (Movement.FINE, moved[number])
+            if verdict is Movement.FINE and self._watched:
                 verdict, step = self._undone(moved[number], whole[number], step, later=large[number])
-            if verdict < Verdict.UNDONE and not each.leaving:
+            if verdict < Movement.UNDONE and not each.leaving:
                 self._count(step)
             worst = max(worst, verdict)
             number = number + 1
             self._slack = None
         return worst
 
-    def _beside(self, rows: F32, each: Cycle) -> tuple[Verdict, F32]:
+    def _beside(self, rows: F32, each: BoundaryRows) -> tuple[Movement, F32]:
         """Whether the parameters were written outside the optimizer's step; and that step, float32 (values,)."""
         start, before, after, end = rows[[each.start, each.before, each.after, each.end]]
         early, own, late = self._norms(np.stack((before - start, after - before, end - after)))
@@ -186,7 +186,7 @@ class Moves:
         if self._steps >= (1 if each.leaving else RELIABLE):
             written |= self._written(late, end, usual)
         step = np.where(self._of(own > 0, start), after - before, end - after)
-        return Verdict.WRITTEN if written else Verdict.FINE, step
+        return Movement.WRITTEN if written else Movement.FINE, step
 
     def _norms(self, values: F32) -> F32:
         """Norm of each place. values: (..., values); returns (..., places)."""
@@ -240,7 +240,7 @@ class Moves:
         """Which values of a row belong to these places."""
         return np.repeat(places, np.diff(self._edges, append=len(row)))
 
-    def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Verdict, F32]:
+    def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Movement, F32]:
         """Whether this step took an adoption back; and the optimizer's step, without what it may have taken back.
 
         moved, whole: the change over the cycle, and its norm per place. step: the optimizer's part of it. later: it is
@@ -260,10 +260,10 @@ class Moves:
                 self._votes.append(undone)
             if undone:
                 self._watched.clear()
-                return (Verdict.COPIES if sum(self._votes) >= AGAINST else Verdict.UNDONE), step
+                return (Movement.COPIES if sum(self._votes) >= AGAINST else Movement.UNDONE), step
             if given.age == 1 and AT_ONCE.looks_so(moved, given) and _norm(step + given.change) < _norm(other):
                 other = step + given.change
-        return Verdict.FINE, other
+        return Movement.FINE, other
 
     def _takes_back(self, moved: F32, given: _Given) -> bool:
         """Whether a step is the reversal of an adoption plus an ordinary step."""

@@ -11,25 +11,25 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from atoll.boundary.movement import Adoption, Cycle, Moves, Verdict
-from atoll.boundary.samples import Block, Row, Samples
+from atoll.boundary.movement import Adoption, BoundaryRows, Movement, MovementDetector
+from atoll.boundary.samples import Block, ParameterSamples, Row
 
 FOUND = {
-    Verdict.WRITTEN: "the parameters were written by something other than the optimizer, such as load_state_dict: load "
-    "weights before entering the learner, swap others in between two steps only, restore the best after leaving",
-    Verdict.UNDONE: "a step moved the parameters back by what was adopted before it",
-    Verdict.COPIES: "the optimizer undoes what is adopted: it keeps copies of the parameters (float32 masters, slow or "
-    "averaged weights), and steps those; name them: Learner(copies=lambda: [(parameter, its copy), ...])",
+    Movement.WRITTEN: "the parameters were written by something other than the optimizer, such as load_state_dict: "
+    "load weights before entering the learner, swap others in between two steps only, restore the best after leaving",
+    Movement.UNDONE: "a step moved the parameters back by what was adopted before it",
+    Movement.COPIES: "the optimizer undoes what is adopted: it keeps copies of the parameters (float32 masters, slow "
+    "or averaged weights), and steps those; name them: Learner(copies=lambda: [(parameter, its copy), ...])",
 }
 
 AT_ONCE = 32  # movements that are judged together while nothing is taken
 NONE = -1
 
 
-class Watch:
+class MovementWatch:
     """Watches all optimizers of the process until `end`. Make it before joining changes the parameters."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: ParameterSamples) -> None:
         self._samples = samples
         self._mine: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
         self._last: torch.optim.Optimizer | None = None  # the last optimizer that is known to update these parameters
@@ -37,10 +37,10 @@ class Watch:
         _listeners.add(self)
 
     def _begin(self) -> None:
-        self._moves = Moves(self._samples.edges, self._samples.fragments, self._samples.rounding)
+        self._moves = MovementDetector(self._samples.edges, self._samples.fragments, self._samples.rounding)
         self._rows: list[Row] = [self._samples.read()]
-        self._happened: list[Cycle | Adoption] = []
-        self._waiting: tuple[Block, list[Cycle | Adoption]] | None = None
+        self._happened: list[BoundaryRows | Adoption] = []
+        self._waiting: tuple[Block, list[BoundaryRows | Adoption]] | None = None
         self._start = 0  # the row at the end of the last boundary
         self._before = self._after = NONE  # the rows around the optimizer's steps since then
 
@@ -65,24 +65,24 @@ class Watch:
         else:
             self._cycle(leaving=False)
 
-    def leave(self) -> Verdict:
+    def leave(self) -> Movement:
         """Records that the learner leaves; returns the verdict on all movements."""
         if self._samples.settle():
-            return Verdict.FINE
+            return Movement.FINE
         self._cycle(leaving=True)
         return self.judge()
 
-    def judge(self) -> Verdict:
+    def judge(self) -> Movement:
         """The verdict on all movements; waits for the device."""
         verdict = self._settled()
         self._collect()
         return max(verdict, self._settled())
 
-    def glance(self) -> Verdict:
+    def glance(self) -> Movement:
         """The verdict on movements that can be judged without waiting, AT_ONCE or more at a time; else FINE."""
         if self._waiting is None and len(self._happened) >= AT_ONCE:
             self._collect()
-        return self._settled() if self._waiting is not None and self._waiting[0].there else Verdict.FINE
+        return self._settled() if self._waiting is not None and self._waiting[0].there else Movement.FINE
 
     def _read(self) -> int:
         self._rows.append(self._samples.read())
@@ -93,7 +93,7 @@ class Watch:
         before, after = self._before, self._after
         if after == NONE:
             before, after = start, start if leaving else end
-        self._happened.append(Cycle(start, before, after, end, leaving))
+        self._happened.append(BoundaryRows(start, before, after, end, leaving))
         self._start = end
         self._before = NONE
         self._after = NONE
@@ -105,9 +105,9 @@ class Watch:
             self._happened = []
             self._start = 0
 
-    def _settled(self) -> Verdict:
+    def _settled(self) -> Movement:
         if self._waiting is None:
-            return Verdict.FINE
+            return Movement.FINE
         (block, happened), self._waiting = self._waiting, None
         return self._moves.look(block.rows(), happened)
 
@@ -152,9 +152,9 @@ class _Listeners:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hooked = False
-        self._all: tuple[Watch, ...] = ()
+        self._all: tuple[MovementWatch, ...] = ()
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: MovementWatch) -> None:
         with self._lock:
             if not self._hooked:
                 register_optimizer_step_pre_hook(torch.compiler.disable(self._stepping))
@@ -162,7 +162,7 @@ class _Listeners:
                 self._hooked = True
             self._all = (*self._all, watch)
 
-    def remove(self, watch: Watch) -> None:
+    def remove(self, watch: MovementWatch) -> None:
         with self._lock:
             self._all = tuple(other for other in self._all if other is not watch)
 

@@ -20,7 +20,7 @@ LOOKED_AT = 4096  # how many values are compared
 
 
 @dataclass(slots=True)
-class Copies:
+class OptimizerCopies:
     """named: returns (parameter, copy) pairs; it is called each time, since optimizers create their state late."""
 
     optimizers: Sequence[torch.optim.Optimizer]

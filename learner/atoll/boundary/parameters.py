@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import structlog
 import torch
-from atoll_wire.layout import Fragment, MergeKind, TensorSpec
+from atoll_wire.layout.layout import FragmentLayout, MergeKind, TensorSpec
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
-from atoll.boundary.optimizer_copies import Copies, Pairs
+from atoll.boundary.optimizer_copies import OptimizerCopies, Pairs
 from atoll.errors import LearnerError
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ class Parameters:
     ) -> None:
         self.model = model
         self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-        self.copies = Copies(self._optimizers, copies)
+        self.copies = OptimizerCopies(self._optimizers, copies)
         _check_whole(model)
         self._names = _names(model)
         self._unshared = _matching(self._names, unshared)
@@ -142,7 +142,7 @@ class Parameters:
         if averages := [_plain(name) for name, _ in self.model.named_buffers() if name.endswith("running_mean")]:
             log.warning(AVERAGES, learner=learner, layers=len(averages), first=averages[0])
 
-    def of(self, fragment: Fragment) -> list[nn.Parameter]:
+    def of(self, fragment: FragmentLayout) -> list[nn.Parameter]:
         """The parameters that have values in a fragment."""
         return [self.values[number] for number in sorted({piece.tensor for piece in fragment.pieces})]
 

@@ -25,24 +25,25 @@ RESTORE = 3
 class Agreed:
     """What all ranks agreed on at this step.
 
-    tokens: of this step, summed over ranks. wish: GO_ON, STOP, STAND (the run is paused: agree again), or RESTORE (all
+    tokens: of this step, summed over ranks. request: GO_ON, STOP, STAND (the run is paused: agree again), or
+    RESTORE (all
     parameters). run_tokens: trained by the run before this step; total_tokens: to be trained. Both are rank 0's, so
     that schedules are the same on all ranks. adopt: fragments.
     """
 
     tokens: int
-    wish: int
+    request: int
     run_tokens: int
     total_tokens: int
     adopt: tuple[int, ...] = ()
 
 
-class Island(Protocol):
-    """The ranks of one learner. talks: whether this rank talks to the core."""
+class RankGroup(Protocol):
+    """The ranks of one learner. is_leader: whether this rank talks to the core."""
 
-    talks: bool
+    is_leader: bool
 
-    def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
+    def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
         """Every rank calls it at every step. Only the talking rank's arguments count, except tokens: they are summed.
 
         adopt: fragments, AT_ONCE at most.
@@ -55,14 +56,14 @@ class Island(Protocol):
         """Returns when every rank has called it: no rank ends the job while rank 0 is still sending."""
 
 
-class Alone:
+class SingleRank:
     """A learner of one process."""
 
-    talks = True
+    is_leader = True
 
-    def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
+    def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
         """Returns its own arguments: there are no other ranks."""
-        return Agreed(tokens, wish, run_tokens, total_tokens, tuple(adopt))
+        return Agreed(tokens, request, run_tokens, total_tokens, tuple(adopt))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """Does nothing: there are no other ranks."""
@@ -71,25 +72,25 @@ class Alone:
         """Does nothing: there are no other ranks."""
 
 
-class Ranks:
+class TorchRanks:
     """All ranks of the default process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """group: for decisions, in host memory, whatever backend the gradients use; `leave` destroys it."""
-        self.talks = dist.get_rank() == 0
+        self.is_leader = dist.get_rank() == 0
         self._group = group
 
-    def agree(self, tokens: int, wish: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
+    def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
         """See Island. It is one all-reduce of a few numbers, to which only rank 0 adds its decision."""
         message = torch.zeros(4 + AT_ONCE, dtype=torch.int64)
         message[0] = tokens
-        if self.talks:
-            message[1], message[2], message[3] = wish, run_tokens, total_tokens
+        if self.is_leader:
+            message[1], message[2], message[3] = request, run_tokens, total_tokens
             for place, fragment in enumerate(adopt, start=4):
                 message[place] = fragment + 1
         dist.all_reduce(message, group=self._group)
-        tokens, wish, run_tokens, total_tokens, *fragments = message.tolist()
-        return Agreed(tokens, wish, run_tokens, total_tokens, tuple(f - 1 for f in fragments if f))
+        tokens, request, run_tokens, total_tokens, *fragments = message.tolist()
+        return Agreed(tokens, request, run_tokens, total_tokens, tuple(f - 1 for f in fragments if f))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
         """See Island. It broadcasts over the default group, whose backend can send these devices' tensors."""
@@ -102,8 +103,8 @@ class Ranks:
         dist.destroy_process_group(self._group)
 
 
-def island() -> Island:
+def rank_group() -> RankGroup:
     """Ranks when torch.distributed runs with more than one process, else Alone. All ranks must call it together."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Ranks(dist.new_group(backend="gloo"))
-    return Alone()
+        return TorchRanks(dist.new_group(backend="gloo"))
+    return SingleRank()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from atoll_wire.blocks import F32
-from atoll_wire.layout import Fragment, Piece
+from atoll_wire.codec.block_kernels import F32
+from atoll_wire.layout.layout import FragmentLayout, Piece
 from numpy.typing import NDArray
 from torch import nn
 
@@ -15,26 +15,26 @@ from atoll.fragments.segments import I64, gather
 
 PLACES = 8  # in all; one per fragment, if there are more fragments
 VALUES = 256  # in all
-LEAST_VALUES = 8  # per place, where there are many fragments
-MOST_PLACES = VALUES // LEAST_VALUES
+MIN_VALUES = 8  # per place, where there are many fragments
+MAX_PLACES = VALUES // MIN_VALUES
 
 Row = F32 | torch.Tensor  # values of all places, concatenated; on a device they may not be computed yet
 
 
-class Samples:
-    """Places in all fragments, or in MOST_PLACES of them. values: the trainable parameters, as the layout numbers them.
+class ParameterSamples:
+    """Places in all fragments, or in MAX_PLACES of them. values: the trainable parameters, as the layout numbers them.
 
     edges: where each place begins in a row. fragments: fragment of each place. rounding: relative rounding of each
     place's type. parameters: those that have places.
     """
 
-    def __init__(self, values: Sequence[nn.Parameter], fragments: Sequence[Fragment]) -> None:
+    def __init__(self, values: Sequence[nn.Parameter], fragments: Sequence[FragmentLayout]) -> None:
         self._values = values
         self._views: list[torch.Tensor] = []
         self._direct: tuple[I64, I64] | None = None
         self._chosen = [
             (fragment.index, piece, start)
-            for fragment in fragments[:: -(-len(fragments) // MOST_PLACES)]
+            for fragment in fragments[:: -(-len(fragments) // MAX_PLACES)]
             for piece, start in _chosen(fragment, -(-PLACES // len(fragments)))
             if values[piece.tensor].device == values[0].device
         ]
@@ -115,7 +115,7 @@ class Block:
         return self._rows if isinstance(self._rows, np.ndarray) else self._rows.numpy()
 
 
-def _chosen(fragment: Fragment, count: int) -> list[tuple[Piece, int]]:
+def _chosen(fragment: FragmentLayout, count: int) -> list[tuple[Piece, int]]:
     """`count` places in a fragment's largest pieces, evenly spaced: (piece, first element)."""
     largest = sorted(fragment.pieces, key=lambda piece: -piece.length)[:count]
     found = []

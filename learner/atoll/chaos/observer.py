@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.calling import opened
+from atoll_wire.connections.calls import open_stream
 
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
 ASK_S = 1.0
 
 
 @dataclass(slots=True)
-class Hit:
+class KillRecord:
     """A kill and the recovery from it, in seconds; None: not recovered yet.
 
     A learner recovers in phases: prepared (interpreter, imports, model, data), joining, first step.
@@ -52,19 +52,19 @@ class Observer:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._stub = rpc.OperatorStub(channel)
-        self.hits: list[Hit] = []
-        self._learners_waiting: dict[str, tuple[Hit, int]] = {}  # name -> its last death, incarnation before
-        self._core_waiting: Hit | None = None
+        self.hits: list[KillRecord] = []
+        self._learners_waiting: dict[str, tuple[KillRecord, int]] = {}  # name -> its last death, incarnation before
+        self._core_waiting: KillRecord | None = None
         self._core_answered_at: float | None = None
         self.status = pb.StatusReply()  # the newest answer
 
-    def struck_learner(self, hit: Hit) -> None:
+    def learner_killed(self, hit: KillRecord) -> None:
         """Records that a learner was killed and its new process was started."""
         self.hits.append(hit)
         incarnation = next((each.incarnation for each in self.status.learners if each.learner == hit.target), 0)
         self._learners_waiting[hit.target] = (hit, incarnation)
 
-    def struck_core(self, hit: Hit) -> None:
+    def core_killed(self, hit: KillRecord) -> None:
         """Records that the core was killed and its new process was started."""
         self.hits.append(hit)
         self._core_waiting = hit
@@ -81,8 +81,8 @@ class Observer:
         now = time.monotonic()
         for each in self.status.learners:
             hit, before = self._learners_waiting.get(each.learner, (None, 0))
-            if hit is not None and each.incarnation > before and each.comeback.first_step_s > 0:
-                back = each.comeback
+            if hit is not None and each.incarnation > before and each.recovery.first_step_s > 0:
+                back = each.recovery
                 hit.prepared_s = back.prepared_s
                 hit.joining_s = back.joining_s
                 hit.first_step_s = back.first_step_s
@@ -91,12 +91,12 @@ class Observer:
             self._core_back(self._core_waiting, now)
         return True
 
-    def _core_back(self, hit: Hit, now: float) -> None:
+    def _core_back(self, hit: KillRecord, now: float) -> None:
         if self._core_answered_at is None:
             self._core_answered_at = now
             hit.serving_s = now - hit.started_at
         here = [each for each in self.status.learners if each.state not in {"left", "evicted"}]
-        if all(each.state != "silent" and each.heard_s < 1.5 for each in here):
+        if all(each.state != "silent" and each.last_seen_age_s < 1.5 for each in here):
             hit.all_back_s = now - self._core_answered_at
             self._core_waiting = None
 
@@ -107,7 +107,7 @@ class Observer:
     def export(self, path: str) -> None:
         """Writes the published model as a safetensors file."""
         with (
-            opened("ExportCheckpoint", self._stub.ExportCheckpoint(pb.ExportCheckpointRequest())) as call,
+            open_stream("ExportCheckpoint", self._stub.ExportCheckpoint(pb.ExportCheckpointRequest())) as call,
             open(path, "wb") as file,  # noqa: PTH123 - a plain write
         ):
             file.writelines(reply.chunk for reply in call)

@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from atoll.chaos.deployment import Deployment, procfile, reference
-from atoll.chaos.observer import Hit, Observer, observing
-from atoll.chaos.schedule import CORE, KILL, Blow, drawn, parse
+from atoll.chaos.local_deployment import Deployment, procfile, reference
+from atoll.chaos.observer import KillRecord, Observer, observing
+from atoll.chaos.schedule import CORE, KILL, Fault, parse, random_faults
 from atoll.chaos.settings import ChaosSettings
-from atoll.chaos.show import summary_table
+from atoll.chaos.summary import summary_table
+from atoll.demo.display import Progress
 from atoll.demo.processes import Child, Children, DemoError, children
-from atoll.demo.show import Progress
 
 TICK_S = 0.1
 READY_S = 180.0  # until all learners train
@@ -44,13 +44,13 @@ def run_chaos(settings: ChaosSettings) -> None:
                 settings.seed,
                 list(settings.core_options),
             )
-        blows = _blows(settings, deployment)
+        faults = _faults(settings, deployment)
         with (
             children(directory) as group,
             observing(deployment.address) as observer,
             Progress(console, settings.total_tokens) as progress,
         ):
-            summary = Chaos(settings, deployment, group, observer, progress).run(blows)
+            summary = Chaos(settings, deployment, group, observer, progress).run(faults)
             if settings.procfile is None:
                 observer.export(str(directory / "last.safetensors"))
         if settings.procfile is None:
@@ -62,11 +62,11 @@ def run_chaos(settings: ChaosSettings) -> None:
         settings.json_path.write_text(json.dumps(summary, indent=2) + "\n")
 
 
-def _blows(settings: ChaosSettings, deployment: Deployment) -> list[Blow]:
+def _faults(settings: ChaosSettings, deployment: Deployment) -> list[Fault]:
     """The failures to inject: those of --schedule, or random ones."""
     if settings.schedule is not None:
         return parse(settings.schedule, list(deployment.commands))
-    return drawn(
+    return random_faults(
         settings.seed, settings.seconds, deployment.learners, settings.mtbf_s, settings.core_mtbf_s, settings.pauses
     )
 
@@ -83,19 +83,21 @@ class Chaos:
         self._observer = observer
         self._progress = progress
         self._alive: dict[str, Child] = {}
-        self._again: dict[str, tuple[float, Hit]] = {}  # name -> when its next process starts, and why
+        self._again: dict[str, tuple[float, KillRecord]] = {}  # name -> when its next process starts, and why
         self._paused: dict[str, float] = {}  # name -> until
-        self._done: list[Blow] = []
+        self._done: list[Fault] = []
 
-    def run(self, blows: list[Blow]) -> dict[str, Any]:
+    def run(self, faults: list[Fault]) -> dict[str, Any]:
         """Runs from the first start until all learners have left; returns the summary."""
         for name, command in self._deployment.commands.items():
             self._alive[name] = self._group.start(name, command)
         self._wait_until_all_train()
-        began, left = time.monotonic(), list(blows)
-        self._progress.note(f"all {len(self._deployment.learners)} learners train; {len(blows)} failures are scheduled")
+        began, left = time.monotonic(), list(faults)
+        self._progress.note(
+            f"all {len(self._deployment.learners)} learners train; {len(faults)} failures are scheduled"
+        )
         while (elapsed := time.monotonic() - began) < self._settings.seconds and self._anybody_trains():
-            left = [blow for blow in left if blow.at_s > elapsed or not self._strike(blow, elapsed)]
+            left = [fault for fault in left if fault.at_s > elapsed or not self._strike(fault, elapsed)]
             self._tick()
         seconds = time.monotonic() - began
         self._end()
@@ -109,22 +111,22 @@ class Chaos:
                 raise DemoError(f"not all learners train within {READY_S:.0f} s: see the logs (--keep DIR)")
             time.sleep(TICK_S)
 
-    def _strike(self, blow: Blow, elapsed: float) -> bool:
+    def _strike(self, fault: Fault, elapsed: float) -> bool:
         """Kills or pauses a process. Returns False when it is down or paused already: then it is tried again later."""
-        name = blow.target
+        name = fault.target
         if name in self._again or name in self._paused:
             return False
         child = self._alive[name]
-        if blow.what == KILL:
+        if fault.what == KILL:
             child.kill()
             again_at = time.monotonic() + self._settings.restart_after_s
-            self._again[name] = (again_at, Hit(elapsed, name))
+            self._again[name] = (again_at, KillRecord(elapsed, name))
             self._progress.note(f"SIGKILL to {name}")
         else:
             child.process.send_signal(signal.SIGSTOP)
-            self._paused[name] = time.monotonic() + blow.for_s
-            self._progress.note(f"SIGSTOP to {name} for {blow.for_s:.1f} s")
-        self._done.append(blow)
+            self._paused[name] = time.monotonic() + fault.for_s
+            self._progress.note(f"SIGSTOP to {name} for {fault.for_s:.1f} s")
+        self._done.append(fault)
         return True
 
     def _tick(self) -> None:
@@ -134,7 +136,7 @@ class Chaos:
                 del self._again[name]
                 hit.started_at = time.monotonic()
                 self._alive[name] = self._group.start(name, self._deployment.commands[name])
-                (self._observer.struck_core if name == CORE else self._observer.struck_learner)(hit)
+                (self._observer.core_killed if name == CORE else self._observer.learner_killed)(hit)
         for name, until in list(self._paused.items()):
             if now >= until:
                 del self._paused[name]
@@ -174,16 +176,16 @@ class Chaos:
             time.sleep(TICK_S)
 
     def _summary(self, seconds: float) -> dict[str, Any]:
-        status, kills = self._observer.status, [blow for blow in self._done if blow.what == KILL]
+        status, kills = self._observer.status, [fault for fault in self._done if fault.what == KILL]
         counts = status.contributions
         return {
             "learners": len(self._deployment.learners),
             "parameters": status.parameters,
             "seconds": seconds,
-            "blows": [[blow.at_s, blow.what, blow.target, blow.for_s] for blow in self._done],
+            "blows": [[fault.at_s, fault.what, fault.target, fault.for_s] for fault in self._done],
             "kills": {
-                "learner": sum(blow.target != CORE for blow in kills),
-                "core": sum(blow.target == CORE for blow in kills),
+                "learner": sum(fault.target != CORE for fault in kills),
+                "core": sum(fault.target == CORE for fault in kills),
                 "paused": len(self._done) - len(kills),
             },
             "goodput": status.goodput.ratio,

@@ -17,7 +17,7 @@ class ScheduleError(UserError):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Blow:
+class Fault:
     """A failure, at_s seconds after all learners train. kill: SIGKILL and restart. pause: SIGSTOP for for_s seconds."""
 
     at_s: float
@@ -26,12 +26,12 @@ class Blow:
     for_s: float = 0.0
 
 
-def parse(text: str, targets: Sequence[str]) -> list[Blow]:
+def parse(text: str, targets: Sequence[str]) -> list[Fault]:
     """Reads a schedule such as "12:kill:eu-west,30:pause:us-east:5,40:kill:core". Raises ScheduleError."""
     return sorted(_parse(part.strip(), targets) for part in text.split(",") if part.strip())
 
 
-def _parse(part: str, targets: Sequence[str]) -> Blow:
+def _parse(part: str, targets: Sequence[str]) -> Fault:
     fields = part.split(":")
     try:
         at_s = float(fields[0])
@@ -42,24 +42,24 @@ def _parse(part: str, targets: Sequence[str]) -> Blow:
         raise ScheduleError(f'--schedule "{part}" cannot be read: give 12:kill:NAME or 12:pause:NAME:5') from error
     if what not in {KILL, PAUSE} or target not in targets or not at_s >= 0 or not for_s >= 0:
         raise ScheduleError(f'--schedule "{part}": kill or pause one of {", ".join(targets)}')
-    return Blow(at_s, what, target, for_s)
+    return Fault(at_s, what, target, for_s)
 
 
-def drawn(
+def random_faults(
     seed: int, seconds: float, learners: Sequence[str], mtbf_s: float, core_mtbf_s: float, pauses: float
-) -> list[Blow]:
+) -> list[Fault]:
     """Random failures with exponentially distributed intervals; a seed always gives the same ones.
 
     mtbf_s: mean seconds between failures of any learner; core_mtbf_s: of the core; 0: none.
     pauses: share of learner failures that are pauses (5 s on average) and not kills.
     """
     rng = random.Random(f"learners {seed}")  # noqa: S311 - dice, not secrets
-    blows = []
+    faults = []
     at_s = 0.0
     while mtbf_s and (at_s := at_s + rng.expovariate(1 / mtbf_s)) < seconds:
         target, paused = rng.choice(list(learners)), rng.random() < pauses
-        blows.append(Blow(at_s, PAUSE if paused else KILL, target, rng.expovariate(1 / 5.0) if paused else 0.0))
+        faults.append(Fault(at_s, PAUSE if paused else KILL, target, rng.expovariate(1 / 5.0) if paused else 0.0))
     rng, at_s = random.Random(f"core {seed}"), 0.0  # noqa: S311 - see above
     while core_mtbf_s and (at_s := at_s + rng.expovariate(1 / core_mtbf_s)) < seconds:
-        blows.append(Blow(at_s, KILL, CORE))
-    return sorted(blows)
+        faults.append(Fault(at_s, KILL, CORE))
+    return sorted(faults)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from atoll_wire.errors import UserError
 
-ATOLL = [sys.executable, "-m", "atoll.command"]
+ATOLL = [sys.executable, "-m", "atoll.cli"]
 SERVING = re.compile(r"atoll (?:core|front|relay|dashboard) serves (\S+)")
 START_S, STOP_S = 120.0, 40.0
 

@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.calling import opened
+from atoll_wire.connections.calls import open_stream
 from rich.console import Console
 
+from atoll.demo.display import Progress, summary_table
 from atoll.demo.processes import ATOLL, Child, Children, DemoError, children
 from atoll.demo.regions import Regions
 from atoll.demo.settings import BATCH, CONTEXT, DemoSettings, region_name
-from atoll.demo.show import Progress, summary_table
 from atoll.reference.settings import TrainSettings
 
 SLOW_DOWN = (1.0, 1.15, 1.35)  # learners' slow-down factors, in turn: unequal on purpose
@@ -129,7 +129,7 @@ def _train(
         progress.note("all learners have left")
         for path, initial in ((directory / "first.safetensors", True), (directory / "last.safetensors", False)):
             request = pb.ExportCheckpointRequest(initial=initial)
-            with opened("ExportCheckpoint", stub.ExportCheckpoint(request)) as call, path.open("wb") as file:
+            with open_stream("ExportCheckpoint", stub.ExportCheckpoint(request)) as call, path.open("wb") as file:
                 file.writelines(reply.chunk for reply in call)
     figures = regions.figures()
     group.stop(core)

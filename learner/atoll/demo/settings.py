@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from atoll_wire.settings import Option, Settings
+from atoll_wire.process.settings import Option, Settings
 from pydantic import Field
 
 NAMES = ("eu-west", "us-east", "ap-south", "us-west", "eu-north", "sa-east")

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll_wire.blocks import F32
+from atoll_wire.codec.block_kernels import F32
 
-from atoll.fragments.segments import Coded, Places, Shape, rebase, store, take
+from atoll.fragments.segments import Coded, FragmentShape, SegmentAddresses, rebase, store, take
 
 GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight whose work is not outstanding any more
 
@@ -37,7 +37,7 @@ class Fate:
 
 
 @dataclass(frozen=True, slots=True)
-class Outstanding:
+class PseudoGradient:
     """A pseudo-gradient as it was taken, coded, with what the core must know of it."""
 
     coded: Coded
@@ -61,7 +61,7 @@ class Track:
     that counts from an anchor of before the latest restore is not sent.
     """
 
-    shape: Shape
+    shape: FragmentShape
     version: int
     anchor: F32
     origin: F32
@@ -72,7 +72,7 @@ class Track:
     overwritten: int = 0
     restores: int = 0
 
-    def take(self, places: Places, tokens: int, steps: int) -> Outstanding:
+    def take(self, places: SegmentAddresses, tokens: int, steps: int) -> PseudoGradient:
         """The pseudo-gradient now, coded. tokens, steps: the learner's counters.
 
         places: of the parameters as stored, in float32. Raises CodecError when it is not finite.
@@ -80,7 +80,7 @@ class Track:
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         coded = take(self.origin, places, self.shape)
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
-        return Outstanding(coded, *self.flying, self.base_version, self.restores)
+        return PseudoGradient(coded, *self.flying, self.base_version, self.restores)
 
     def later(self, steps: int) -> bool:
         """Whether there is work that came after the contribution in flight."""
@@ -94,7 +94,7 @@ class Track:
         return given_up
 
     def adopt(
-        self, anchor: F32, version: int, fate: Fate, tokens: int, steps: int, places: Places, *, keep: bool
+        self, anchor: F32, version: int, fate: Fate, tokens: int, steps: int, places: SegmentAddresses, *, keep: bool
     ) -> int:
         """Moves to a newer anchor, and what lies at `places` with it; returns the tokens that are given up.
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import structlog
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.blocks import F32
-from atoll_wire.clock import Clock
+from atoll_wire.codec.block_kernels import F32
+from atoll_wire.process.clock import Clock
 
-from atoll.fragments.adoption import Fate, Outstanding
+from atoll.fragments.adoption import Fate, PseudoGradient
 
 log = structlog.get_logger()
 
@@ -21,7 +21,7 @@ AT_ONCE = 8  # fragments that are adopted at one step boundary at most, and roun
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedAnchor:
     """A newer anchor, ready to be adopted at a step boundary."""
 
     fragment: int
@@ -31,7 +31,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueRound:
     """A round that waits for this learner's answer."""
 
     fragment: int
@@ -40,32 +40,32 @@ class Due:
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
+class Submission:
     """A pseudo-gradient on its way to the agent. It may be handed over again, and is sent once."""
 
     fragment: int
     cycle: int
-    outstanding: Outstanding
+    outstanding: PseudoGradient
     received: bool = False  # by the agent
     settled: bool = False  # acknowledged or refused
 
 
 @dataclass(slots=True)
-class Todo:
+class BoundaryWork:
     """What a step boundary has to do: fragments set free, anchors to be adopted, and rounds to be answered after that.
 
     Whoever has done one of them removes it: an exception in between, say of a signal's handler, loses none.
     """
 
     released: deque[int] = field(default_factory=deque)
-    prepared: deque[Prepared] = field(default_factory=deque)
-    due: deque[Due] = field(default_factory=deque)
+    prepared: deque[PreparedAnchor] = field(default_factory=deque)
+    due: deque[DueRound] = field(default_factory=deque)
 
     def __bool__(self) -> bool:
         return bool(self.released or self.prepared or self.due)
 
 
-class Handover:
+class ThreadExchange:
     """What the agent has for the next step boundary, and what the step boundary has for the agent.
 
     `something` may be read without the lock: a step with nothing due costs one look at it, and one at `todo`.
@@ -74,13 +74,13 @@ class Handover:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._prepared: OrderedDict[int, Prepared] = OrderedDict()
-        self._due: OrderedDict[int, Due] = OrderedDict()
+        self._prepared: OrderedDict[int, PreparedAnchor] = OrderedDict()
+        self._due: OrderedDict[int, DueRound] = OrderedDict()
         self._released: list[int] = []
         self._boundary_at = 0.0  # the newest with something to do
-        self._unsettled: set[Taken] = set()
+        self._unsettled: set[Submission] = set()
         self.settled = 0  # contributions that were acknowledged or refused
-        self.todo = Todo()
+        self.todo = BoundaryWork()
         self._ended = False
         self._news = threading.Condition(self._lock)
         self.something = False
@@ -91,14 +91,14 @@ class Handover:
 
     # ------------------------------------------------------------------------------ the agent's side
 
-    def offer(self, prepared: Prepared) -> None:
+    def offer(self, prepared: PreparedAnchor) -> None:
         """Puts an anchor up for adoption; one of the same fragment that still waits is replaced, its fate kept."""
         with self._lock:
             waiting = self._prepared.get(prepared.fragment)
             if waiting is not None:
                 q = prepared.fate.q if prepared.fate.q is not None else waiting.fate.q
                 fate = Fate(q, prepared.fate.drop or waiting.fate.drop, prepared.fate.restores)
-                prepared = Prepared(prepared.fragment, prepared.version, prepared.anchor, fate)
+                prepared = PreparedAnchor(prepared.fragment, prepared.version, prepared.anchor, fate)
             self._prepared[prepared.fragment] = prepared
             self.something = True
             self._news.notify_all()
@@ -106,10 +106,10 @@ class Handover:
     def ask(self, fragment: int, cycle: int) -> None:
         """A round opened."""
         with self._lock:
-            self._due[fragment] = Due(fragment, cycle, self._clock.monotonic())
+            self._due[fragment] = DueRound(fragment, cycle, self._clock.monotonic())
             self.something = True
 
-    def withdraw(self, longer_than_s: float) -> list[Due]:
+    def withdraw(self, longer_than_s: float) -> list[DueRound]:
         """Takes back rounds, when there was no step boundary for so long: each takes AT_ONCE, in turn."""
         with self._lock:
             before = self._clock.monotonic() - longer_than_s
@@ -125,7 +125,7 @@ class Handover:
             self.something = True
             self._news.notify_all()
 
-    def settle(self, taken: Taken) -> None:
+    def settle(self, taken: Submission) -> None:
         """A contribution was acknowledged or refused."""
         with self._lock:
             self.settled += not taken.settled
@@ -149,7 +149,7 @@ class Handover:
 
     # ------------------------------------------------------------------------------ the step boundary's side
 
-    def submitted(self, taken: Taken) -> None:
+    def submitted(self, taken: Submission) -> None:
         """A contribution is handed to the agent, perhaps once more."""
         with self._lock:
             if not taken.settled:
@@ -188,7 +188,7 @@ class Handover:
         with self._lock:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
-    def next(self) -> Todo:
+    def next(self) -> BoundaryWork:
         """What there is to do, AT_ONCE of each at most; what is left of the last boundary comes first.
 
         Whoever steps slowly finds several rounds at a boundary: answering one of them only, it would be late for all.
@@ -199,7 +199,7 @@ class Handover:
                 prepared = list(self._prepared.items())
                 waiting = OrderedDict(prepared[AT_ONCE:])
                 due = [each for each in self._due.values() if each.fragment not in waiting][:AT_ONCE]
-                todo = Todo(deque(self._released), deque(each for _, each in prepared[:AT_ONCE]), deque(due))
+                todo = BoundaryWork(deque(self._released), deque(each for _, each in prepared[:AT_ONCE]), deque(due))
                 answered = {each.fragment for each in due}
                 left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
                 more = bool(waiting or left)

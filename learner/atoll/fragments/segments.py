@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from atoll_wire import codec, memory
-from atoll_wire.blocks import (
+from atoll_wire.codec import buffers, frame_codec
+from atoll_wire.codec.block_kernels import (
     F32,
     INFINITY_BITS,
     bits_of,
@@ -25,10 +25,10 @@ from atoll_wire.blocks import (
     scale_of,
     scales_at,
 )
-from atoll_wire.codec import LEVELS, CodecError, Content
-from atoll_wire.layout import FrameRun
-from atoll_wire.quantising import encode_block
-from atoll_wire.spans import BLOCK, Codec
+from atoll_wire.codec.frame_codec import LEVELS, CodecError, Content
+from atoll_wire.codec.quantising import encode_block
+from atoll_wire.layout.frame_spans import BLOCK, Codec
+from atoll_wire.layout.layout import FrameRun
 from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
@@ -38,7 +38,7 @@ ALIGNED = 64  # bytes: contents lie one after the other, and each begins at a mu
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FragmentShape:
     """A run of frames, segment by segment.
 
     rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and where in that frame's content
@@ -53,45 +53,45 @@ class Shape:
     levels: int
 
     @classmethod
-    def of(cls, run: FrameRun, kind: Codec) -> Shape:
+    def of(cls, run: FrameRun, kind: Codec) -> FragmentShape:
         """For contents of this codec."""
         rows = []
         pieces = []
         levels = LEVELS[kind]
         for number, span in enumerate(run.frames):
-            code_at, scale_at = 0, codec.code_bytes(span, kind)
+            code_at, scale_at = 0, frame_codec.code_bytes(span, kind)
             for segment in span.segments:
                 rows.append((segment.offset, segment.length, number, code_at, scale_at))
                 piece = run.fragment.pieces[segment.piece]
                 pieces.append((segment.piece, run.offset + segment.offset - piece.offset))
                 code_at += coded_bytes(segment.length, levels)
                 scale_at += 2 * -(-segment.length // BLOCK)
-        sizes = tuple(codec.content_bytes(span, kind) for span in run.frames)
+        sizes = tuple(frame_codec.content_bytes(span, kind) for span in run.frames)
         return cls(run.length, np.array(rows, np.int64), tuple(pieces), sizes, levels)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class SegmentAddresses:
     """Where each segment's float32 values begin in memory. owner: what that memory belongs to."""
 
     starts: I64
     owner: object
 
     @classmethod
-    def in_vector(cls, vector: F32, shape: Shape) -> Places:
+    def in_vector(cls, vector: F32, shape: FragmentShape) -> SegmentAddresses:
         """Of a vector of the run."""
         assert vector.flags.c_contiguous and len(vector) == shape.length, "a vector of the run"  # noqa: PT018
         return cls(shape.rows[:, 0] * 4 + vector.ctypes.data, vector)
 
     @classmethod
-    def in_pieces(cls, addresses: Sequence[int], shape: Shape, owner: object) -> Places:
+    def in_pieces(cls, addresses: Sequence[int], shape: FragmentShape, owner: object) -> SegmentAddresses:
         """Of pieces that begin at these addresses."""
         return cls(np.array([addresses[piece] + 4 * offset for piece, offset in shape.pieces], np.int64), owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Values of a run as contents of its frames, as `codec` makes them. starts: addresses of the contents."""
+    """Values of a run as contents of its frames, as `frame_codec` makes them. starts: addresses of the contents."""
 
     contents: Sequence[Content]
     starts: I64
@@ -102,10 +102,10 @@ class Coded:
         return cls(contents, np.array([content.ctypes.data for content in contents], np.int64))
 
     @classmethod
-    def empty(cls, shape: Shape) -> Coded:
+    def empty(cls, shape: FragmentShape) -> Coded:
         """Contents that are still to be written, in one block of memory."""
         ends = np.cumsum([-(-size // ALIGNED) * ALIGNED for size in shape.sizes])
-        block = memory.empty(int(ends[-1]) // 4).view(np.uint8)
+        block = buffers.empty(int(ends[-1]) // 4).view(np.uint8)
         starts = [0, *ends[:-1]]
         return cls.of([block[start : start + size] for start, size in zip(starts, shape.sizes, strict=True)])
 
@@ -113,7 +113,7 @@ class Coded:
 NO_FRAMES = np.empty(0, np.int64)
 
 
-def take(origin: F32, places: Places, shape: Shape) -> Coded:
+def take(origin: F32, places: SegmentAddresses, shape: FragmentShape) -> Coded:
     """origin - what lies there, coded. Raises CodecError when any of it is not finite."""
     coded = Coded.empty(shape)
     if not _take(origin, places.starts, shape.rows, shape.levels, coded.starts):
@@ -121,12 +121,12 @@ def take(origin: F32, places: Places, shape: Shape) -> Coded:
     return coded
 
 
-def rebase(origin: F32, anchor: F32, q: Coded | None, places: Places, shape: Shape) -> None:
+def rebase(origin: F32, anchor: F32, q: Coded | None, places: SegmentAddresses, shape: FragmentShape) -> None:
     """Changes what lies there to anchor - (origin - it - q). origin, anchor: float32 (length,)."""
     _rebase(origin, anchor, NO_FRAMES if q is None else q.starts, places.starts, shape.rows, shape.levels)
 
 
-def load(places: Places, shape: Shape) -> F32:
+def load(places: SegmentAddresses, shape: FragmentShape) -> F32:
     """What lies there, as a new vector."""
     out = np.empty(shape.length, np.float32)
     _load(places.starts, shape.rows, out)
@@ -138,7 +138,7 @@ def gather(starts: I64, rows: I64, out: F32) -> None:
     _load(starts, rows, out)
 
 
-def store(vector: F32, places: Places, shape: Shape) -> None:
+def store(vector: F32, places: SegmentAddresses, shape: FragmentShape) -> None:
     """Writes a vector there."""
     _store(vector, places.starts, shape.rows)
 
@@ -223,9 +223,9 @@ def _rebase(origin: F32, anchor: F32, frames: I64, starts: I64, rows: I64, level
 
 def warm_up() -> None:
     """Compiles the kernels, or loads them from disk, so that nothing compiles while a model trains."""
-    shape = Shape(1, np.array([[0, 1, 0, 0, 1]], np.int64), ((0, 0),), (3,), 7)
+    shape = FragmentShape(1, np.array([[0, 1, 0, 0, 1]], np.int64), ((0, 0),), (3,), 7)
     vector = np.ones(1, np.float32)
-    places = Places.in_vector(vector, shape)
+    places = SegmentAddresses.in_vector(vector, shape)
     coded = take(vector, places, shape)
     load(places, shape)
     store(vector.copy(), places, shape)

@@ -20,9 +20,9 @@ import torch
 from atoll_wire.errors import UserError
 from numpy.typing import NDArray
 
-MOST_BYTES = 8_000_000  # how much is read at most: a restarted learner should start quickly
+MAX_BYTES = 8_000_000  # how much is read at most: a restarted learner should start quickly
 HELD_OUT = 20  # one in this many files, or bytes, is held out
-LEAST_HELD_OUT, MOST_HELD_OUT = 0.01, 0.25  # of a folder's bytes: outside, its files are too few to split by file
+MIN_HELD_OUT, MAX_HELD_OUT = 0.01, 0.25  # of a folder's bytes: outside, its files are too few to split by file
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
 
@@ -56,9 +56,9 @@ def load(path: Path | None, context: int) -> Corpus:
 
 
 def _beginning(file: Path) -> bytes:
-    """At most MOST_BYTES of a file, which may be larger than memory."""
+    """At most MAX_BYTES of a file, which may be larger than memory."""
     with file.open("rb") as opened:
-        return opened.read(MOST_BYTES)
+        return opened.read(MAX_BYTES)
 
 
 def _cut(text: bytes) -> list[NDArray[np.uint8]]:
@@ -78,9 +78,9 @@ def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
         held_out = int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:4], "big") % HELD_OUT == 0
         chosen[held_out].append(content)
         total += len(content)
-        if total >= MOST_BYTES:
+        if total >= MAX_BYTES:
             break
-    if not LEAST_HELD_OUT * total <= sum(map(len, chosen[True])) <= MOST_HELD_OUT * total:
+    if not MIN_HELD_OUT * total <= sum(map(len, chosen[True])) <= MAX_HELD_OUT * total:
         return _cut(b"\n".join(everything))
     return [np.frombuffer(b"\n".join(contents), np.uint8) for contents in chosen]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from atoll_wire.settings import Certificates, Metrics, Option, Settings
+from atoll_wire.process.settings import Certificates, Metrics, Option, Settings
 from pydantic import Field
 
 MODEL = "Model and text"
@@ -34,7 +34,7 @@ class TrainSettings(Settings):
     ] = 1.0
 
 
-class Joining(Certificates, Metrics):
+class JoinSettings(Certificates, Metrics):
     """The run that the learner joins, and its name there."""
 
     command: ClassVar[str] = "learner"

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from atoll.learner import Learner
 from atoll.reference import data
 from atoll.reference.model import SIZES, Transformer, build
-from atoll.reference.settings import Joining, TrainSettings
+from atoll.reference.settings import JoinSettings, TrainSettings
 from atoll.stats import Stats
 
 log = structlog.get_logger()
@@ -56,7 +56,7 @@ def learning_rate(peak: float, done: float, own_steps: int) -> float:
     return peak * (LAST_LR + (1 - LAST_LR) * (1 + math.cos(angle)) / 2)
 
 
-def train(settings: TrainSettings, joining: Joining) -> None:
+def train(settings: TrainSettings, joining: JoinSettings) -> None:
     """Trains as one learner until the run has its tokens, max_steps are done, or SIGTERM or SIGINT arrives.
 
     The core knows the run's total tokens, which the learning rate's schedule follows. If it was not given any, training

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from atoll_wire.clock import Clock
 from atoll_wire.errors import SettingsError
+from atoll_wire.process.clock import Clock
 
 log = structlog.get_logger()
 

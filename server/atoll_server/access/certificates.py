@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll_wire.access import AUTHORITY, CERTIFICATE, KEY
-from atoll_wire.certificate import ANY, NAME, SCHEME, CertificateError, Role
+from atoll_wire.security.certificate import ANY, NAME, SCHEME, CertificateError, Role
+from atoll_wire.security.transport import AUTHORITY, CERTIFICATE, KEY
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec

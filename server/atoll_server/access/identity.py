@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from atoll_wire.certificate import ANY, NAME, SCHEME, Role, may_be
+from atoll_wire.security.certificate import ANY, NAME, SCHEME, Role, allows_name
 
 from atoll_server.access.refusals import Refused, Status
 
@@ -23,7 +23,7 @@ class Caller:
 
     def speaks_for(self, learner: str) -> None:
         """Raises Refused for a name that is not the caller's: a front may speak for those of its region."""
-        if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and may_be(self.name, learner)):
+        if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and allows_name(self.name, learner)):
             return
         assert self.role is not None
         mine = f'{self.role.value} "{self.name}"'

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Annotated, ClassVar, Generic, TypeVar
 
-from atoll_wire.settings import Bytes, Settings
+from atoll_wire.process.settings import Bytes, Settings
 from pydantic import Field
 
 LIMITS = (
@@ -22,7 +22,7 @@ LIMITS = (
     "spoilt_per_s",
     "stalled",
 )  # as metrics name them
-MANY = 16  # times, for a peer that speaks for many: a front, or whoever comes without a certificate
+FRONT_FACTOR = 16  # times, for a peer that speaks for many: a front, or whoever comes without a certificate
 
 
 class Quotas(Settings):
@@ -34,9 +34,9 @@ class Quotas(Settings):
     window_bytes: int = 64 << 10  # that gRPC takes of a call before it is read
     first_calls: int = 12  # of a peer, whose first message is being read: what is half sent is held
     first_waiting: int = 80  # of a peer, for a place among these
-    first_s: Annotated[float, Field(gt=0, le=3600, description="Seconds until a call's first message is here.")] = (
-        60.0  # a Join may be large
-    )
+    first_message_s: Annotated[
+        float, Field(gt=0, le=3600, description="Seconds until a call's first message is here.")
+    ] = 60.0  # a Join may be large
     fresh_s: float = 1.0  # so old a call without a first message makes room for a new one
     pushes: Annotated[int, Field(ge=1, le=4096, description="Streams of a learner that send contributions.")] = (
         72  # two for each of 32 connections, and those that ask
@@ -73,7 +73,7 @@ class Quotas(Settings):
     reports_burst: Annotated[float, Field(ge=1, le=1e6, description="Reports of a learner that may come at once.")] = (
         40.0
     )
-    patience_s: Annotated[
+    max_wait_s: Annotated[
         float, Field(ge=0, le=3600, description="Seconds that a caller above a rate waits; beyond them it is refused.")
     ] = 10.0
     stalled_s: Annotated[
@@ -108,7 +108,7 @@ class Quotas(Settings):
         return buffered + self.assembling * self.frame_bytes + self.joining_bytes
 
 
-class Bucket:
+class RateBucket:
     """A rate, of which some may come at once."""
 
     def __init__(self, per_s: float, burst: float) -> None:
@@ -136,11 +136,11 @@ class Bucket:
 T = TypeVar("T")
 
 
-class NoPlaceError(Exception):
+class NoSlotError(Exception):
     """All are taken, by calls that are too young to end, or that do not."""
 
 
-class Pool(Generic[T]):
+class CallSlots(Generic[T]):
     """Places of one owner, oldest first. Who comes when all are taken is given the oldest one's.
 
     So a learner whose connections died is never kept out by what it left behind.
@@ -155,7 +155,7 @@ class Pool(Generic[T]):
         return len(self._taken)
 
     def enter(self, call: T, now: float, young_s: float = 0.0) -> T | None:
-        """Takes a place; returns the call that has to end for it, if any. Raises NoPlaceError.
+        """Takes a place; returns the call that has to end for it, if any. Raises NoSlotError.
 
         young_s: of so young a call the place is not taken.
         """
@@ -163,9 +163,9 @@ class Pool(Generic[T]):
         if len(self._taken) - len(self._ending) >= self._most:
             oldest, since = next(each for each in self._taken.items() if each[0] not in self._ending)
             if now - since < young_s:
-                raise NoPlaceError
+                raise NoSlotError
         if len(self._taken) >= self._most + max(1, self._most // 4):
-            raise NoPlaceError
+            raise NoSlotError
         if oldest is not None:
             self._ending.add(oldest)
         self._taken[call] = now

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from atoll_server.access.refusals import Refused, Status
 
-MOST_OF_ONE = 2  # versions of one thing that a learner reads: its streams may begin before and after a merge
-MOST_OLD = 8  # versions that are kept for their readers alone, of all fragments together
+MAX_OF_ONE = 2  # versions of one thing that a learner reads: its streams may begin before and after a merge
+MAX_OLD = 8  # versions that are kept for their readers alone, of all fragments together
 
 
 class _Reader(NamedTuple):
@@ -19,10 +19,10 @@ class _Reader(NamedTuple):
     end: Callable[[Refused], None]
 
 
-class Versions:
+class ReaderLimits:
     """Of one thing a learner reads two versions; and of all things together few are read that are not the newest."""
 
-    def __init__(self, most_old: int = MOST_OLD) -> None:
+    def __init__(self, most_old: int = MAX_OLD) -> None:
         self._most_old = most_old
         self._readers: dict[int, _Reader] = {}  # in the order of coming
         self._newest: dict[Hashable, Hashable] = {}
@@ -37,7 +37,7 @@ class Versions:
         number, self._newest[thing] = self._count, version
         self._readers[number] = _Reader(learner, thing, version, end)
         mine = [reader for reader in self._readers.values() if (reader.learner, reader.thing) == (learner, thing)]
-        stay = list(dict.fromkeys(reader.version for reader in mine))[-MOST_OF_ONE:]
+        stay = list(dict.fromkeys(reader.version for reader in mine))[-MAX_OF_ONE:]
         for reader in mine:
             if reader.version not in stay:
                 reader.end(_old("the same learner reads newer ones"))

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
-from atoll_wire.certificate import NAME, Role
 from atoll_wire.contract import AUTHORIZATION, BEARER
 from atoll_wire.errors import SettingsError
+from atoll_wire.security.certificate import NAME, Role
 
 from atoll_server.access.identity import Caller
 from atoll_server.access.refusals import Refused, Status
@@ -20,7 +20,7 @@ from atoll_server.access.refusals import Refused, Status
 log = structlog.get_logger()
 
 
-class Tokens:
+class OperatorTokens:
     """Read again whenever the file changes, so that a name that was taken out counts no more."""
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ def new(path: Path, name: str) -> str:
     return token
 
 
-def operator_name(tokens: Tokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
+def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Which operator calls; "" where nobody has to say. Raises Refused."""
     given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 import numpy as np
-from atoll_wire.layout import Layout
+from atoll_wire.layout.layout import Layout
 from numpy.typing import NDArray
 
 from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, cast_float32, write_data, write_header

@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 import structlog
-from atoll_wire.clock import SYSTEM, Clock
-from atoll_wire.layout import Fragment, Layout, MergeKind, TensorSpec, plan
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import FragmentLayout, Layout, MergeKind, TensorSpec, plan
+from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
 from atoll_server.checkpoints.tensor_file import TensorFile, TensorFileError, open_tensors
 from atoll_server.merging import merge
-from atoll_server.merging.merge import FragmentState, Merged, Update
-from atoll_server.rounds.events import Key
+from atoll_server.merging.merge import FragmentState, MergeResult, Update
 from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage import lineage, shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.disk import DISK, Disk
@@ -93,7 +93,7 @@ def initial_states(layout: Layout, initial: TensorFile) -> dict[int, FragmentSta
     return {fragment.index: initial_state(layout, initial, fragment) for fragment in layout.fragments}
 
 
-def initial_state(layout: Layout, initial: TensorFile, fragment: Fragment) -> FragmentState:
+def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout) -> FragmentState:
     """Version 0 of one. TensorFileError when a value is not finite."""
     theta = np.empty(fragment.length, np.float32)
     for piece in fragment.pieces:
@@ -162,7 +162,7 @@ def restore(
 
 
 def _newest_sound(
-    snapshots: list[SnapshotRow], directory: Path, fragments: Sequence[Fragment], disk: Disk
+    snapshots: list[SnapshotRow], directory: Path, fragments: Sequence[FragmentLayout], disk: Disk
 ) -> dict[int, FragmentState] | None:
     """The state of the newest snapshot that can be read; takes those off the list that cannot."""
     while snapshots:
@@ -176,12 +176,12 @@ def _newest_sound(
 
 
 def merge_again(
-    db: sqlite3.Connection, spool: Spool, generation: int, fragment: Fragment, state: FragmentState, row: MergeRow
-) -> Merged:
+    db: sqlite3.Connection, spool: Spool, generation: int, fragment: FragmentLayout, state: FragmentState, row: MergeRow
+) -> MergeResult:
     """One merge of the ledger, from `state`, the version before it; `check_merge` says whether it came out the same."""
     stored = []
     for learner, incarnation, seq, _, _ in row.shares:
-        key = Key(learner, incarnation, fragment.index, seq)
+        key = ContributionKey(learner, incarnation, fragment.index, seq)
         sent = contribution_of(db, generation, key)
         norms_sq = np.array(sent.norms_sq, np.float64)
         stored.append(spool.open(generation, key, Codec(sent.codec), norms_sq, sent.scale))
@@ -194,7 +194,7 @@ def merge_again(
             each.close()
 
 
-def check_merge(merged: Merged, row: MergeRow) -> None:
+def check_merge(merged: MergeResult, row: MergeRow) -> None:
     """Raises LedgerError when a merge's checksums are not the ledger's."""
     found, logged = merged.checksums, (row.theta, row.theta_pub, row.momentum)
     if found != logged:
@@ -204,7 +204,7 @@ def check_merge(merged: Merged, row: MergeRow) -> None:
         )
 
 
-def contribution_of(db: sqlite3.Connection, generation: int, key: Key) -> ContributionRow:
+def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKey) -> ContributionRow:
     """What the ledger has of a contribution to a merge. Raises LedgerError."""
     found = shard_ledger.contribution(db, generation, key)
     if found is None:

@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll_wire.clock import SYSTEM, Clock
 from atoll_wire.contract import Fate
 from atoll_wire.errors import SettingsError
-from atoll_wire.layout import Layout
+from atoll_wire.layout.layout import Layout
+from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.restore import LEDGER, stored_layout
 from atoll_server.checkpoints.snapshot import SnapshotError, load_snapshot, snapshot_path
-from atoll_server.learners.accounts import Account
+from atoll_server.learners.goodput import TimeAccount
 from atoll_server.storage import crash_points, database, lineage, run_ledger, shard_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.lineage import Beginning, Line
-from atoll_server.storage.rows import FateRow, LearnerRow, SnapshotRow, TallyRow
+from atoll_server.storage.rows import FateRow, LearnerRow, SnapshotRow, TotalsRow
 
 Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
@@ -113,14 +113,14 @@ def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
     """Sums and accounts of the new generation: of merged tokens only those that its history has."""
-    sums: dict[Sender, TallyRow] = {}
+    sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0
     for made_in in range(1, line.generation):
         for number, sent, fate in shard_ledger.came_after(db, made_in, 0):
             key = sent.key
             sender = (key.learner, key.incarnation, key.fragment)
-            sums[sender] = sums.get(sender, TallyRow(*sender)).plus(number, sent, fate)
+            sums[sender] = sums.get(sender, TotalsRow(*sender)).plus(number, sent, fate)
             through = max(through, number)
             if fate.fate is Fate.MERGED:
                 merged[sender] += sent.tokens
@@ -128,9 +128,11 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
     for fragment in layout.fragments:
         for _, sent, _ in lineage.merged(db, line, fragment.index, 0):
             counted[sent.key.learner, sent.key.incarnation, fragment.index] += sent.tokens
-    for sender, tally in sums.items():
+    for sender, totals_row in sums.items():
         # No sequence number: this learner has sent nothing in this generation.
-        shard_ledger.put_tally(db, line.generation, replace(tally, through=through, tokens=counted[sender], seq=0))
+        shard_ledger.put_totals(
+            db, line.generation, replace(totals_row, through=through, tokens=counted[sender], seq=0)
+        )
     undone = {sender: tokens - counted[sender] for sender, tokens in merged.items()}
     for learner in run_ledger.learners(db):
         run_ledger.put_learner(db, _restored(learner, row, undone, layout))
@@ -138,7 +140,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: L
 
 def _restored(learner: LearnerRow, row: SnapshotRow, undone: dict[Sender, int], layout: Layout) -> LearnerRow:
     """A learner's account at the checkpoint."""
-    account: Account = Account.from_data(learner.account)
+    account: TimeAccount = TimeAccount.from_data(learner.account)
     parts = (
         undone.get((learner.name, learner.incarnation, fragment.index), 0) * fragment.length / layout.parameters
         for fragment in layout.fragments

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 from atoll_wire.errors import UserError
-from atoll_wire.layout import Fragment
+from atoll_wire.layout.layout import FragmentLayout
 
 from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors, write_data, write_header
 from atoll_server.merging.merge import FragmentState
 from atoll_server.storage import crash_points
-from atoll_server.storage.disk import DISK, Disk, Writing
+from atoll_server.storage.disk import DISK, Disk, WritableFile
 from atoll_server.storage.rows import SnapshotRow
 
 PARTS = ("theta", "theta_pub", "momentum")
@@ -34,7 +34,7 @@ def snapshot_path(directory: Path, snapshot_id: int) -> Path:
 class SnapshotWriter:
     """Writes one file, fragment by fragment in order; all methods run in a worker thread."""
 
-    def __init__(self, path: Path, fragments: Sequence[Fragment], disk: Disk = DISK) -> None:
+    def __init__(self, path: Path, fragments: Sequence[FragmentLayout], disk: Disk = DISK) -> None:
         self.path = path
         self.size_bytes = 0
         self.versions: dict[int, int] = {}
@@ -42,7 +42,7 @@ class SnapshotWriter:
         self._fragments = fragments
         self._part = path.with_suffix(".part")
         self._disk = disk
-        self._file: Writing | None = None
+        self._file: WritableFile | None = None
 
     def begin(self) -> None:
         """Creates the file and writes its head."""
@@ -80,7 +80,7 @@ class SnapshotWriter:
 
 
 def load_snapshot(
-    path: Path, fragments: Sequence[Fragment], row: SnapshotRow, disk: Disk = DISK
+    path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK
 ) -> dict[int, FragmentState]:
     """Reads a state file and checks it against the ledger. SnapshotError when it cannot be trusted."""
     states = {}

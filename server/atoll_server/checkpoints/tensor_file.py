@@ -26,8 +26,8 @@ from atoll_server.storage.disk import DISK, Disk
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
          "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8}  # fmt: skip
 FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of trainable tensors
-MOST_HEADER_BYTES = 100_000_000  # the library's own limit
-MOST_DIMENSIONS = 64  # torch's own limit
+MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+MAX_DIMENSIONS = 64  # torch's own limit
 
 
 class Sink(Protocol):
@@ -42,7 +42,7 @@ class TensorFileError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """Where one tensor lies. dtype: the format's own name, such as "BF16"."""
 
     dtype: str
@@ -56,7 +56,7 @@ class TensorFile:
     """An open file; `data` is its map, and nothing is read before it is asked for."""
 
     path: Path
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
     data: NDArray[np.uint8]
 
@@ -91,7 +91,7 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
     with closing(opened) as file:
         size, head = file.size, file.read_at(0, 8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise TensorFileError(f"{path} is not a safetensors file: its header says {length} bytes of {size}")
         try:
             header: dict[str, Any] = json.loads(file.read_at(8, length))
@@ -106,16 +106,16 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
     return TensorFile(path, entries, metadata, data)
 
 
-def _entry(item: Mapping[str, Any], base: int, size: int) -> Entry:
+def _entry(item: Mapping[str, Any], base: int, size: int) -> TensorEntry:
     shape, (start, stop) = tuple(item["shape"]), item["data_offsets"]
     if not all(type(number) is int for number in (*shape, start, stop)):
         raise ValueError(f"shape {shape} and place {start}:{stop} are not all whole numbers")
-    if len(shape) > MOST_DIMENSIONS or not all(0 <= number < 1 << 63 for number in shape):
+    if len(shape) > MAX_DIMENSIONS or not all(0 <= number < 1 << 63 for number in shape):
         raise ValueError("a tensor has too many dimensions, or impossible ones")  # their product might take hours
     count = math.prod(shape)
     if stop - start != count * BYTES[item["dtype"]] or not 0 <= start <= stop <= size - base:
         raise ValueError(f"a tensor of shape {shape} and type {item['dtype']} cannot lie at {start}:{stop}")
-    return Entry(item["dtype"], shape, base + start, base + stop)
+    return TensorEntry(item["dtype"], shape, base + start, base + stop)
 
 
 def write_header(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 LISTED = "atoll.initial"  # the metadata's key; a JSON list of names
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # as torch names them
-MOST_SHOWN = 80  # characters of a name
+MAX_SHOWN = 80  # characters of a name
 REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
 
 
@@ -29,7 +29,7 @@ def warning(names: Collection[str]) -> str:
     """What to know of an export with these; empty where there are none."""
     if not names:
         return ""
-    first = json.dumps(min(names)[:MOST_SHOWN])
+    first = json.dumps(min(names)[:MAX_SHOWN])
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"{first}{others}: not shared in training, and here as the run began. The model may be useless with these: "

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
-from atoll_wire.clock import Clock
 from atoll_wire.errors import UserError
+from atoll_wire.process.clock import Clock
 
 from atoll_server.checkpoints.restore import INITIAL, LEDGER, check_initial
 from atoll_server.storage import database, shard_ledger
@@ -20,12 +20,12 @@ log = structlog.get_logger()
 
 ROWS = 1000  # at a time
 REST, LONGEST_REST_S = 10.0, 1.0  # between two times, in lengths of the last one: the core has better things to do
-PATIENCE_S = 1.0  # at the end: as long as small files take
+MAX_WAIT_S = 1.0  # at the end: as long as small files take
 
 DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # the last two: what a flipped bit makes of a row
 
 
-class Audit:
+class RunVerifier:
     """A thread of its own, which nothing waits for. say: is told what is damaged."""
 
     def __init__(self, directory: Path, disk: Disk, clock: Clock, say: Callable[[str], None]) -> None:
@@ -48,7 +48,7 @@ class Audit:
         """Leaves what is still unread for another time."""
         self._ending.set()
         if self._thread is not None:
-            self._thread.join(PATIENCE_S)
+            self._thread.join(MAX_WAIT_S)
 
     def _read(self, checks: list[Callable[[], None]]) -> None:
         for check in checks:

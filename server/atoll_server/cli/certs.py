@@ -52,7 +52,7 @@ def issue_command(
     directory: Folder = Path("certs"),
 ) -> None:
     """Make or renew a process's directory of certificates, for its --tls."""
-    from atoll_wire.certificate import Role, show
+    from atoll_wire.security.certificate import Role, read_certificate
 
     from atoll_server.access.certificates import issue
 
@@ -63,7 +63,7 @@ def issue_command(
         raise typer.BadParameter(f"{role}: use one of {', '.join(roles)}", param_hint="ROLE")
     out = issue(directory, roles[role], name, host, days)
     print(
-        f"{out}: {role} {name}, valid until {show(out).ends:%Y-%m-%d %H:%M} UTC; give the process this directory as --tls"
+        f"{out}: {role} {name}, valid until {read_certificate(out).ends:%Y-%m-%d %H:%M} UTC; give the process this directory as --tls"
     )
 
 
@@ -71,9 +71,9 @@ def show_command(
     path: Annotated[Path, typer.Argument(help="A certificate, or a process's directory of certificates.")],
 ) -> None:
     """Show a certificate's role, name, hosts and validity."""
-    from atoll_wire.certificate import show
+    from atoll_wire.security.certificate import read_certificate
 
-    found = show(path)
+    found = read_certificate(path)
     print(f"who          {found.identity}\nhosts        {' '.join(found.hosts) or 'none'}\nissuer       {found.issuer}")
     print(
         f"valid        {found.begins:%Y-%m-%d %H:%M} to {found.ends:%Y-%m-%d %H:%M} UTC, {found.days_left:.1f} days left"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from atoll_wire import lazy_commands
 from atoll_wire.errors import UserError, need
+from atoll_wire.process import lazy_commands
 
 KEEPING = ("numba", "zstandard")
 REACH = "How a core is reached"
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _start_core() -> lazy_commands.Command:
-    from atoll_wire.settings import Given, Logs, command
+    from atoll_wire.process.settings import Given, Logs, command
 
     from atoll_server.settings import CoreSettings, RunSettings
 
@@ -97,7 +97,7 @@ def pause_command(
     reason: Annotated[str, typer.Option(help="Shown to learners and operators.")] = "no reason given",
 ) -> None:
     """Pause the run: no round opens and learners wait in step(), until `atoll resume`. A restarted core stays paused."""
-    from atoll_server.cli.remote import pause
+    from atoll_server.cli.operator_client import pause
 
     pause(_core(server, tls, token, insecure_plaintext), reason or "no reason given")
 
@@ -106,7 +106,7 @@ def resume_command(
     server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
 ) -> None:
     """Resume a run that `atoll pause` paused."""
-    from atoll_server.cli.remote import pause
+    from atoll_server.cli.operator_client import pause
 
     pause(_core(server, tls, token, insecure_plaintext), "")
 
@@ -149,7 +149,7 @@ def evict_command(
     ] = None,
 ) -> None:
     """Evict a learner: it stops, its pending work is refused, and its name cannot join again."""
-    from atoll_server.cli.remote import evict
+    from atoll_server.cli.operator_client import evict
 
     evict(_core(server, tls, token, insecure_plaintext), learner, "" if undo else reason or "by an operator", tokens)
 
@@ -179,11 +179,11 @@ def checkpoint_list(
     """List the snapshots on a core's disk: each of them can be restored."""
     if directory is not None:
         need("checkpoint list --dir", "server", *KEEPING)
-        from atoll_server.cli.offline import list_from_directory
+        from atoll_server.cli.run_directory import list_from_directory
 
         list_from_directory(directory)
         return
-    from atoll_server.cli.remote import list_checkpoints
+    from atoll_server.cli.operator_client import list_checkpoints
 
     list_checkpoints(_core(server, tls, token, insecure_plaintext))
 
@@ -200,7 +200,7 @@ def checkpoint_restore(
     old generation stay until the core has taken two in the new one: until then this can be undone.
     """
     need("checkpoint restore", "server", *KEEPING)
-    from atoll_server.cli.offline import restore_checkpoint
+    from atoll_server.cli.run_directory import restore_checkpoint
     from atoll_server.storage import crash_points
 
     if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
@@ -212,7 +212,7 @@ def checkpoint_take(
     server: Server = "127.0.0.1:7070", tls: Tls = None, token: Token = "", insecure_plaintext: Plaintext = False
 ) -> None:
     """Take a snapshot now, and wait until it is durable."""
-    from atoll_server.cli.remote import take_checkpoint
+    from atoll_server.cli.operator_client import take_checkpoint
 
     take_checkpoint(_core(server, tls, token, insecure_plaintext))
 
@@ -232,11 +232,11 @@ def checkpoint_export(
     initial: Annotated[bool, typer.Option("--initial", help="The first parameters, version 0.")] = False,
 ) -> None:
     """Write the published model as a file that load_state_dict(strict=True) takes."""
-    from atoll_server.cli.remote import export_checkpoint
+    from atoll_server.cli.operator_client import export_checkpoint
 
     if directory is not None:
         need("checkpoint export --dir", "server", *KEEPING)
-        from atoll_server.cli.offline import export_from_directory
+        from atoll_server.cli.run_directory import export_from_directory
 
         export_from_directory(directory, out, initial=initial)
     else:
@@ -265,8 +265,8 @@ def replay_command(
     need("replay", "server", *KEEPING)
     from rich.progress import Progress
 
-    from atoll_server.cli.offline import write_model
     from atoll_server.cli.replay import replay
+    from atoll_server.cli.run_directory import write_model
     from atoll_server.cli.tables import console
 
     shown = console()
@@ -294,8 +294,8 @@ def replay_command(
 
 
 def _core(server: str, tls: Path | None, token: str, insecure_plaintext: bool) -> Any:  # noqa: ANN401
-    from atoll_wire.access import Access
+    from atoll_wire.security.transport import TransportSecurity
 
-    from atoll_server.cli.remote import Remote
+    from atoll_server.cli.operator_client import OperatorTarget
 
-    return Remote(server, Access(tls, insecure_plaintext), token)
+    return OperatorTarget(server, TransportSecurity(tls, insecure_plaintext), token)

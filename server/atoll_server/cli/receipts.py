@@ -12,14 +12,14 @@ from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
 from atoll_server.checkpoints.restore import LEDGER
-from atoll_server.cli.remote import TIMEOUT_S, OperatorError, Remote, operator
+from atoll_server.cli.operator_client import TIMEOUT_S, OperatorError, OperatorTarget, operator
 from atoll_server.cli.tables import console
 from atoll_server.service.operator_service import logged_receipt
 from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import read_ledger
 
 
-def from_core(remote: Remote, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
+def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
     """Asks a core, in several calls where its answers are limited. last: how many receipts, newest first."""
     found: list[pb.LoggedReceipt] = []
     wanted = FATES[_fate(fate)] if fate else pb.FATE_UNSPECIFIED

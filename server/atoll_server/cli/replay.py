@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from atoll_wire.blocks import F32
+from atoll_wire.codec.block_kernels import F32
 from atoll_wire.errors import SettingsError
-from atoll_wire.layout import Fragment, Layout
+from atoll_wire.layout.layout import FragmentLayout, Layout
 
 from atoll_server.checkpoints.restore import check_merge, initial_state, merge_again
 from atoll_server.checkpoints.tensor_file import TensorFile
-from atoll_server.cli.offline import ledger_of, read_run
-from atoll_server.merging.merge import FragmentState, Merged
+from atoll_server.cli.run_directory import ledger_of, read_run
+from atoll_server.merging.merge import FragmentState, MergeResult
 from atoll_server.settings import RunSettings
 from atoll_server.storage import lineage, run_ledger
 from atoll_server.storage.disk import DISK
@@ -82,8 +82,8 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int 
 
 
 def _again(
-    db: sqlite3.Connection, spool: Spool, generation: int, fragment: Fragment, state: FragmentState, row: MergeRow
-) -> Merged:
+    db: sqlite3.Connection, spool: Spool, generation: int, fragment: FragmentLayout, state: FragmentState, row: MergeRow
+) -> MergeResult:
     try:
         return merge_again(db, spool, generation, fragment, state, row)
     except SpoolError as error:

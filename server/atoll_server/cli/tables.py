@@ -103,8 +103,8 @@ def _learners(reply: pb.StatusReply, most: int | None) -> Table:
             f"{each.goodput.ratio:.3f}",
             f"{sum(each.goodput.lost_s.values()):.0f} s",
             f"{each.blocked_fraction:.4f}",
-            f"{each.heard_s:.1f} s ago",
-            _comeback(each),
+            f"{each.last_seen_age_s:.1f} s ago",
+            _recovery(each),
             escape(each.waiting_for),
         )
     return table
@@ -118,9 +118,9 @@ def _left_out(count: int, most: int | None, what: str) -> str | None:
     return f"{count - most} {what} more" if most is not None and count > most else None
 
 
-def _comeback(each: pb.LearnerStatus) -> str:
+def _recovery(each: pb.LearnerStatus) -> str:
     """Seconds for the process's start, its joining, and its first step; empty for a first incarnation."""
-    parts = each.comeback
+    parts = each.recovery
     if each.incarnation < 2 or not parts.first_step_s:
         return ""
     return f"{parts.prepared_s:.1f} + {parts.joining_s:.2f} + {parts.first_step_s:.2f} s"

@@ -7,18 +7,18 @@ import time
 
 import grpc
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.clock import SYSTEM
+from atoll_wire.process.clock import SYSTEM
 from google.protobuf.json_format import MessageToJson
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from atoll_server.cli.remote import TIMEOUT_S, Remote, operator
+from atoll_server.cli.operator_client import TIMEOUT_S, OperatorTarget, operator
 from atoll_server.cli.tables import FEW, console, shown
 
 EVERY_S = 1.0
 
 
-def show_status(remote: Remote, *, as_json: bool) -> None:
+def show_status(remote: OperatorTarget, *, as_json: bool) -> None:
     """Prints a run's state as tables, or as one JSON object."""
     with operator(remote) as stub:
         reply = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
@@ -28,13 +28,13 @@ def show_status(remote: Remote, *, as_json: bool) -> None:
         console().print(shown(reply))
 
 
-def watch_status(remote: Remote) -> None:
+def watch_status(remote: OperatorTarget) -> None:
     """Shows a run's state as tables, refreshed every second, until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
         _watch(remote)
 
 
-def _watch(remote: Remote) -> None:
+def _watch(remote: OperatorTarget) -> None:
     """While the core does not answer, the last state stays on the screen, with its age."""
     with operator(remote) as stub, Live(console=console(), auto_refresh=False, screen=True) as live:
         reply, seen_at = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S), SYSTEM.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import typer
-from atoll_wire import lazy_commands
+from atoll_wire.process import lazy_commands
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _front() -> lazy_commands.Command:
-    from atoll_wire.settings import Logs, command
+    from atoll_wire.process.settings import Logs, command
 
     from atoll_server.front.settings import FrontSettings
 

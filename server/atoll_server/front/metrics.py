@@ -5,9 +5,9 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
 from atoll_server.access.quotas import LIMITS
-from atoll_server.rpc.open_calls import Served
+from atoll_server.rpc.open_calls import OpenCalls
 
-MOST_NAMES, OTHERS = 1024, "others"
+MAX_NAMES, OTHERS = 1024, "others"
 
 
 class FrontMetrics:
@@ -37,13 +37,13 @@ class FrontMetrics:
         for limit in LIMITS:
             self.limited.labels(limit)
         self.cached = Gauge("atoll_front_cached_bytes", "Updates and fragments in memory", registry=self.registry)
-        self.served = Served()
+        self.served = OpenCalls()
         self.registry.register(self.served)
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
 
     def vouched(self, name: str) -> None:
         """The core knows this learner: a name that is only what a caller says takes nobody's place."""
-        if len(self._names) < MOST_NAMES:
+        if len(self._names) < MAX_NAMES:
             self._names.add(name)
 
     def learner(self, name: str, direction: str) -> Counter:

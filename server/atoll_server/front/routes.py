@@ -6,12 +6,12 @@ import asyncio
 from functools import partial
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.access import Access, AccessError
-from atoll_wire.clock import Clock
-from atoll_wire.links import Link
+from atoll_wire.connections.link import Link
+from atoll_wire.process.clock import Clock
+from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.upstream import WATCH_S, Dial, Upstream, UpstreamShard
+from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, UpstreamShard
 
 
 class Routes:
@@ -20,13 +20,13 @@ class Routes:
     def __init__(
         self,
         address: str,
-        access: Access,
+        security: TransportSecurity,
         clock: Clock,
-        dial: Dial = partial(Link, alert=True),  # noqa: B008 - it is never changed
+        dial: Dial = partial(Link, keepalive=True),  # noqa: B008 - it is never changed
     ) -> None:
         self.clock = clock
-        self._access, self._dial = access, dial
-        self.core = Upstream(address, access, clock, dial)
+        self._security, self._dial = security, dial
+        self.core = CoreConnection(address, security, clock, dial)
         self._run = ("", 0)  # and generation, whose shards these are
         self.default = UpstreamShard(self.core, None)
         self._shards: list[UpstreamShard] = []  # by number
@@ -44,31 +44,31 @@ class Routes:
         """
         if reply.state != pb.JoinReply.STATE_READY:
             return
-        known = {(shard.upstream, shard.fragments): shard for shard in self._shards}
-        upstreams = {upstream.address: upstream for upstream in self._upstreams()}
+        known = {(shard.core_connection, shard.fragments): shard for shard in self._shards}
+        upstreams = {core_connection.address: core_connection for core_connection in self._upstreams()}
         shards = list[UpstreamShard]()
         for place in reply.shards:
-            upstream = self._at(place.address, upstreams)
+            core_connection = self._at(place.address, upstreams)
             fragments = frozenset(place.fragments)
-            shards.append(known.get((upstream, fragments)) or UpstreamShard(upstream, fragments))
+            shards.append(known.get((core_connection, fragments)) or UpstreamShard(core_connection, fragments))
             place.address = ""
         self._run = (reply.run, reply.generation)
         self._shards = shards
         self._owners = {fragment: shard for shard in shards for fragment in shard.fragments or ()}
-        for upstream in upstreams.values():
-            if upstream not in self._upstreams():
-                await upstream.close()
+        for core_connection in upstreams.values():
+            if core_connection not in self._upstreams():
+                await core_connection.close()
 
-    def _at(self, address: str, known: dict[str, Upstream]) -> Upstream:
+    def _at(self, address: str, known: dict[str, CoreConnection]) -> CoreConnection:
         if not address:
             return self.core
         if address not in known:
             try:
-                self._access.check([address])
-            except AccessError as error:
+                self._security.check([address])
+            except TransportSecurityError as error:
                 text = f"this front cannot call the run's shard at {address}: {error}"
                 raise Refused(Status.UNAVAILABLE, text) from error
-            known[address] = Upstream(address, self._access, self.clock, self._dial)
+            known[address] = CoreConnection(address, self._security, self.clock, self._dial)
         return known[address]
 
     def owner(self, session: pb.Session, fragment: int) -> UpstreamShard:
@@ -85,19 +85,19 @@ class Routes:
         """The first shard where the run is joined, or the default."""
         mine = (session.run, session.generation) == self._run
         shards = self._shards if mine else []
-        return next((shard for shard in shards if shard.upstream is self.core), self.default)
+        return next((shard for shard in shards if shard.core_connection is self.core), self.default)
 
     async def watch(self) -> None:
         """Goes on for ever: looks after the connections."""
         while True:
             await asyncio.sleep(WATCH_S)
-            for upstream in self._upstreams():
-                await upstream.look()
+            for core_connection in self._upstreams():
+                await core_connection.look()
 
     async def close(self) -> None:
         """Hangs up at once."""
-        for upstream in self._upstreams():
-            await upstream.close()
+        for core_connection in self._upstreams():
+            await core_connection.close()
 
-    def _upstreams(self) -> list[Upstream]:
-        return list(dict.fromkeys((self.core, *(shard.upstream for shard in self._shards))))
+    def _upstreams(self) -> list[CoreConnection]:
+        return list(dict.fromkeys((self.core, *(shard.core_connection for shard in self._shards))))

@@ -7,22 +7,23 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 import structlog
-from atoll_wire import allocator, frames, scrape
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.access import on_loopback
-from atoll_wire.certificate import Role, check_role
-from atoll_wire.clock import SYSTEM
+from atoll_wire.messages import frame_messages
+from atoll_wire.process import allocator, metrics_server
+from atoll_wire.process.clock import SYSTEM
+from atoll_wire.security.certificate import Role, check_role
+from atoll_wire.security.transport import on_loopback
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.front.metrics import FrontMetrics
-from atoll_server.front.passing import pass_on
+from atoll_server.front.pass_through import pass_on
 from atoll_server.front.routes import Routes
 from atoll_server.front.service import FrontService
 from atoll_server.front.settings import FrontSettings
 from atoll_server.rpc.calls import message_options
-from atoll_server.rpc.limiter import Gate
-from atoll_server.rpc.process import Public, open_files, told_to_stop
+from atoll_server.rpc.limiter import CallLimiter
+from atoll_server.rpc.process import RpcServer, open_files, stop_signal
 
 log = structlog.get_logger()
 
@@ -32,26 +33,26 @@ GOODBYE_S = 2.0  # for calls that run: whoever follows was told to go elsewhere
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
     """Runs a front until SIGTERM or SIGINT. announce: told each address once it serves. Raises SettingsError."""
     settings.check()
-    check_role(settings.access.tls, Role.FRONT)
-    allocator.lean()
+    check_role(settings.security.tls, Role.FRONT)
+    allocator.return_freed_memory()
     open_files()
-    told, metrics = told_to_stop(), FrontMetrics(settings.region)
-    routes, audit_log = Routes(settings.core, settings.access, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
+    told, metrics = stop_signal(), FrontMetrics(settings.region)
+    routes, audit_log = Routes(settings.core, settings.security, SYSTEM), AuditLog(settings.audit_log, SYSTEM)
     audit_log.start()
     service = FrontService(routes, metrics, settings.cache_bytes, audit_log)
-    gate = Gate(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM)
+    gate = CallLimiter(settings.quotas, _said, metrics.limited, partial(_limited, audit_log), SYSTEM)
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
-    public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, metrics.served)
-    frames.serve(service, public.server)
+    public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, metrics.served)
+    frame_messages.serve(service, public.server)
     pass_on(public.server, routes.core, settings.region, audit_log, near=on_loopback(settings.listen))
     addresses = [public.bind(address) for address in settings.listen]
-    pulse, where = scrape.Pulse(SYSTEM), settings.metrics_listen
-    scraped = scrape.serve(metrics.registry, where, pulse.not_alive, pulse.not_ready) if where else None
-    beating = asyncio.create_task(pulse.keep())
+    health, where = metrics_server.ProcessHealth(SYSTEM), settings.metrics_listen
+    scraped = metrics_server.serve(metrics.registry, where, health.not_alive, health.not_ready) if where else None
+    beating = asyncio.create_task(health.keep())
     watching = asyncio.create_task(routes.watch())
     watching.add_done_callback(lambda _: told.set())
     await public.begin()
-    pulse.waits_for = ""
+    health.waits_for = ""
     log.info(
         "serving", addresses=addresses, core=settings.core, region=settings.region,
         metrics_port=scraped.port if scraped else None,
@@ -63,7 +64,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
         if watching.done():
             watching.result()
     finally:
-        pulse.waits_for = "stopping"
+        health.waits_for = "stopping"
         watching.cancel()
         service.stop()
         await public.end(GOODBYE_S)

@@ -10,25 +10,25 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
-from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.calling import LinkLost, answer, opened, until_it_ends
-from atoll_wire.certificate import Role
-from atoll_wire.checksums import crc32c
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call, unary_reply
+from atoll_wire.connections.link import Link, is_atoll_status
 from atoll_wire.contract import JOIN_S
-from atoll_wire.frames import Pushed, Sent
-from atoll_wire.links import Link, said
-from atoll_wire.logs import contribution
+from atoll_wire.messages import frame_messages
+from atoll_wire.messages.frame_messages import Pushed, Sent
+from atoll_wire.process.logs import contribution_name
+from atoll_wire.security.certificate import Role
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.front.fetching import Fetching
+from atoll_server.front.core_connection import UpstreamShard, is_connection_lost
 from atoll_server.front.metrics import FrontMetrics
+from atoll_server.front.region_fetches import RegionFetches
 from atoll_server.front.routes import Routes
-from atoll_server.front.upstream import UpstreamShard, lost
-from atoll_server.rpc.calls import Context, Waits, end, let_go
+from atoll_server.rpc.calls import Context, InterruptibleWaits, discard_rest, end
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ class Route:
     def to(self, shard: UpstreamShard) -> Link:
         """The call goes on to this shard."""
         self.shard = shard
-        self.address = shard.upstream.address
+        self.address = shard.core_connection.address
         self.link = shard.link
         return self.link
 
@@ -55,8 +55,8 @@ class FrontService(rpc.OuterServicer):
     def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, audit_log: AuditLog) -> None:
         """cache_bytes: of updates and whole fragments."""
         self._routes, self._metrics, self._audit_log = routes, metrics, audit_log
-        self.fetching = Fetching(routes, metrics, cache_bytes)
-        self._waits, self._stopping = Waits(), False
+        self.fetching = RegionFetches(routes, metrics, cache_bytes)
+        self._waits, self._stopping = InterruptibleWaits(), False
 
     def stop(self) -> None:
         """Ends what would go on for long, and tells every follower that it has to go elsewhere."""
@@ -72,7 +72,7 @@ class FrontService(rpc.OuterServicer):
             self._may(context, request.learner)
             began = core.clock.monotonic()
             with core.link.quick.use() as connection:
-                reply: pb.JoinReply = await answer(connection.stub.Join(request, timeout=JOIN_S))
+                reply: pb.JoinReply = await unary_reply(connection.stub.Join(request, timeout=JOIN_S))
             core.link.answered(core.clock.monotonic() - began)
             await self._routes.joined(reply)
             session = pb.Session(
@@ -96,12 +96,12 @@ class FrontService(rpc.OuterServicer):
                 link = self._routes.core.link
                 with (
                     link.carriers.use() as connection,
-                    opened("Initialise", connection.stub.Initialise()) as call,
+                    open_stream("Initialise", connection.stub.Initialise()) as call,
                     link.transfers.of(call) as moved,
                 ):
 
                     async def pass_on() -> None:
-                        with until_it_ends():
+                        with tolerate_ended_call():
                             await call.write(header)
                             async for request in requests:
                                 self._metrics.whole_up.inc(len(request.chunk))
@@ -113,9 +113,9 @@ class FrontService(rpc.OuterServicer):
                         reply: pb.InitialiseReply = await call
                 return reply
             finally:
-                await let_go(requests)
+                await discard_rest(requests)
 
-    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Notification]:
         """What a shard tells, until it, the learner or this front goes."""
         shard = self._routes.numbered(request.session, request.shard)
         async with self._answering(context, shard, request.session):
@@ -123,17 +123,17 @@ class FrontService(rpc.OuterServicer):
             wait = self._waits.begin()
             with (
                 shard.link.quick.use() as connection,
-                opened("Follow", connection.stub.Follow(request)) as call,
+                open_stream("Follow", connection.stub.Follow(request)) as call,
             ):
                 try:
-                    while (happening := await wait.next(aiter(call))) is not None:
-                        self.fetching.told(shard, happening.log, request.session, _versions(happening))
+                    while (notification := await wait.next(aiter(call))) is not None:
+                        self.fetching.told(shard, notification.log, request.session, _versions(notification))
                         self._answered(shard, up=True)
-                        yield happening
+                        yield notification
                 except Refused:
                     if not self._stopping:
                         raise
-                    yield pb.Happening(shutting_down=pb.ShuttingDown())
+                    yield pb.Notification(shutting_down=pb.ShuttingDown())
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
         """How training goes, for a shard to count."""
@@ -143,10 +143,10 @@ class FrontService(rpc.OuterServicer):
                 first = await wait.first(requests, "a Report stream")
                 self._may(context, first.session.learner)
                 link = route.to(self._routes.numbered(first.session, first.shard))
-                with link.quick.use() as connection, opened("Report", connection.stub.Report()) as call:
+                with link.quick.use() as connection, open_stream("Report", connection.stub.Report()) as call:
 
                     async def pass_on() -> None:
-                        with until_it_ends():
+                        with tolerate_ended_call():
                             await call.write(first)
                             async for told in requests:
                                 if told.HasField("session"):
@@ -158,7 +158,7 @@ class FrontService(rpc.OuterServicer):
                         reply: pb.ReportReply = await call
                 return reply
             finally:
-                await let_go(requests)
+                await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """A good-bye."""
@@ -166,7 +166,7 @@ class FrontService(rpc.OuterServicer):
         async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
             with shard.link.quick.use() as connection:
-                reply: pb.LeaveReply = await answer(connection.stub.Leave(request, timeout=QUICK_S))
+                reply: pb.LeaveReply = await unary_reply(connection.stub.Leave(request, timeout=QUICK_S))
             shard.sessions.refused(request.session)
             return reply
 
@@ -182,16 +182,16 @@ class FrontService(rpc.OuterServicer):
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
                 self._may(context, header.session.learner)
-                name = contribution(header.session, header.fragment, header.seq)
+                name = contribution_name(header.session, header.fragment, header.seq)
                 log.debug("passing on", contribution=name, cycle=header.cycle)
                 link = route.to(self._routes.owner(header.session, header.fragment))
-                pool = link.quick if header.asks_only else link.carriers
+                pool = link.quick if header.control_only else link.carriers
                 with (
                     pool.use() as connection,
-                    opened("Push", connection.stub.Push()) as call,
+                    open_stream("Push", connection.stub.Push()) as call,
                     link.transfers.of(call) as moved,
                 ):
-                    with until_it_ends():
+                    with tolerate_ended_call():
                         await call.write(request)
                     async with _beside(call, self._frames(call, requests, header)):
                         while (reply := await wait.next(aiter(call))) is not None:
@@ -200,12 +200,12 @@ class FrontService(rpc.OuterServicer):
                                 log.debug("answered by the core", contribution=name)
                             yield reply
             finally:
-                await let_go(requests)
+                await discard_rest(requests)
 
     async def _frames(self, call: Any, requests: AsyncIterator[Pushed], header: pb.PushHeader) -> None:  # noqa: ANN401
         """Upwards, as long as the core takes them. Raises Refused for what is not what it says."""
         up = self._metrics.learner(header.session.learner, "up")
-        with until_it_ends():
+        with tolerate_ended_call():
             async for request in requests:
                 size = _checked(request, header)
                 self._metrics.up.inc(size)
@@ -250,10 +250,10 @@ class FrontService(rpc.OuterServicer):
                 self._audit_log.refused("refused", context.peer(), status=refused.status.value, detail=details)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
-            if lost(error):
+            if is_connection_lost(error):
                 self._answered(route.shard, up=False)
-                route.shard.upstream.suspect(route.link)
-            if not said(error):  # by gRPC, or by a stranger on the core's port: it ends no learner
+                route.shard.core_connection.suspect(route.link)
+            if not is_atoll_status(error):  # by gRPC, or by a stranger on the core's port: it ends no learner
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.address}: {details}"
             if session is not None:
                 route.shard.sessions.refused(session)
@@ -287,11 +287,11 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
     """Bytes of a message's payloads. Raises Refused for frames that are not what they say, or not of this header."""
-    brought = frames.frames_in(request)
-    if header.asks_only:
+    brought = frame_messages.frames_in(request)
+    if header.control_only:
         raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
-    if not 0 < len(brought) <= frames.TOGETHER:
-        text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
+    if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
+        text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are taken"
         raise Refused(Status.INVALID_ARGUMENT, text)
     for frame in brought:
         if frame.index >= header.frames or len(frame.payload) > header.size_bytes:
@@ -301,9 +301,9 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
     return sum(len(frame.payload) for frame in brought)
 
 
-def _versions(happening: pb.Happening) -> Iterable[tuple[int, int]]:
-    """Of fragments, that a happening tells."""
-    if happening.HasField("current"):
-        return happening.current.versions.items()
-    published = happening.published
-    return [(published.fragment, published.version)] if happening.HasField("published") else []
+def _versions(notification: pb.Notification) -> Iterable[tuple[int, int]]:
+    """Of fragments, that a notification tells."""
+    if notification.HasField("current"):
+        return notification.current.versions.items()
+    published = notification.published
+    return [(published.fragment, published.version)] if notification.HasField("published") else []

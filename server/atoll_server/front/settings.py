@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from atoll_wire.settings import Address, Option
+from atoll_wire.process.settings import Address, Option
 from pydantic import Field
 
 from atoll_server.access.quotas import Quotas

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 FASTER = 10.0  # times the others' rate: how far hardware may differ
-MOST_STEPS_S, MOST_TOKENS_S = 2e3, 1e9  # limits per second of a learner that is alone: no hardware does more
+MAX_STEPS_S, MAX_TOKENS_S = 2e3, 1e9  # limits per second of a learner that is alone: no hardware does more
 SPARE_S = 10.0  # unused time that may be used later: reports come at any moment, and late
 OVERTAKEN = 2.0  # times its own rate: how far a contribution may be ahead of the last report
 OVERTAKEN_STEPS, OVERTAKEN_S = 4.0, 1.0  # plus these steps, and those of this time: that report was late itself
@@ -30,14 +30,14 @@ MIXED = 4.0  # times the usual tokens per step, in a contribution of few steps
 
 
 @dataclass(frozen=True, slots=True)
-class Most:
+class MaxRates:
     """How many reported steps and tokens count per second."""
 
-    steps_s: float = MOST_STEPS_S
-    tokens_s: float = MOST_TOKENS_S
+    steps_s: float = MAX_STEPS_S
+    tokens_s: float = MAX_TOKENS_S
 
 
-HELD = Most(MOST_STEPS_S, 0.0)  # steps count, since rounds follow them; tokens wait for a rate to compare with
+HELD = MaxRates(MAX_STEPS_S, 0.0)  # steps count, since rounds follow them; tokens wait for a rate to compare with
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class Rates:
         batch = _middle(self._batches, own.batch if own is not None else None)
         return None if steps_s is None or batch is None else Rate(steps_s, batch)
 
-    def most(self, learner: str) -> Most:
+    def most(self, learner: str) -> MaxRates:
         """The rates up to which a learner's reports count."""
         own = self._rates.get(learner)
         steps_s = _middle(self._steps, own.steps_s if own is not None else None)
         tokens_s = _middle(self._tokens, own.tokens_s if own is not None else None)
         if steps_s is None or tokens_s is None:
-            return HELD if len(self._starting) > (learner in self._starting) else Most()
-        return Most(min(MOST_STEPS_S, FASTER * steps_s), min(MOST_TOKENS_S, FASTER * tokens_s))
+            return HELD if len(self._starting) > (learner in self._starting) else MaxRates()
+        return MaxRates(min(MAX_STEPS_S, FASTER * steps_s), min(MAX_TOKENS_S, FASTER * tokens_s))
 
 
 def _middle(values: Sequence[float], own: float | None) -> float | None:
@@ -125,7 +125,7 @@ class Declared:
     steps: int
 
 
-def weighed(
+def credited(
     said: Declared, reported: Declared, given: int, unheard_s: float, own: Rate | None, usual: Rate | None
 ) -> Declared:
     """What counts of a contribution's declared tokens and steps.

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
-from atoll_wire import codec
-from atoll_wire.codec import LEVELS, Content
-from atoll_wire.layout import Fragment, MergeKind, Piece
-from atoll_wire.spans import Codec, FrameSpan, Segment
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.frame_codec import LEVELS, Content
+from atoll_wire.layout.frame_spans import Codec, FrameSpan, Segment
+from atoll_wire.layout.layout import FragmentLayout, MergeKind, Piece
 from numpy.typing import NDArray
 
-from atoll_server.merging.kernels import frame_squares, frame_step
+from atoll_server.merging.merge_kernels import frame_squares, frame_step
 from atoll_server.rounds.outer_step import OuterRule, part_of
 
 LARGEST_NORM = 1e12  # of a contribution's piece: above it a sum could overflow float32
@@ -48,7 +48,11 @@ class FragmentState:
 
     def checksums(self) -> tuple[int, int, int]:
         """CRC-32C of theta, theta_pub and momentum."""
-        return codec.vector_crc32c(self.theta), codec.vector_crc32c(self.theta_pub), codec.vector_crc32c(self.momentum)
+        return (
+            frame_codec.vector_crc32c(self.theta),
+            frame_codec.vector_crc32c(self.theta_pub),
+            frame_codec.vector_crc32c(self.momentum),
+        )
 
 
 class Contribution(Protocol):
@@ -84,7 +88,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """The result of a merge. checksums: CRC-32C of theta, theta_pub and momentum."""
 
     state: FragmentState
@@ -106,8 +110,8 @@ def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
 
-def norms_sq(fragment: Fragment, per_frame: Sequence[F64]) -> F64:
-    """Squared norm of each piece, from what `codec.check_frame` found for each frame, in frame order."""
+def norms_sq(fragment: FragmentLayout, per_frame: Sequence[F64]) -> F64:
+    """Squared norm of each piece, from what `frame_codec.check_frame` found for each frame, in frame order."""
     sums = np.zeros(len(fragment.pieces), np.float64)
     for span, squares in zip(fragment.frames, per_frame, strict=True):
         for segment, square in zip(span.segments, squares, strict=True):
@@ -116,13 +120,13 @@ def norms_sq(fragment: Fragment, per_frame: Sequence[F64]) -> F64:
 
 
 def merge(
-    fragment: Fragment,
+    fragment: FragmentLayout,
     state: FragmentState,
     contributions: Sequence[Contribution],
     weights: Sequence[float],
     rule: OuterRule,
     published: F32,
-) -> Merged:
+) -> MergeResult:
     """Merges contributions, sorted by learner and all in one codec, into the next version of `state`.
 
     weights: one per contribution; their sum is at most 1. published: float32 (fragment.length,), receives the new
@@ -154,10 +158,10 @@ class _Given:
     They are kept for the second pass while they fit in four bytes per parameter, else read twice.
     """
 
-    def __init__(self, contributions: Sequence[Contribution], fragment: Fragment) -> None:
+    def __init__(self, contributions: Sequence[Contribution], fragment: FragmentLayout) -> None:
         self._contributions = contributions
         self.codec = contributions[0].codec
-        size = len(contributions) * sum(codec.content_bytes(span, self.codec) for span in fragment.frames)
+        size = len(contributions) * sum(frame_codec.content_bytes(span, self.codec) for span in fragment.frames)
         self._kept: dict[int, list[Content]] | None = {} if size <= 4 * fragment.length else None
 
     def contents(self, span: FrameSpan) -> list[Content]:
@@ -182,12 +186,12 @@ def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: fl
 def _combined_squares(given: _Given, span: FrameSpan, factors: F32) -> F64:
     """First pass over a frame: sums of squares of the combination, per segment. factors: (contributions, pieces)."""
     contents, squares = given.contents(span), np.empty(len(span.segments), np.float64)
-    frame_squares(*_coded(contents, span, given.codec), codec.lengths(span), _by_segment(factors, span), squares)
+    frame_squares(*_coded(contents, span, given.codec), frame_codec.lengths(span), _by_segment(factors, span), squares)
     return squares
 
 
 def _step(
-    fragment: Fragment,
+    fragment: FragmentLayout,
     state: FragmentState,
     given: _Given,
     factors: F32,
@@ -195,24 +199,24 @@ def _step(
     rule: OuterRule,
     part: float,
     published: F32,
-) -> Merged:
+) -> MergeResult:
     """Second pass: Nesterov, the published update, and checksums. part: of an outer step, 0 to 1."""
     frames = []
     theta_crc = 0
     theta_pub_crc = 0
     momentum_crc = 0
     rates = np.array([rule.lr, *rule.decay_and_push(part)], np.float32)
-    memory = np.empty(max(codec.content_bytes(span, rule.codec) for span in fragment.frames), np.uint8)
+    memory = np.empty(max(frame_codec.content_bytes(span, rule.codec) for span in fragment.frames), np.uint8)
     for span in fragment.frames:
         frames.append(
-            codec.compress(_step_frame(span, state, given, factors, scales, rates, published, memory, rule.codec))
+            frame_codec.compress(_step_frame(span, state, given, factors, scales, rates, published, memory, rule.codec))
         )
-        theta_crc = codec.vector_crc32c(state.theta[span.place], theta_crc)
-        theta_pub_crc = codec.vector_crc32c(published[span.place], theta_pub_crc)
-        momentum_crc = codec.vector_crc32c(state.momentum[span.place], momentum_crc)
+        theta_crc = frame_codec.vector_crc32c(state.theta[span.place], theta_crc)
+        theta_pub_crc = frame_codec.vector_crc32c(published[span.place], theta_pub_crc)
+        momentum_crc = frame_codec.vector_crc32c(state.momentum[span.place], momentum_crc)
     new = FragmentState(state.version + 1, state.theta, published, state.momentum)
     update = Update(new.version, tuple(frames), theta_pub_crc)
-    return Merged(new, update, (theta_crc, theta_pub_crc, momentum_crc))
+    return MergeResult(new, update, (theta_crc, theta_pub_crc, momentum_crc))
 
 
 def _step_frame(
@@ -226,13 +230,13 @@ def _step_frame(
     memory: Content,
     kind: Codec,
 ) -> Content:
-    """The content of a frame's update, a view of `memory`. rates: lr, decay, push."""
+    """The content of a frame's update, a view of `buffers`. rates: lr, decay, push."""
     contents = given.contents(span)
-    update = memory[: codec.content_bytes(span, kind)]
+    update = memory[: frame_codec.content_bytes(span, kind)]
     place = span.place
     sound = frame_step(
         *_coded(contents, span, given.codec),
-        codec.lengths(span),
+        frame_codec.lengths(span),
         _by_segment(factors, span),
         _by_segment(scales[None], span)[0],
         rates,
@@ -248,7 +252,7 @@ def _step_frame(
 
 def _coded(contents: Sequence[Content], span: FrameSpan, kind: Codec) -> tuple[I64, int, int]:
     """Kernel arguments for a frame's contents: their addresses, byte offset of the scales, the codec's levels."""
-    return addresses(contents), codec.code_bytes(span, kind), LEVELS[kind]
+    return addresses(contents), frame_codec.code_bytes(span, kind), LEVELS[kind]
 
 
 def _by_segment(of_pieces: F32, span: FrameSpan) -> F32:
@@ -274,13 +278,13 @@ class _Zeros:
         return np.ones(1, np.float64)
 
     def content(self, span: FrameSpan) -> Content:
-        return np.zeros(codec.content_bytes(span, self.codec), np.uint8)
+        return np.zeros(frame_codec.content_bytes(span, self.codec), np.uint8)
 
 
 def warm_up() -> None:
     """Compiles every kernel that a core uses, or loads it from disk."""
-    codec.warm_up()
+    frame_codec.warm_up()
     span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
-    fragment = Fragment(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))
+    fragment = FragmentLayout(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))
     zero = np.zeros(1, np.float32)
     merge(fragment, start(zero), [_Zeros(Codec.INT4)], [1.0], OuterRule(1.0, 0.0, Codec.INT4), zero.copy())

@@ -2,5 +2,7 @@
 
 No clock, no IO, no threads. `events` lists what goes in and what comes out.
 
+`syncer` opens and closes rounds; `round_state` holds where a fragment's round stands.
+
 May import: learners, settings.
 """

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from atoll_wire.contract import LearnerState
 
-LEAST_SPAN_S = 0.02  # least time between two reports that measure a step time
-LEAST_STEP_S = 0.0005  # lower bound of a step time: rounds follow the fastest learner, and one may report nonsense
+MIN_SPAN_S = 0.02  # least time between two reports that measure a step time
+MIN_STEP_S = 0.0005  # lower bound of a step time: rounds follow the fastest learner, and one may report nonsense
 SMOOTHING = 0.2  # of exponential averages; a half-life of three observations
 FIRST_STEPS = 16  # over these steps the step time is a plain mean: reports come at any moment within a step
 LIVE_STEPS = 4.0  # a learner is live while its last inner step is at most this many of its own steps ago
@@ -26,7 +26,7 @@ def smoothed(old: float | None, seen: float) -> float:
 
 
 @dataclass(slots=True)
-class Member:
+class LearnerLiveness:
     """One learner as the core sees it. Times are monotonic seconds on the core's clock."""
 
     incarnation: int
@@ -46,7 +46,7 @@ class Member:
     answer_s: float | None = None  # round opened -> its contribution durable
     paused: bool = False
     gone: bool = False
-    unwanted: str = ""  # why an operator evicted it; empty: not evicted
+    refuse_reason: str = ""  # why an operator evicted it; empty: not evicted
     uploading: dict[int, float] = field(default_factory=dict)  # fragment -> when its last frame arrived
 
     def hear(self, steps: int, paused: bool, now: float) -> None:
@@ -59,7 +59,7 @@ class Member:
         self.heard_at = now
         grown = steps - self.steps
         # Reports that a link delayed arrive together and say nothing about the pace: the next one does.
-        together = self.stepped_at is not None and now < self.stepped_at + LEAST_SPAN_S
+        together = self.stepped_at is not None and now < self.stepped_at + MIN_SPAN_S
         if grown > 0 and not together:
             if self.stepped_at is None:
                 self.first_at = now
@@ -101,9 +101,9 @@ class Member:
             return
         seen = steps - self.first_steps
         if seen > FIRST_STEPS:
-            self.step_time_s = smoothed(self.step_time_s, max(LEAST_STEP_S, each_s))
+            self.step_time_s = smoothed(self.step_time_s, max(MIN_STEP_S, each_s))
         elif not self.remembered:
-            self.step_time_s = max(LEAST_STEP_S, (now - self.first_at) / seen)
+            self.step_time_s = max(MIN_STEP_S, (now - self.first_at) / seen)
 
     def silent_after_s(self) -> float:
         """Seconds without a step after which this learner is no longer live."""
@@ -126,26 +126,26 @@ class Member:
         seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
-    def patience_s(self) -> float:
+    def max_wait_s(self) -> float:
         """Seconds that a round waits for this learner's answer."""
         if self.answer_s is None:
             return max(UNSEEN_ANSWER_S, ANSWER_PATIENCE * (self.step_time_s or 0.0))
         return ANSWER_PATIENCE * max(self.answer_s, self.step_time_s or 0.0)
 
 
-def learner_state(member: Member | None, now: float, *, evicted: bool) -> LearnerState:
-    """How a learner is doing: the one place that decides it. member: None before it joined a run with parameters."""
+def learner_state(observed: LearnerLiveness | None, now: float, *, evicted: bool) -> LearnerState:
+    """How a learner is doing: the one place that decides it. observed: None before it joined a run with parameters."""
     if evicted:
         return LearnerState.EVICTED
-    if member is None:
+    if observed is None:
         return LearnerState.JOINING
-    if member.gone:
+    if observed.gone:
         return LearnerState.LEFT
-    if member.pausing(now):
+    if observed.pausing(now):
         return LearnerState.PAUSED
-    if member.step_time_s is None:
+    if observed.step_time_s is None:
         return LearnerState.JOINING
-    return LearnerState.LIVE if member.live(now) else LearnerState.SILENT
+    return LearnerState.LIVE if observed.live(now) else LearnerState.SILENT
 
 
 def named(learners: Sequence[str]) -> str:
@@ -154,13 +154,13 @@ def named(learners: Sequence[str]) -> str:
     return ", ".join(learners[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def look_after_s(members: int) -> float:
+def look_after_s(liveness: int) -> float:
     """Seconds between two checks that follow reports: each check visits all members, and one report changes little."""
-    return LOOK_S * max(0, members - FEW)
+    return LOOK_S * max(0, liveness - FEW)
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class LiveLearners:
     """The learners at one moment. live: learners that rounds wait for; fastest_step_s: None when no learner is live.
 
     counted: learners whose work makes a whole outer step: live and not paused; if none is live, all that have not left.
@@ -173,11 +173,11 @@ class Present:
     fastest_step_s: float | None
 
     @classmethod
-    def at(cls, members: Mapping[str, Member], now: float) -> Present:
+    def at(cls, liveness: Mapping[str, LearnerLiveness], now: float) -> LiveLearners:
         """Visits each member once, so that an event costs the same for any number of open rounds."""
-        live = frozenset(name for name, member in members.items() if member.live(now))
-        times = [step_s for name in live if (step_s := members[name].step_time_s) is not None]
-        here = live or frozenset(name for name, member in members.items() if not member.gone)
-        counted = frozenset(name for name in here if not members[name].paused)
-        expected = any(member.expected(now) for member in members.values())
+        live = frozenset(name for name, observed in liveness.items() if observed.live(now))
+        times = [step_s for name in live if (step_s := liveness[name].step_time_s) is not None]
+        here = live or frozenset(name for name, observed in liveness.items() if not observed.gone)
+        counted = frozenset(name for name in here if not liveness[name].paused)
+        expected = any(observed.expected(now) for observed in liveness.values())
         return cls(now, live, counted, expected, min(times, default=None))

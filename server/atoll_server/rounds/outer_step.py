@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
 
-from atoll_server.rounds.events import Cause
+from atoll_server.rounds.syncer_events import Cause
 from atoll_server.settings import RunSettings
 
 
@@ -23,7 +23,7 @@ class OuterRule:
     """The parameters of one outer step. lr, momentum: of Nesterov's method; codec: of the published update.
 
     heat: 1 during the run, falling to 0 at its end, when every piece is averaged, whatever its kind.
-    staleness_exponent (of the weights) and age (of the new version, see FragmentRounds) are for the ledger.
+    staleness_exponent (of the weights) and age (of the new version, see RoundState) are for the ledger.
     """
 
     lr: float

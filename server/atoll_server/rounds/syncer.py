@@ -23,10 +23,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.events import Cause
-from atoll_server.rounds.fragment_rounds import Closing, FragmentRounds, Pending, Phase, Waiting, Weigh
-from atoll_server.rounds.liveness import Member, Present, look_after_s, named, smoothed
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.liveness import LearnerLiveness, LiveLearners, look_after_s, named, smoothed
+from atoll_server.rounds.round_state import CloseNow, PendingContribution, Phase, RoundState, StayOpen, Weigh
+from atoll_server.rounds.syncer_events import Cause
 from atoll_server.settings import RunSettings
 
 CATCHING_UP = 2.0  # how many times the pace, while missed rounds are caught up
@@ -36,13 +36,13 @@ class Syncer:
     """The state of all rounds; `on` takes an event with its time and returns what must be done, in order."""
 
     def __init__(
-        self, settings: RunSettings, fragments: Mapping[int, FragmentRounds], weigh: Weigh, *, paused: bool = False
+        self, settings: RunSettings, fragments: Mapping[int, RoundState], weigh: Weigh, *, paused: bool = False
     ) -> None:
         """fragments: this shard's, by their number in the run; only the syncer changes them."""
         self.settings = settings
         self.weigh = weigh
         self.fragments = fragments
-        self.members: dict[str, Member] = {}
+        self.liveness: dict[str, LearnerLiveness] = {}
         self.due_at: float | None = None  # next opening by the pace; in the past: rounds were missed
         self.opened_at = 0.0  # the newest round
         self.quorum_s: float | None = None  # smoothed: opened -> K answered
@@ -50,22 +50,22 @@ class Syncer:
         self.paused = paused  # by an operator: open rounds close, and none opens
         self.looked_at = -math.inf  # when closing and opening were last decided
 
-    def restore(self, members: Mapping[str, Member]) -> None:
+    def restore(self, liveness: Mapping[str, LearnerLiveness]) -> None:
         """Continues from a ledger whose fragments are restored already. Rounds open at the next event."""
-        self.members.update(members)
+        self.liveness.update(liveness)
         self.due_at = max(rounds.opened_at for rounds in self.fragments.values())
 
     # ------------------------------------------------------------------------------ events
 
-    def on(self, event: ev.Event, now: float) -> list[ev.Effect]:
+    def on(self, event: ev.SyncerEvent, now: float) -> list[ev.Effect]:
         """Takes one event in; returns the effects in the order in which they must be carried out."""
         effects: list[ev.Effect] = []
         match event:
             case ev.Joined():
                 self._joined(event, now)
-            case ev.Heard():
-                self.members[event.learner].hear(event.steps, event.paused, now)
-                if now < self.looked_at + look_after_s(len(self.members)):
+            case ev.Reported():
+                self.liveness[event.learner].hear(event.steps, event.paused, now)
+                if now < self.looked_at + look_after_s(len(self.liveness)):
                     return effects
             case ev.Declined():
                 self.fragments[event.fragment].decline(event.learner, event.cycle, event.reason)
@@ -80,10 +80,10 @@ class Syncer:
                 rounds = self.fragments[event.fragment]
                 if rounds.closed_at and event.version == rounds.version and event.learner in rounds.adopters:
                     rounds.adopters.discard(event.learner)
-                    awake_since = self.members[event.learner].awake_since(rounds.closed_at)
+                    awake_since = self.liveness[event.learner].awake_since(rounds.closed_at)
                     self.sync_s = smoothed(self.sync_s, now - awake_since)
                 return []  # no round depends on it, and there may be many
-            case ev.Gone():
+            case ev.Left():
                 effects = self._gone(event)
             case ev.Paused():
                 self._paused(event.paused, now)
@@ -96,40 +96,40 @@ class Syncer:
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
         """A frame of an upload arrived: its deadline moves back. Frames are many and have no effects: no event."""
-        self.members[learner].uploading[fragment] = now
+        self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
         if paused != self.paused:
             self.paused, self.due_at = paused, None  # no rounds were missed during a pause
-            for member in self.members.values() if not paused else ():
-                member.resume(now)
+            for observed in self.liveness.values() if not paused else ():
+                observed.resume(now)
 
     def _joined(self, event: ev.Joined, now: float) -> None:
-        known = self.members.get(event.learner)
+        known = self.liveness.get(event.learner)
         if known is None or known.incarnation != event.incarnation:
-            self.members[event.learner] = Member(event.incarnation, now, now)
+            self.liveness[event.learner] = LearnerLiveness(event.incarnation, now, now)
         else:
-            known.gone, known.unwanted, known.joined_at, known.heard_at = False, "", now, now
+            known.gone, known.refuse_reason, known.joined_at, known.heard_at = False, "", now, now
 
     def _contributed(self, event: ev.Contributed, now: float) -> list[ev.Effect]:
-        rounds, member = self.fragments[event.key.fragment], self.members[event.key.learner]
-        rounds.pending[event.key] = Pending(event.cycle, event.base_version, event.tokens, event.steps)
-        member.uploading.pop(event.key.fragment, None)
+        rounds, observed = self.fragments[event.key.fragment], self.liveness[event.key.learner]
+        rounds.pending[event.key] = PendingContribution(event.cycle, event.base_version, event.tokens, event.steps)
+        observed.uploading.pop(event.key.fragment, None)
         if rounds.asked == event.cycle and rounds.opened_at:
-            member.answer_s = smoothed(member.answer_s, now - member.awake_since(rounds.opened_at))
-        return self._refuse_all(event.key.learner, member.unwanted)  # evicted while this became durable
+            observed.answer_s = smoothed(observed.answer_s, now - observed.awake_since(rounds.opened_at))
+        return self._refuse_all(event.key.learner, observed.refuse_reason)  # evicted while this became durable
 
-    def _gone(self, event: ev.Gone) -> list[ev.Effect]:
-        member = self.members.get(event.learner)
-        if member is None:
+    def _gone(self, event: ev.Left) -> list[ev.Effect]:
+        observed = self.liveness.get(event.learner)
+        if observed is None:
             return []  # evicted before the run had parameters: the syncer never knew it
-        member.gone, member.unwanted = True, event.unwanted
-        return self._refuse_all(event.learner, event.unwanted)
+        observed.gone, observed.refuse_reason = True, event.refuse_reason
+        return self._refuse_all(event.learner, event.refuse_reason)
 
-    def _refuse_all(self, learner: str, unwanted: str) -> list[ev.Effect]:
-        """Refuses a learner's pending contributions. unwanted: the reason; empty: nothing is refused."""
+    def _refuse_all(self, learner: str, refuse_reason: str) -> list[ev.Effect]:
+        """Refuses a learner's pending contributions. refuse_reason: the reason; empty: nothing is refused."""
         effects: list[ev.Effect] = []
-        if not unwanted:
+        if not refuse_reason:
             return effects
         for index, rounds in self.fragments.items():
             keys = sorted(key for key in rounds.pending if key.learner == learner)
@@ -137,66 +137,66 @@ class Syncer:
                 del rounds.pending[key]
             if keys:
                 rounds.quorum_at = None  # it may have been reached with them
-                effects.append(ev.Refuse(index, tuple(ev.Refusal(key, unwanted, True) for key in keys)))
+                effects.append(ev.Refuse(index, tuple(ev.Refusal(key, refuse_reason, True) for key in keys)))
         return effects
 
     # ------------------------------------------------------------------------------ closing
 
-    def _close_what_can(self, present: Present) -> list[ev.Effect]:
+    def _close_what_can(self, present: LiveLearners) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
         for index, rounds in self.fragments.items():
             if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
                 effects.append(self._open(index, present.now))
             elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
                 rounds.cycle += 1  # a cycle of its own: no learner is asked
-                effects += self._close(index, Closing(Cause.LATE, "came late, and there is no grace window"), present)
+                effects += self._close(index, CloseNow(Cause.LATE, "came late, and there is no grace window"), present)
             if rounds.phase is Phase.OPEN:
                 if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
                     rounds.quorum_at = present.now
-                    began_at = max(self.members[name].awake_since(rounds.opened_at) for name in rounds.fresh())
+                    began_at = max(self.liveness[name].awake_since(rounds.opened_at) for name in rounds.fresh())
                     self.quorum_s = smoothed(self.quorum_s, present.now - began_at)
                 decision = self.decide(index, present)
-                if isinstance(decision, Closing):
+                if isinstance(decision, CloseNow):
                     effects += self._close(index, decision, present)
         return effects
 
-    def _merges_late(self, rounds: FragmentRounds, present: Present) -> bool:
+    def _merges_late(self, rounds: RoundState, present: LiveLearners) -> bool:
         """Whether late contributions are merged between two rounds. A leaving learner's last work (cycle 0) waits."""
         late = {key.learner for key, waiting in rounds.pending.items() if waiting.cycle}
         waits = self.settings.grace_ratio > 0 or self.paused or not present.live
         return not waits and len(late) >= self.quorum(present)
 
-    def decide(self, fragment: int, present: Present) -> Waiting | Closing:
+    def decide(self, fragment: int, present: LiveLearners) -> StayOpen | CloseNow:
         """Whether an open round closes now and why, or what it waits for. Changes nothing."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
-            cause = Cause.LEFT if all(member.gone for member in self.members.values()) else Cause.NOBODY
-            return Closing(cause, "no learner is left to wait for")
+            cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.NOBODY
+            return CloseNow(cause, "no learner is left to wait for")
         missing = sorted(present.live - rounds.answered())
         if present.live and not missing:
-            return Closing(Cause.EVERYBODY, "every live learner has answered")
+            return CloseNow(Cause.EVERYBODY, "every live learner has answered")
         deadline = self._deadline(fragment, missing, now)
         if now >= deadline:
-            return Closing(Cause.DEADLINE, f"deadline passed without {named(missing) or 'any live learner'}")
+            return CloseNow(Cause.DEADLINE, f"deadline passed without {named(missing) or 'any live learner'}")
         if rounds.quorum_at is not None:
             grace_ends = rounds.quorum_at + self.grace_s(present)
             if now >= grace_ends:
-                return Closing(Cause.GRACE, f"quorum and grace window without {named(missing)}")
-            return Waiting(f"grace window for {named(missing)}", min(grace_ends, deadline))
+                return CloseNow(Cause.GRACE, f"quorum and grace window without {named(missing)}")
+            return StayOpen(f"grace window for {named(missing)}", min(grace_ends, deadline))
         fresh, needed = len(rounds.fresh()), self.quorum(present)
-        return Waiting(f"{fresh} of {needed} answers for the quorum; waits for {named(missing)}", deadline)
+        return StayOpen(f"{fresh} of {needed} answers for the quorum; waits for {named(missing)}", deadline)
 
     def _deadline(self, fragment: int, missing: Sequence[str], now: float) -> float:
         """When the slowest missing learner has usually answered; each frame of an upload in progress moves it back."""
         rounds = self.fragments[fragment]
-        latest = rounds.opened_at + max((self.members[name].patience_s() for name in missing), default=0.0)
+        latest = rounds.opened_at + max((self.liveness[name].max_wait_s() for name in missing), default=0.0)
         for name in missing:
-            frame_at = self.members[name].uploading.get(fragment)
+            frame_at = self.liveness[name].uploading.get(fragment)
             if frame_at is not None:
-                latest = max(latest, frame_at + self.members[name].patience_s())
+                latest = max(latest, frame_at + self.liveness[name].max_wait_s())
         return latest if missing else max(latest, now)
 
-    def _close(self, fragment: int, closing: Closing, present: Present) -> list[ev.Effect]:
+    def _close(self, fragment: int, closing: CloseNow, present: LiveLearners) -> list[ev.Effect]:
         rounds = self.fragments[fragment]
         # Late contributions were asked for before a pause, and paused learners are still live.
         counted = present.live if closing.cause is Cause.LATE else present.counted
@@ -213,7 +213,7 @@ class Syncer:
 
     # ------------------------------------------------------------------------------ opening
 
-    def _open_what_is_due(self, present: Present) -> list[ev.Effect]:
+    def _open_what_is_due(self, present: LiveLearners) -> list[ev.Effect]:
         interval, next_at, now = self.interval_s(present), self._next_open_at(present), present.now
         if interval is None or next_at is None or now < next_at or self._in_flight() >= self.most_in_flight():
             return []
@@ -225,7 +225,7 @@ class Syncer:
         self.opened_at = now
         return [self._open(min(idle, key=lambda index: self.fragments[index].opened_at), now)]
 
-    def _next_open_at(self, present: Present) -> float | None:
+    def _next_open_at(self, present: LiveLearners) -> float | None:
         """When the pace allows the next round, never in a burst; None while paused or while no learner trains."""
         interval = self.interval_s(present)
         if interval is None or self.paused:
@@ -241,15 +241,15 @@ class Syncer:
 
     # ------------------------------------------------------------------------------ derived
 
-    def present(self, now: float) -> Present:
+    def present(self, now: float) -> LiveLearners:
         """The learners as they are at `now`, for the other methods here."""
-        return Present.at(self.members, now)
+        return LiveLearners.at(self.liveness, now)
 
-    def quorum(self, present: Present) -> int:
+    def quorum(self, present: LiveLearners) -> int:
         """K: how many fresh contributions a round needs, given the live learners."""
         return self.settings.quorum.of(len(present.live))
 
-    def interval_s(self, present: Present) -> float | None:
+    def interval_s(self, present: LiveLearners) -> float | None:
         """Seconds between two openings: H/P steps of the fastest live learner; None when no learner is live."""
         fastest = present.fastest_step_s
         return None if fastest is None else self.settings.inner_steps / len(self.fragments) * fastest
@@ -259,7 +259,7 @@ class Syncer:
         wanted = math.ceil(self.settings.overlap_steps * len(self.fragments) / self.settings.inner_steps)
         return max(1, min(wanted, len(self.fragments)))
 
-    def grace_s(self, present: Present) -> float:
+    def grace_s(self, present: LiveLearners) -> float:
         """Eq. 3 in seconds: gamma * (tau * step_time - (quorum_time + sync_time)), never below zero."""
         slack = self.settings.overlap_steps * (present.fastest_step_s or 0.0)
         slack -= (self.quorum_s or 0.0) + (self.sync_s or 0.0)
@@ -272,7 +272,7 @@ class Syncer:
         for index, rounds in self.fragments.items():
             if rounds.phase is Phase.OPEN:
                 decision = self.decide(index, present)
-                times.append(decision.until if isinstance(decision, Waiting) else now)
+                times.append(decision.until if isinstance(decision, StayOpen) else now)
         next_at = self._next_open_at(present)
         if next_at is not None and self._in_flight() < self.most_in_flight():
             times.append(next_at)

@@ -13,8 +13,8 @@ from weakref import WeakSet
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
-from atoll_wire import parts
-from atoll_wire.links import SAID
+from atoll_wire.connections.link import ATOLL_STATUS
+from atoll_wire.messages import message_parts
 
 from atoll_server.access.refusals import Refused, Status
 
@@ -27,7 +27,7 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
     """Options of a server's channel: limits, and pings that detect dead peers."""
     return [
         ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", parts.REPLY_BYTES),
+        ("grpc.max_send_message_length", message_parts.REPLY_BYTES),
         ("grpc.so_reuseport", 0),  # a port in use is an error; else two servers would share it
         ("grpc.keepalive_time_ms", 30_000),  # only for idle connections: missing messages are noticed much earlier
         ("grpc.keepalive_timeout_ms", 20_000),  # on a slow link, a ping waits behind frames
@@ -41,12 +41,12 @@ def message_options(window_bytes: int, message_bytes: int) -> list[tuple[str, in
     ]
 
 
-async def let_go(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
+async def discard_rest(requests: Any) -> None:  # noqa: ANN401 - an asynchronous generator, behind gRPC's iterator
     """Ends a stream that was not read to its end. Else gRPC's reader keeps its call open, and a connection has few."""
     await aiter(requests).aclose()
 
 
-class Wait:
+class InterruptibleWait:
     """The waits of one call, which `end` interrupts."""
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ class Wait:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
-    async def __call__(self, patience_s: float | None = None, late: str = "") -> AsyncIterator[None]:
+    async def __call__(self, max_wait_s: float | None = None, late: str = "") -> AsyncIterator[None]:
         """Context of one wait. It interrupts the task, so never put a `yield` inside.
 
-        Raises Refused when the call is ended, or after patience_s seconds with the text `late`.
+        Raises Refused when the call is ended, or after max_wait_s seconds with the text `late`.
         """
         self._check()
         try:
-            async with asyncio.timeout(patience_s) as self._limit:
+            async with asyncio.timeout(max_wait_s) as self._limit:
                 yield
         except TimeoutError as error:
             self._check()
@@ -76,9 +76,9 @@ class Wait:
             self._limit = None
         self._check()  # a result that came at the same moment belongs to a session that is over
 
-    async def next(self, messages: AsyncIterator[T], patience_s: float | None = None, late: str = "") -> T | None:
+    async def next(self, messages: AsyncIterator[T], max_wait_s: float | None = None, late: str = "") -> T | None:
         """A stream's next message; None at its end. Raises Refused."""
-        async with self(patience_s, late):
+        async with self(max_wait_s, late):
             return await anext(messages, None)
 
     async def first(self, requests: AsyncIterator[T], what: str) -> T:
@@ -92,16 +92,16 @@ class Wait:
             raise Refused(self._why.status, self._why.detail)
 
 
-class Waits:
+class InterruptibleWaits:
     """The waits of a service's long calls. When it stops, they end at once, not after its whole grace period."""
 
     def __init__(self) -> None:
-        self._waits = WeakSet[Wait]()
+        self._waits = WeakSet[InterruptibleWait]()
         self._why: Refused | None = None
 
-    def begin(self) -> Wait:
+    def begin(self) -> InterruptibleWait:
         """A Wait for one call; it is ended already when the service has stopped."""
-        wait = Wait()
+        wait = InterruptibleWait()
         if self._why is not None:
             wait.end(self._why)
         self._waits.add(wait)
@@ -128,12 +128,12 @@ _ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)
 
 
 def may_end(end: End) -> None:
-    """Sets how this task's call is ended from outside, in any wait; called by the Gate."""
+    """Sets how this task's call is ended from outside, in any wait; called by the CallLimiter."""
     _ending.set(end)
 
 
 def ending() -> End:
-    """A function that ends this task's call from outside; it does nothing without a Gate."""
+    """A function that ends this task's call from outside; it does nothing without a CallLimiter."""
     return _ending.get()
 
 
@@ -145,7 +145,7 @@ async def abort(context: Context, refused: Refused) -> NoReturn:
 async def end(context: Context, code: grpc.StatusCode, details: str, *, meant: bool = True) -> NoReturn:
     """Ends a call with a status. meant: marks it as deliberate, so that callers do not blame the connection."""
     try:
-        await context.abort(code, details, SAID if meant else ())
+        await context.abort(code, details, ATOLL_STATUS if meant else ())
     except Exception as error:
         asyncio.get_running_loop().call_soon(_forget, error)
         raise

@@ -17,13 +17,13 @@ import grpc
 import grpc.aio
 import prometheus_client
 from atoll_wire import outer_pb2 as pb
-from atoll_wire import parts
-from atoll_wire.certificate import Role
-from atoll_wire.clock import Clock
+from atoll_wire.messages import message_parts
+from atoll_wire.process.clock import Clock
+from atoll_wire.security.certificate import Role
 from google.protobuf.message import DecodeError
 
 from atoll_server.access.identity import Caller, caller
-from atoll_server.access.quotas import MANY, Bucket, NoPlaceError, Pool, Quotas
+from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quotas, RateBucket
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
@@ -56,28 +56,28 @@ class _Owner:
         self.quotas = quotas
         self.many = many
         self.trusted = trusted
-        self.first: Pool[_Call] = Pool(quotas.first_calls * trusted)
+        self.first: CallSlots[_Call] = CallSlots(quotas.first_calls * trusted)
         self.waiting = 0
-        self.calls = Bucket(quotas.calls_per_s * many, quotas.calls_burst * many)
-        self.joins = Bucket(quotas.joins_per_s * trusted, quotas.joins_burst * trusted)
-        self.spoilt = Bucket(quotas.spoilt_per_s * many, quotas.spoilt_burst * many)
+        self.calls = RateBucket(quotas.calls_per_s * many, quotas.calls_burst * many)
+        self.joins = RateBucket(quotas.joins_per_s * trusted, quotas.joins_burst * trusted)
+        self.spoilt = RateBucket(quotas.spoilt_per_s * many, quotas.spoilt_burst * many)
         self.assembling = {"Push": asyncio.Semaphore(quotas.assembling * trusted), "Join": asyncio.Semaphore(trusted)}
-        self._streams: dict[str, Pool[_Call]] = {}
-        self._messages: dict[str, Bucket] = {}
+        self._streams: dict[str, CallSlots[_Call]] = {}
+        self._messages: dict[str, RateBucket] = {}
         self.used_at = 0.0
 
-    def streams(self, method: str) -> Pool[_Call]:
+    def streams(self, method: str) -> CallSlots[_Call]:
         if method not in self._streams:
-            self._streams[method] = Pool(self.quotas.streams(method) * self.many)
+            self._streams[method] = CallSlots(self.quotas.streams(method) * self.many)
         return self._streams[method]
 
-    def messages(self, method: str) -> Bucket:
+    def messages(self, method: str) -> RateBucket:
         if method not in self._messages:
             of = self.quotas
             per_s, burst = of.messages_per_s, of.messages_burst
             if method == "Report":
                 per_s, burst = of.reports_per_s, of.reports_burst
-            self._messages[method] = Bucket(per_s * self.many, burst * self.many)
+            self._messages[method] = RateBucket(per_s * self.many, burst * self.many)
         return self._messages[method]
 
     def idle(self) -> bool:
@@ -102,7 +102,7 @@ class _Method:
         return getattr(of, kind)
 
 
-class Gate(grpc.aio.ServerInterceptor):
+class CallLimiter(grpc.aio.ServerInterceptor):
     """Limits the calls of one server. vouched: a session's owner. limited: counts refusals and waits, by limit."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Gate(grpc.aio.ServerInterceptor):
     async def _pass(self, method: _Method, context: Context) -> None:
         call = _Call()
         may_end(call.end)
-        places = list[Pool[_Call]]()
+        places = list[CallSlots[_Call]]()
         try:
             if (why := await self._carried_out(method, context, call, places)) is not None:
                 call.ended = True
@@ -150,7 +150,7 @@ class Gate(grpc.aio.ServerInterceptor):
                 place.leave(call)
 
     async def _carried_out(
-        self, method: _Method, context: Context, call: _Call, places: list[Pool[_Call]]
+        self, method: _Method, context: Context, call: _Call, places: list[CallSlots[_Call]]
     ) -> Refused | None:
         """Runs a call; returns why it must end, in a new object without references to the call; None: it ended well."""
         who = _who(context)
@@ -178,12 +178,12 @@ class Gate(grpc.aio.ServerInterceptor):
     async def _first(self, method: _Method, peer: _Owner, call: _Call, inward: _Inward) -> Any:  # noqa: ANN401
         async with self._turn(peer, call):
             try:
-                async with asyncio.timeout(self.quotas.first_s):
+                async with asyncio.timeout(self.quotas.first_message_s):
                     request = await inward.read()
             except TimeoutError as error:
                 if call.why is not None:
                     raise
-                text = f"no message came within {self.quotas.first_s:.0f} s of the call: call again"
+                text = f"no message came within {self.quotas.first_message_s:.0f} s of the call: call again"
                 raise self.over("first_message", text) from error
         if request is None and not method.handler.request_streaming:
             raise Refused(Status.INVALID_ARGUMENT, "the call has no message: send one")
@@ -202,7 +202,7 @@ class Gate(grpc.aio.ServerInterceptor):
                 try:
                     oldest = peer.first.enter(call, self.clock.monotonic(), self.quotas.fresh_s)
                     break
-                except NoPlaceError:
+                except NoSlotError:
                     await asyncio.sleep(LOOK_S)
         finally:
             peer.waiting -= 1
@@ -247,20 +247,20 @@ class Gate(grpc.aio.ServerInterceptor):
         else:
             await answer  # it writes by itself
 
-    def _enter(self, pool: Pool[_Call], call: _Call, method: _Method) -> None:
+    def _enter(self, pool: CallSlots[_Call], call: _Call, method: _Method) -> None:
         try:
             oldest = pool.enter(call, self.clock.monotonic())
-        except NoPlaceError:
+        except NoSlotError:
             text = f"{len(pool)} {method.name} calls of this learner do not end: try again in a minute"
             raise self.over("streams", text) from None
         if oldest is not None:
             text = f"{len(pool) - 1} {method.name} calls of this learner are open: the oldest one ends for a new one"
             oldest.end(self.over("streams", text))
 
-    async def paced(self, bucket: Bucket, limit: str, what: str, cost: float = 1.0) -> None:
+    async def paced(self, bucket: RateBucket, limit: str, what: str, cost: float = 1.0) -> None:
         """Waits until the bucket has so much. Raises Refused when that takes too long."""
         wait_s = bucket.take(self.clock.monotonic(), cost)
-        if wait_s > self.quotas.patience_s:
+        if wait_s > self.quotas.max_wait_s:
             bucket.take(self.clock.monotonic(), -cost)
             raise self.over(limit, f"{what} arrive faster than the limit: wait {wait_s:.0f} s, and send fewer")
         if wait_s:
@@ -274,9 +274,9 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
         """The owner for a caller's connection. Fronts, and addresses without certificates, may carry many learners."""
-        many = MANY if who.role in {None, Role.FRONT} else 1
+        many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
-        return self._owner(key, many, MANY if who.role is Role.FRONT else 1)
+        return self._owner(key, many, FRONT_FACTOR if who.role is Role.FRONT else 1)
 
     def _owner(self, key: Hashable, many: int = 1, trusted: int = 1) -> _Owner:
         now = self.clock.monotonic()
@@ -295,13 +295,13 @@ class Gate(grpc.aio.ServerInterceptor):
 class _Inward:
     """Reads the messages of one call, within its quotas."""
 
-    def __init__(self, gate: Gate, method: _Method, context: Context, peer: _Owner) -> None:
+    def __init__(self, gate: CallLimiter, method: _Method, context: Context, peer: _Owner) -> None:
         self._gate = gate
         self._method = method
         self._context = context
         self.peer = self.owner = peer
         most = peer.quotas.joining_bytes if method.name == "Join" else peer.quotas.frame_bytes
-        self._pieces = parts.Pieces(most)
+        self._pieces = message_parts.MessageAssembler(most)
 
     async def read(self) -> Any:  # noqa: ANN401 - a message
         """The next message, joined from its pieces; None at the end of the stream. Raises Refused."""
@@ -347,7 +347,7 @@ class _Inward:
 class _Outward:
     """The context that a service gets: it cuts replies into pieces, and ends calls whose reader stalls."""
 
-    def __init__(self, gate: Gate, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
+    def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
         self._context = context
         self._method = method
@@ -358,7 +358,7 @@ class _Outward:
         """Sends a message. Raises Refused when the caller reads nothing for `stalled_s` seconds."""
         write = self._method.handler.response_serializer
         raw = message if write is None else write(message)
-        for piece in parts.split(raw) if self._method.name == "Fetch" else (raw,):
+        for piece in message_parts.split(raw) if self._method.name == "Fetch" else (raw,):
             try:
                 async with asyncio.timeout(self._gate.quotas.stalled_s):
                     await self._context.write(piece)

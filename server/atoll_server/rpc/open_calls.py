@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.calling import counted, open_calls
+from atoll_wire.connections.calls import count_by_method, open_calls
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -21,11 +21,11 @@ METHODS = {
 CARRYING = frozenset({"Follow", "Report", "Fetch", "ExportCheckpoint", "Probe"})  # cutting these costs only bytes
 
 
-class Served(grpc.aio.ServerInterceptor, Collector):
+class OpenCalls(grpc.aio.ServerInterceptor, Collector):
     """Counts a server's open calls of the contract's methods, and exports them to Prometheus."""
 
     def __init__(self) -> None:
-        self.open = counted(())
+        self.open = count_by_method(())
 
     def doing(self) -> bool:
         """Whether a call is open that should not be cut."""

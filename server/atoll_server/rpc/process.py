@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.access import Access, on_loopback
 from atoll_wire.errors import SettingsError
+from atoll_wire.security.transport import TransportSecurity, on_loopback
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from atoll_server.rpc.open_calls import Served
+from atoll_server.rpc.open_calls import OpenCalls
 
 UNLIMITED_FILES = 10_240  # the most that macOS accepts although it reports no limit
 GRACE_S = 10.0  # a stopping process may take this long to finish calls: a checkpoint, an acknowledgement
@@ -27,11 +27,11 @@ SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name
 
 
 @dataclass(frozen=True, slots=True)
-class Public:
+class RpcServer:
     """A gRPC server and its health service. served: counts its calls; credentials: None without TLS."""
 
     server: grpc.aio.Server
-    served: Served
+    served: OpenCalls
     health: health_aio.HealthServicer
     credentials: grpc.ServerCredentials | None
 
@@ -39,19 +39,20 @@ class Public:
     def of(
         cls,
         listen: Iterable[str],
-        access: Access,
+        security: TransportSecurity,
         options: list[tuple[str, int]],
         most_calls: int,
         gate: grpc.aio.ServerInterceptor,
-        served: Served,
-    ) -> Public:
-        """Makes a server with health, and with reflection if it listens on loopback only. Raises AccessError."""
+        served: OpenCalls,
+    ) -> RpcServer:
+        """Makes a server with health, and with reflection if it listens on loopback only. Raises
+        TransportSecurityError."""
         server = grpc.aio.server(interceptors=[gate, served], options=options, maximum_concurrent_rpcs=most_calls)
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         if on_loopback(listen):
             reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-        return cls(server, served, health, access.serving())
+        return cls(server, served, health, security.serving())
 
     def bind(self, address: str) -> str:
         """Binds HOST:PORT and returns it with the port that was chosen if PORT is 0. Raises SettingsError."""
@@ -93,7 +94,7 @@ def open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), most))
 
 
-def told_to_stop() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from atoll_wire import allocator
-from atoll_wire.clock import SYSTEM, Clock
 from atoll_wire.contract import PROTOCOL
 from atoll_wire.errors import SettingsError
+from atoll_wire.process import allocator
+from atoll_wire.process.clock import SYSTEM, Clock
 
 from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, drop_damaged, restore
-from atoll_server.learners.registry import unwanted
+from atoll_server.learners.learner_registry import refuse_reason
 from atoll_server.merging import merge
-from atoll_server.rounds import events as ev
+from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.first_parameters import STAGING
 from atoll_server.run.memory_budget import parameters_of, too_much
 from atoll_server.run.registrar import KEY_BYTES, Registrar
@@ -29,8 +29,8 @@ from atoll_server.run.run_clock import RunClock
 from atoll_server.run.watch import Watch
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.shard.context import ShardContext
-from atoll_server.shard.resumption import take_up
 from atoll_server.shard.shard import Shard
+from atoll_server.shard.shard_restore import restore_shard
 from atoll_server.storage import crash_points, database, run_ledger
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.ledger_writer import LedgerWriter, with_room
@@ -96,7 +96,7 @@ class Core:
         self.failed = asyncio.get_running_loop().create_future()
         log.info("preparing kernels: the first start on a machine compiles them, for half a minute")
         await asyncio.to_thread(merge.warm_up)
-        allocator.let_go_of_code("libllvmlite")  # 50 MiB that compile nothing any more
+        allocator.drop_code_pages("libllvmlite")  # 50 MiB that compile nothing any more
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self._started_at = self.clock.monotonic()
@@ -111,18 +111,18 @@ class Core:
         meta = await with_room(self._take_meta, db)
         writer = LedgerWriter(db, self.fail, self.clock)
         writer.start()
-        self.registrar.take_up(meta, run_ledger.learners(db), writer)
+        self.registrar.restore(meta, run_ledger.learners(db), writer)
         if "fingerprint" in meta:
             restored = await asyncio.to_thread(restore, db, Origin.of(meta), directory, self.disk, self.clock)
             damaged = await with_room(drop_damaged, db, directory, restored, self.disk)
             shard = self._shard(restored, damaged=damaged)
-            take_up(shard, db, restored)
+            restore_shard(shard, db, restored)
             self.registrar.runs(restored.layout, [shard])
         crash_points.point("start.state restored")
         for shard in self.registrar.shards:
-            for entry in self.registrar.roster.entries.values():
+            for entry in self.registrar.registry.entries.values():
                 if entry.evicted:  # the process before may have died in the middle of it
-                    shard.dispatch(ev.Gone(entry.name, unwanted(entry.evicted)))
+                    shard.dispatch(ev.Left(entry.name, refuse_reason(entry.evicted)))
             shard.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self._housekeeping.add_done_callback(self.watched)
@@ -198,7 +198,7 @@ class Core:
         shard = self._shard(restored, damaged=False)
         shard.spool.prepare(self.registrar.generation, shard.fragments)
         shard.start()
-        for entry in self.registrar.roster.entries.values():
+        for entry in self.registrar.registry.entries.values():
             if not entry.evicted:
                 shard.dispatch(ev.Joined(entry.name, entry.incarnation))
         self.registrar.runs(restored.layout, [shard])
@@ -209,7 +209,7 @@ class Core:
             settings=self.settings,
             run=run.settings,
             generation=run.generation,
-            roster=run.roster,
+            registry=run.registry,
             journal=run.journal,
             writer=run.writer,
             metrics=self.metrics,

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll_wire.layout import Layout, TensorSpec
+from atoll_wire.layout.layout import Layout, TensorSpec
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints.restore import INITIAL
 from atoll_server.checkpoints.tensor_file import FORMAT_NAME, TensorFile, TensorFileError, open_tensors
-from atoll_server.learners.registry import Entry
+from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.run.memory_budget import too_much
 from atoll_server.settings import CoreSettings
 from atoll_server.storage import crash_points
-from atoll_server.storage.disk import DISK, Disk, Writing
+from atoll_server.storage.disk import DISK, Disk, WritableFile
 
 STAGING = "staging"  # the directory of files on their way in
 COPY_BYTES = 1 << 20
 RENEWING_BYTES = 1 << 20  # of a file: within each lease_s, where somebody else waits to send theirs
-MOST_DOUBLED = 20  # times that a turn grows
+MAX_DOUBLED = 20  # times that a turn grows
 WAITS_S = 5.0  # after it asked: a learner that waits for its turn asks every second
 
 
@@ -38,11 +38,11 @@ class Lease:
     from then on it goes to another that waits, whatever came.
     """
 
-    entry: Entry
+    entry: RegistryEntry
     until: float
     turn_ends: float = math.inf
     most_bytes: int = 0
-    upload: Staging | None = None  # the newest: an older one of the same name ends
+    upload: StagedFile | None = None  # the newest: an older one of the same name ends
 
     def over(self, now: float, wanted: bool = False) -> bool:
         """Whether it may go to another name. wanted: another one waits."""
@@ -55,7 +55,7 @@ class Lease:
             self.most_bytes, self.until = received, until
 
 
-class Turns:
+class LeaseTurns:
     """Who is given the lease when several want it: whoever had it least often, of those who wait.
 
     Each turn of a name may take twice as long as the one before: a slow link is through at last, and a learner that
@@ -77,7 +77,7 @@ class Turns:
 
     def took(self, name: str, first_s: float) -> float:
         """It has the lease now; returns how long its turn is. first_s: of its first turn."""
-        turn_s = first_s * 2.0 ** min(self._had[name], MOST_DOUBLED)
+        turn_s = first_s * 2.0 ** min(self._had[name], MAX_DOUBLED)
         self._had[name] += 1
         self._waiting.pop(name, None)
         return turn_s
@@ -87,7 +87,7 @@ class Turns:
         self._waiting[name] = now
 
 
-class Staging:
+class StagedFile:
     """A file as it arrives, apart from any other that still does; methods run in a worker thread."""
 
     def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
@@ -95,7 +95,7 @@ class Staging:
         self.size_bytes, self.sha256 = size_bytes, sha256
         self._digest = hashlib.sha256()
         self.received = 0
-        self._file: Writing  # from `begin` on
+        self._file: WritableFile  # from `begin` on
 
     def begin(self) -> None:
         """Creates the file; `close` removes what was not published."""
@@ -142,12 +142,12 @@ class Staging:
         self._disk.remove(self._part)
 
 
-def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> Staging:
+def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> StagedFile:
     """Stages the file of `--init` the way a learner's upload is."""
     digest = hashlib.sha256()
     for chunk in _chunks(path):
         digest.update(chunk)
-    staging = Staging(directory, path.stat().st_size, digest.digest(), disk)
+    staging = StagedFile(directory, path.stat().st_size, digest.digest(), disk)
     staging.begin()
     try:
         for chunk in _chunks(path):

@@ -12,15 +12,15 @@ from typing import Any, TypeAlias
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import MERGE_KINDS, PROTOCOL, tensor_spec
-from atoll_wire.layout import Layout, LayoutError, TensorSpec, first_difference, plan
+from atoll_wire.layout.layout import Layout, LayoutError, TensorSpec, first_difference, plan
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.checkpoints import unshared_tensors
 from atoll_server.checkpoints.restore import INITIAL, Restored, initial_states
 from atoll_server.checkpoints.tensor_file import TensorFileError, open_tensors
-from atoll_server.learners.registry import Entry, Speaker
+from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
 from atoll_server.run import first_parameters
-from atoll_server.run.first_parameters import Lease, Staging, Turns
+from atoll_server.run.first_parameters import Lease, LeaseTurns, StagedFile
 from atoll_server.run.registrar import Registrar, Waiting
 from atoll_server.settings import CoreSettings, Limits
 from atoll_server.storage.disk import Disk
@@ -28,7 +28,7 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-MOST_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 
 Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
@@ -45,7 +45,7 @@ class Joining:
         self._begin = begin
         self._underway = underway
         self._lease: Lease | None = None
-        self._turns = Turns()
+        self._turns = LeaseTurns()
         self._initialising = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None  # of `--init`
 
@@ -80,8 +80,8 @@ class Joining:
             settings=run.settings_message(),
             fingerprint=run.layout.fingerprint,
             versions=run.versions(),
-            run_tokens=run.roster.tokens(),
-            struck_tokens=run.roster.struck_tokens(),
+            run_tokens=run.registry.tokens(),
+            voided_tokens=run.registry.voided_tokens(),
             retry_s=1.0,
             log=next((shard.follower_log.number for shard in run.shards), 0),
             shards=run.places(),
@@ -89,13 +89,13 @@ class Joining:
 
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
-    ) -> tuple[Entry, pb.JoinReply.State]:
+    ) -> tuple[RegistryEntry, pb.JoinReply.State]:
         """Checks a model against the run's, and its name; before there are parameters, settles who sends them."""
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
             layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
-            entry = run.roster.join(
+            entry = run.registry.join(
                 request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
                 request.proof, secrets.token_bytes(16), run.clock.wall(), now,
             )  # fmt: skip
@@ -106,10 +106,10 @@ class Joining:
                 if self._lease is None or self._lease.entry is not entry or self._over(self._lease, now):
                     turn_s = self._turns.took(entry.name, self._settings.limits.turn_s)
                     self._lease = Lease(entry, now + self._settings.limits.lease_s, now + turn_s)
-            speaker = Speaker(entry, entry.incarnation)
+            process = LearnerProcess(entry, entry.incarnation)
             if self._waiting() and self._settings.init is not None:
                 await self._load(self._settings.init)
-                speaker.still()
+                process.check_current()
             if not self._waiting():
                 return entry, pb.JoinReply.STATE_READY
             if free:
@@ -153,40 +153,40 @@ class Joining:
 
     # ------------------------------------------------------------------------------ first parameters
 
-    async def stage(self, speaker: Speaker, header: pb.InitialiseHeader) -> Staging:
+    async def stage(self, process: LearnerProcess, header: pb.InitialiseHeader) -> StagedFile:
         """Begins to take the first parameters from the holder of the lease. Raises Refused."""
-        lease = self._held(speaker)
+        lease = self._held(process)
         assert self._run.layout is not None, "a lease comes with a layout"
         directory = self._settings.directory
         first_parameters.check_room(self._settings, header.size_bytes, self._run.layout, self._disk)
-        made = Staging(directory, header.size_bytes, header.sha256, self._disk)
+        made = StagedFile(directory, header.size_bytes, header.sha256, self._disk)
         await asyncio.to_thread(made.begin)
         lease.upload = made
         return made
 
-    def came(self, speaker: Speaker, staging: Staging) -> None:
+    def came(self, process: LearnerProcess, staging: StagedFile) -> None:
         """Bytes arrived: the holder is alive, if it still is the holder. Raises Refused."""
         until = self._run.clock.monotonic() + self._settings.limits.lease_s
-        self._held(speaker, staging).came(staging.received, until)
+        self._held(process, staging).came(staging.received, until)
 
-    def _held(self, speaker: Speaker, staging: Staging | None = None) -> Lease:
+    def _held(self, process: LearnerProcess, staging: StagedFile | None = None) -> Lease:
         """The lease of whoever speaks. staging: its upload, which must be its newest. Raises Refused."""
-        speaker.still()
+        process.check_current()
         if not self._waiting():
             raise Refused(Status.UNAVAILABLE, "the run has its first parameters: join again and fetch them")
         lease = self._lease
-        if lease is None or lease.entry is not speaker.entry:
+        if lease is None or lease.entry is not process.entry:
             raise Refused(Status.UNAVAILABLE, "another learner sends the first parameters: join again and wait")
         if staging is not None and lease.upload is not staging:
             raise Refused(Status.UNAVAILABLE, "the first parameters are sent anew, over another call: this one ends")
         return lease
 
-    async def accept(self, speaker: Speaker, staging: Staging) -> None:
+    async def accept(self, process: LearnerProcess, staging: StagedFile) -> None:
         """Version 0, all at once: checked, durable, committed, then visible. Accepted exactly once."""
         async with self._initialising:
-            lease, entry = self._held(speaker, staging), speaker.entry
+            lease, entry = self._held(process, staging), process.entry
             try:
-                entry.account.bytes_whole += await self._accept(staging, speaker)
+                entry.account.bytes_whole += await self._accept(staging, process)
             except Refused:
                 lease.until = -math.inf  # whoever waits is next
                 raise
@@ -218,8 +218,8 @@ class Joining:
             self._run.record(refused)
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
-    async def _accept(self, staging: Staging, speaker: Speaker | None = None) -> int:
-        """Returns the bytes of all tensors. speaker: the sender; None: it is the file of `--init`."""
+    async def _accept(self, staging: StagedFile, process: LearnerProcess | None = None) -> int:
+        """Returns the bytes of all tensors. process: the sender; None: it is the file of `--init`."""
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)
@@ -227,14 +227,14 @@ class Joining:
             states = await asyncio.to_thread(initial_states, layout, file)
         except TensorFileError as error:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
-        if speaker is not None:
-            speaker.still()  # from here on it is under way to being durable
+        if process is not None:
+            process.check_current()  # from here on it is under way to being durable
         await asyncio.to_thread(staging.publish, directory)
         await self._run.begin(layout, first_parameters.tensors_as_data(layout.tensors), staging.sha256.hex())
         file = open_tensors(directory / INITIAL, self._disk)
         self._begin(Restored(layout, file, states, {}, []))
         self._lease = None
-        if speaker is None and (stale := unshared_tensors.warning(unshared_tensors.listed(file.metadata))):
+        if process is None and (stale := unshared_tensors.warning(unshared_tensors.listed(file.metadata))):
             log.warning("the run begins with tensors that the run before did not share", detail=stale)
         accepted = entries.FirstParameters(layout.parameters, len(layout.fragments))
         self._run.record(accepted)
@@ -249,7 +249,7 @@ def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpe
         raise Refused(Status.INVALID_ARGUMENT, f"{tied} names of tied tensors: at most {limits.tensors} are taken")
     for tensor in request.tensors:
         names = (tensor.name, *tensor.tied_names)
-        if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MOST_DIMENSIONS:
+        if max(len(name.encode()) for name in names) > limits.tensor_name_bytes or len(tensor.shape) > MAX_DIMENSIONS:
             raise Refused(
                 Status.INVALID_ARGUMENT, f'tensor "{tensor.name[:80]}" has too long a name or too many dimensions'
             )

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Layout
+from atoll_wire.layout.layout import Layout
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.registry import Entry, Roster, Speaker, unwanted
+from atoll_server.learners.learner_registry import LearnerProcess, LearnerRegistry, RegistryEntry, refuse_reason
 from atoll_server.learners.session_tokens import SessionKey
-from atoll_server.rounds import events as ev
+from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.run_clock import RunClock
 from atoll_server.settings import Limits, RunSettings
 from atoll_server.shard.fragment import Fragment
@@ -54,7 +54,7 @@ class Registrar:
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
         self.clock = clock
         self.journal = journal
-        self.roster = Roster(limits.learners)
+        self.registry = LearnerRegistry(limits.learners)
         self.run_id = ""
         self.generation = 0
         self.line = Line()  # of this generation
@@ -67,12 +67,12 @@ class Registrar:
         self.turned_away = 0
         self.state: Waiting | Running = Waiting()
         self._views = 0  # that shards were given in this epoch
-        self.writer: LedgerWriter  # from `take_up` on, as is the next
+        self.writer: LedgerWriter  # from `restore` on, as is the next
         self._sessions: SessionKey
 
     # ------------------------------------------------------------------------------ from and to the ledger
 
-    def take_up(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
+    def restore(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
         """Goes on where the ledger left the run. Its shards come later, with `runs`."""
         self.writer = writer
         self.run_id = meta["run"]
@@ -86,9 +86,9 @@ class Registrar:
         self.frozen_digest = meta.get("frozen_digest", "")
         self.initial_sha256 = meta.get("initial_sha256", "")
         for row in learners:
-            self.roster.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
+            self.registry.restore(row.name, row.region, row.incarnation, row.nonces, row.account, row.evicted)
             self.clock.begin_after(row.account["heard_at"])
-        self.roster.since = self.clock.wall()
+        self.registry.since = self.clock.wall()
 
     def newly_restored(self) -> Beginning | None:
         """How this generation began, when no core served it before this one."""
@@ -118,16 +118,16 @@ class Registrar:
         self.layout = layout
         self.state = Running(tuple(shards))
 
-    async def save(self, entry: Entry) -> None:
+    async def save(self, entry: RegistryEntry) -> None:
         """Makes a name durable as it is now."""
-        entry.dirty = False
+        entry.unsaved = False
         await self.writer.commit(partial(run_ledger.put_learner, row=row_of(entry)))
 
     async def save_accounts(self) -> None:
         """Makes every account durable that changed since it was."""
-        rows = [row_of(entry) for entry in self.roster.entries.values() if entry.dirty]
-        for entry in self.roster.entries.values():
-            entry.dirty = False
+        rows = [row_of(entry) for entry in self.registry.entries.values() if entry.unsaved]
+        for entry in self.registry.entries.values():
+            entry.unsaved = False
         if rows:
             await self.writer.commit(partial(_put_learners, rows=rows))
 
@@ -145,7 +145,7 @@ class Registrar:
     def view(self) -> RunView:
         """What shards are to know of the run, newer than every view before."""
         self._views += 1
-        return RunView(self.epoch, self._views, self.roster.tokens(), self.roster.struck_tokens(), self.paused)
+        return RunView(self.epoch, self._views, self.registry.tokens(), self.registry.voided_tokens(), self.paused)
 
     def tell(self) -> None:
         """Tells every shard how the run stands now: after each report, and after what an operator did."""
@@ -184,14 +184,14 @@ class Registrar:
 
     # ------------------------------------------------------------------------------ learners and operators
 
-    def session(self, session: pb.Session) -> Speaker:
+    def session(self, session: pb.Session) -> LearnerProcess:
         """The process that a call comes from: the one way in for everything that has a session. Raises Refused."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
         number = self._sessions.number(session.learner, session.incarnation, session.token)
-        return Speaker(self.roster.check(session.learner, session.incarnation, number), session.incarnation)
+        return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 
-    def token(self, entry: Entry) -> bytes:
+    def token(self, entry: RegistryEntry) -> bytes:
         """What its process proves with that it may speak for a name."""
         return self._sessions.token(entry.name, entry.incarnation, entry.session)
 
@@ -206,7 +206,7 @@ class Registrar:
             total_tokens=self.settings.total_tokens,
         )
 
-    async def joined(self, entry: Entry, by: str, state: pb.JoinReply.State) -> None:
+    async def joined(self, entry: RegistryEntry, by: str, state: pb.JoinReply.State) -> None:
         """Makes durable that a process speaks for a name, and tells the shards. Raises Refused when it no longer does.
 
         What its dead predecessor left unfinished is dropped. by: what its certificate says; state: that it is told.
@@ -214,7 +214,7 @@ class Registrar:
         incarnation = entry.incarnation
         await self.save(entry)
         crash_points.point("join.row committed")
-        Speaker(entry, incarnation).still()
+        LearnerProcess(entry, incarnation).check_current()
         for shard in self.shards:
             shard.joined(entry.name, incarnation)
         if not entry.announced:
@@ -222,19 +222,19 @@ class Registrar:
         else:
             arrival = Arrival.RESTARTED if entry.announced < incarnation else Arrival.AGAIN
         entry.announced = incarnation
-        down_s = entry.comeback.down_s
+        down_s = entry.recovery.down_s
         joined = entries.Joined(entry.name, entry.region, incarnation, arrival, down_s, by, state)
         self.record(joined)
 
-    async def left(self, entry: Entry) -> None:
+    async def left(self, entry: RegistryEntry) -> None:
         """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
         entry.account.left_at = self.clock.wall()
         entry.session = 0
         await self.save(entry)
         for shard in self.shards:
-            shard.dispatch(ev.Gone(entry.name))
+            shard.dispatch(ev.Left(entry.name))
         if not entry.session:  # nor did it join again meanwhile
-            entry.speaks(0, Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
+            entry.start_session(0, Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
         self.record(entries.Left(entry.name, entry.incarnation))
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
@@ -243,19 +243,19 @@ class Registrar:
         tokens: what counts of all that it reported; None: what counted before. Schedules follow with the next update.
         Raises Refused for an unknown name.
         """
-        entry = self.roster.entries.get(name)
+        entry = self.registry.entries.get(name)
         if entry is None:
             raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": see `atoll status`')
         was_evicted = bool(entry.evicted)
-        self.roster.evict(entry, reason, self.clock.wall())
+        self.registry.evict(entry, reason, self.clock.wall())
         if tokens is not None:
-            self.roster.strike(entry, tokens)
+            self.registry.void_tokens(entry, tokens)
         await self.save(entry)
         crash_points.point("eviction.committed")
         self.tell()
         if reason:
             for shard in self.shards:
-                shard.evicted(name, entry.incarnation, unwanted(reason))
+                shard.evicted(name, entry.incarnation, refuse_reason(reason))
             self.record(entries.Evicted(name, reason))
         elif was_evicted:
             self.record(entries.Readmitted(name))
@@ -278,7 +278,7 @@ def _without_parameters() -> Refused:
     return Refused(Status.UNAVAILABLE, "the run has no parameters yet: join again in a moment")
 
 
-def row_of(entry: Entry) -> LearnerRow:
+def row_of(entry: RegistryEntry) -> LearnerRow:
     """A name as the ledger keeps it."""
     return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
 

@@ -9,9 +9,9 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import REPORTED
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.accounts import Spent
-from atoll_server.learners.registry import Entry
-from atoll_server.rounds import events as ev
+from atoll_server.learners.goodput import IncarnationCounters
+from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.rounds import syncer_events as ev
 from atoll_server.run.registrar import Registrar
 from atoll_server.shard.shard import Shard
 from atoll_server.telemetry import entries
@@ -19,47 +19,47 @@ from atoll_server.telemetry import entries
 log = structlog.get_logger()
 
 LONGEST_REASON = 200  # of a declined round
-MOST_REPORTED = 2 * REPORTED  # declined rounds and adoptions together
+MAX_REPORTED = 2 * REPORTED  # declined rounds and adoptions together
 
 
-def progress(run: Registrar, most: int, entry: Entry, seen: pb.Progress) -> None:
+def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
     """Takes in a report. most: tokens or steps of a learner. Raises Refused for more than that."""
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps')
-    if len(seen.declined) + len(seen.adopted) > MOST_REPORTED:
+    if len(seen.declined) + len(seen.adopted) > MAX_REPORTED:
         raise Refused(
             Status.INVALID_ARGUMENT,
             f'learner "{entry.name}" reports {len(seen.declined) + len(seen.adopted)} rounds and adoptions at a '
-            f"time: at most {MOST_REPORTED} are taken",
+            f"time: at most {MAX_REPORTED} are taken",
         )
-    spent = Spent(
+    spent = IncarnationCounters(
         steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
         joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
     )  # fmt: skip
     entry.reports.saw(run.clock.monotonic())
     wall = run.clock.wall()
-    run.roster.heard(entry, wall, spent)
-    if 2 * spent.tokens < seen.tokens and not entry.doubted:
-        entry.doubted = True
+    run.registry.heard(entry, wall, spent)
+    if 2 * spent.tokens < seen.tokens and not entry.capped:
+        entry.capped = True
         log.warning(
             "a learner reports more than it can have trained: look at it, and evict it with --tokens if it is not so",
             learner=entry.name, reported=seen.tokens, counted=spent.tokens,
         )  # fmt: skip
-    entry.loss, entry.dirty = seen.loss, True
-    entry.comeback = replace(
-        entry.comeback, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
+    entry.loss, entry.unsaved = seen.loss, True
+    entry.recovery = replace(
+        entry.recovery, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
         first_step_s=seen.first_step_s,
     )  # fmt: skip
     run.tell()
     for shard in run.shards:
-        shard.dispatch(ev.Heard(entry.name, spent.steps, seen.paused))
-        step_time_s = shard.syncer.members[entry.name].step_time_s
+        shard.dispatch(ev.Reported(entry.name, spent.steps, seen.paused))
+        step_time_s = shard.syncer.liveness[entry.name].step_time_s
         if step_time_s is not None:  # else its last process is what others are compared with
             entry.account.step_time_s = step_time_s
         _take_answers(shard, entry, seen)
 
 
-def _take_answers(shard: Shard, entry: Entry, seen: pb.Progress) -> None:
+def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:
     """Tells the syncer of rounds declined and versions adopted, each once: work is bounded by what there was to answer.
 
     Cycles and versions grow, so what is not above the newest one told of that fragment was told, or never was.

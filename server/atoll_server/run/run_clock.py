@@ -7,7 +7,7 @@ to the next it never falls behind what was written down. Both are said, once, wh
 from __future__ import annotations
 
 import structlog
-from atoll_wire.clock import Clock
+from atoll_wire.process.clock import Clock
 
 log = structlog.get_logger()
 

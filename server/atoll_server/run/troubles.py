@@ -30,7 +30,7 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
             "`atoll receipts --learner NAME` says why; raise --overlap or --max-staleness, or give it a faster link"
         )
     yield from _odd_tokens(run, now)
-    total, trained = run.settings.total_tokens, run.roster.tokens()
+    total, trained = run.settings.total_tokens, run.registry.tokens()
     if total and trained > BEYOND * total:
         text = f"{trained:,} of {total:,} tokens are trained, and outer steps are plain means: give more --total-tokens"
         yield Trouble("total tokens", text)
@@ -43,11 +43,11 @@ def _lasting(text: str) -> Trouble:
 
 def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
     """Learners whose tokens per step differ so much from the others' that they may count something else."""
-    rates = run.roster.rates(run.clock.at(now))
+    rates = run.registry.rates(run.clock.at(now))
     many, few = [], []
-    for name in sorted(run.roster.entries):
+    for name in sorted(run.registry.entries):
         own, usual = rates.of(name), rates.usual(name)
-        if own is None or usual is None or state_of(run, run.roster.entries[name], now) is not LearnerState.LIVE:
+        if own is None or usual is None or state_of(run, run.registry.entries[name], now) is not LearnerState.LIVE:
             continue
         told = f"{name} reports {own.batch:,.0f} tokens per step, most of the others {usual.batch:,.0f}"
         if own.batch > OTHER_TOKENS * usual.batch:
@@ -62,10 +62,10 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
 def _never_merged(run: Registrar, now: float) -> list[str]:
     """Learners that train, and of whose work nothing is merged, by name."""
     late = max(MISSED, 1 + run.settings.max_staleness)  # merges of each fragment
-    names = sorted(run.roster.entries)
+    names = sorted(run.registry.entries)
     missed = [
         name
         for name in names
         if any(shard.contributions.missed(name) > late * len(shard.fragments) for shard in run.shards)
     ]
-    return [name for name in missed if state_of(run, run.roster.entries[name], now) is LearnerState.LIVE]
+    return [name for name in missed if state_of(run, run.registry.entries[name], now) is LearnerState.LIVE]

@@ -6,22 +6,22 @@ from collections.abc import Iterable, Mapping
 
 from atoll_wire.contract import LearnerState
 
-from atoll_server.learners.registry import Entry
-from atoll_server.rounds.liveness import Member, learner_state
+from atoll_server.learners.learner_registry import RegistryEntry
+from atoll_server.rounds.liveness import LearnerLiveness, learner_state
 from atoll_server.run.registrar import Registrar
 from atoll_server.telemetry import entries
 
 QUIET = {LearnerState.SILENT, LearnerState.LEFT, LearnerState.EVICTED}
 
 
-def member_of(run: Registrar, learner: str) -> Member | None:
+def liveness_of(run: Registrar, learner: str) -> LearnerLiveness | None:
     """What the syncers know of a learner."""
-    return next((shard.syncer.members[learner] for shard in run.shards if learner in shard.syncer.members), None)
+    return next((shard.syncer.liveness[learner] for shard in run.shards if learner in shard.syncer.liveness), None)
 
 
-def state_of(run: Registrar, entry: Entry, now: float) -> LearnerState:
+def state_of(run: Registrar, entry: RegistryEntry, now: float) -> LearnerState:
     """How a learner is doing at this moment. now: monotonic seconds."""
-    return learner_state(member_of(run, entry.name), now, evicted=bool(entry.evicted))
+    return learner_state(liveness_of(run, entry.name), now, evicted=bool(entry.evicted))
 
 
 class Watch:
@@ -39,9 +39,9 @@ class Watch:
 
         troubles: those of this moment, each of which is recorded when it begins. now: monotonic seconds.
         """
-        states = {name: state_of(self._run, entry, now) for name, entry in self._run.roster.entries.items()}
+        states = {name: state_of(self._run, entry, now) for name, entry in self._run.registry.entries.items()}
         for name, state in states.items():
-            self._learner(self._run.roster.entries[name], state, now)
+            self._learner(self._run.registry.entries[name], state, now)
         current = {trouble.about: trouble for trouble in troubles}
         for about, trouble in current.items():
             if about not in self._troubles:
@@ -49,7 +49,7 @@ class Watch:
         self._troubles = current
         return states
 
-    def _learner(self, entry: Entry, state: LearnerState, now: float) -> None:
+    def _learner(self, entry: RegistryEntry, state: LearnerState, now: float) -> None:
         name, seen = entry.name, (state, entry.incarnation)
         last = self._last.get(name)
         if last == seen:
@@ -68,9 +68,9 @@ class Watch:
             if last[1] == entry.incarnation:
                 self._run.journal.record(entries.Recovered(name), now)
 
-    def _stepped_at(self, entry: Entry, state: LearnerState) -> float:
+    def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
         """The last sign of progress; of a learner that left, its good-bye. On the run's clock."""
-        account, member = entry.account, member_of(self._run, entry.name)
-        if state is LearnerState.SILENT and member is not None and member.stepped_at is not None:
-            return self._run.clock.at(member.stepped_at)  # it may be heard, and make no steps
+        account, observed = entry.account, liveness_of(self._run, entry.name)
+        if state is LearnerState.SILENT and observed is not None and observed.stepped_at is not None:
+            return self._run.clock.at(observed.stepped_at)  # it may be heard, and make no steps
         return account.heard_at if account.left_at is None else account.left_at

@@ -10,10 +10,10 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.rpc.calls import Context, abort, let_go
+from atoll_server.rpc.calls import Context, abort, discard_rest
 from atoll_server.run.core import Core
 
-MOST_BYTES = 64 << 20  # over one call, each way
+MAX_BYTES = 64 << 20  # over one call, each way
 PIECE_BYTES = 256 << 10
 AT_ONCE = 2
 IDLE_S, LONGEST_S = 10.0, 60.0  # without a request; a call in all
@@ -36,8 +36,8 @@ class DoctorService(rpc.DoctorServicer):
             async with self._slots, asyncio.timeout(LONGEST_S):
                 while (request := await self._next(requests)) is not None:
                     up, down = up + len(request.padding), down + request.wanted_bytes
-                    if max(up, down) > MOST_BYTES:
-                        raise Refused(Status.RESOURCE_EXHAUSTED, f"a probe moves at most {MOST_BYTES >> 20} MiB")
+                    if max(up, down) > MAX_BYTES:
+                        raise Refused(Status.RESOURCE_EXHAUSTED, f"a probe moves at most {MAX_BYTES >> 20} MiB")
                     yield self._answer()
                     for left in range(request.wanted_bytes, 0, -PIECE_BYTES):
                         yield pb.ProbeReply(padding=bytes(min(left, PIECE_BYTES)))
@@ -46,7 +46,7 @@ class DoctorService(rpc.DoctorServicer):
         except TimeoutError:
             await abort(context, Refused(Status.RESOURCE_EXHAUSTED, f"a probe takes at most {LONGEST_S:.0f} s"))
         finally:
-            await let_go(requests)
+            await discard_rest(requests)
 
     async def _next(self, requests: AsyncIterator[pb.ProbeRequest]) -> pb.ProbeRequest | None:
         try:

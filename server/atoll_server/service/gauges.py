@@ -12,16 +12,16 @@ import structlog
 from atoll_wire.contract import LearnerState
 
 from atoll_server.checkpoints.restore import LEDGER
-from atoll_server.learners.accounts import overall
-from atoll_server.learners.registry import MOST_REGIONS
+from atoll_server.learners.goodput import total_goodput
+from atoll_server.learners.learner_registry import MAX_REGIONS
 from atoll_server.run.core import CoreFacts
 from atoll_server.run.registrar import Registrar
 from atoll_server.run.troubles import troubles
-from atoll_server.run.watch import Watch, member_of
+from atoll_server.run.watch import Watch, liveness_of
 from atoll_server.service.status import merged_tokens, trained_tokens
 from atoll_server.settings import CoreSettings
 from atoll_server.telemetry.events import EventLog
-from atoll_server.telemetry.metrics import Metrics, Reading
+from atoll_server.telemetry.metrics import Metrics, MetricSamples
 
 log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ async def keep_gauges(
             states = watch.look(troubles(run, facts().damage, now), now)
             events.tell_refused(now)
             metrics.read = reading(run, settings, facts(), states, ledger_bytes, now)
-            metrics.fold(run.roster.regions(), MOST_REGIONS)
+            metrics.fold(run.registry.regions(), MAX_REGIONS)
         except Exception:
             log.exception("the run could not be read for Prometheus: what was read last stays")
         await asyncio.sleep(EVERY_S)
@@ -58,9 +58,9 @@ def reading(
     states: Mapping[str, LearnerState],
     ledger_bytes: int,
     now: float,
-) -> Reading:
+) -> MetricSamples:
     """The run at this moment. now: monotonic seconds."""
-    made = Reading()
+    made = MetricSamples()
     _read_learners(run, made, states, run.clock.at(now))
     _read_run(run, made, facts, now)
     made.set("atoll_ledger_bytes", ledger_bytes)
@@ -69,22 +69,22 @@ def reading(
     return made
 
 
-def _read_learners(run: Registrar, reading: Reading, states: Mapping[str, LearnerState], wall: float) -> None:
+def _read_learners(run: Registrar, reading: MetricSamples, states: Mapping[str, LearnerState], wall: float) -> None:
     balances = []
-    for name, entry in run.roster.entries.items():
+    for name, entry in run.registry.entries.items():
         account, balance = entry.account, entry.account.balance(wall)
         balances.append(balance)
-        member = member_of(run, name)
+        observed = liveness_of(run, name)
         reading.set("atoll_learner_info", 1, name, entry.region, states[name])
-        if account.heard_at > run.roster.since:  # until then a start may lack a second of it, and no counter falls
+        if account.heard_at > run.registry.since:  # until then a start may lack a second of it, and no counter falls
             reading.set("atoll_learner_inner_steps", account.total("steps"), name)
             reading.set("atoll_learner_tokens", account.total("tokens"), name)
             reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)
         reading.set("atoll_learner_loss", entry.loss, name)
-        reading.set("atoll_learner_step_seconds", (member.step_time_s or 0.0) if member is not None else 0.0, name)
+        reading.set("atoll_learner_step_seconds", (observed.step_time_s or 0.0) if observed is not None else 0.0, name)
         reading.set("atoll_learner_heard_timestamp_seconds", account.heard_at, name)
         reading.set("atoll_learner_lost_seconds", balance.provisioned_s - balance.useful_s, name)
-    whole, counts = overall(balances), Counter(states.values())
+    whole, counts = total_goodput(balances), Counter(states.values())
     reading.set("atoll_goodput_ratio", whole.ratio)
     reading.set("atoll_useful_seconds", whole.useful_s)
     reading.set("atoll_provisioned_seconds", whole.provisioned_s)
@@ -94,8 +94,8 @@ def _read_learners(run: Registrar, reading: Reading, states: Mapping[str, Learne
         reading.set("atoll_learners", counts[state], state)
 
 
-def _read_run(run: Registrar, reading: Reading, facts: CoreFacts, now: float) -> None:
-    accounts = [entry.account for entry in run.roster.entries.values()]
+def _read_run(run: Registrar, reading: MetricSamples, facts: CoreFacts, now: float) -> None:
+    accounts = [entry.account for entry in run.registry.entries.values()]
     trained = trained_tokens(run)
     if run.epoch == 1 or now - facts.started_at > SETTLED_S:
         reading.set("atoll_tokens_trained", trained)
@@ -114,7 +114,7 @@ def _read_run(run: Registrar, reading: Reading, facts: CoreFacts, now: float) ->
     reading.set("atoll_paused", float(bool(run.paused)))
 
 
-def _read_shards(run: Registrar, reading: Reading, trained: int, now: float) -> None:
+def _read_shards(run: Registrar, reading: MetricSamples, trained: int, now: float) -> None:
     merged = merged_tokens(run)
     reading.set("atoll_tokens_merged", merged)
     reading.set("atoll_token_goodput_ratio", merged / trained if trained else 1.0)
@@ -125,7 +125,7 @@ def _read_shards(run: Registrar, reading: Reading, trained: int, now: float) -> 
         for index, fragment in shard.fragments.items():
             reading.set("atoll_fragment_version", fragment.version, str(index))
             if fragment.published_at is not None:
-                reading.set("atoll_anchor_age_seconds", now - fragment.published_at, str(index))
+                reading.set("atoll_fragment_age_seconds", now - fragment.published_at, str(index))
     if taken_at := [shard.snapshots.rows[-1].taken_at for shard in run.shards if shard.snapshots.rows]:
         reading.set("atoll_snapshot_timestamp_seconds", min(taken_at))
 

@@ -6,29 +6,37 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from atoll_wire import codec, frames
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.checksums import crc32c
-from atoll_wire.frames import Pushed, Sent
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.messages import frame_messages
+from atoll_wire.messages.frame_messages import Pushed, Sent
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.registry import Entry, Speaker
-from atoll_server.rpc.calls import Context, Wait, Waits, abort, let_go, wanted_frames
+from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry
+from atoll_server.rpc.calls import (
+    Context,
+    InterruptibleWait,
+    InterruptibleWaits,
+    abort,
+    discard_rest,
+    wanted_frames,
+)
 from atoll_server.run.core import Core
 from atoll_server.run.joining import Joining
 from atoll_server.run.reports import progress
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.intake import Intake
 from atoll_server.shard.shard import Shard
-from atoll_server.shard.upload_state import State
+from atoll_server.shard.upload_state import UploadState
 from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
 
 HEADER_BYTES = 4096  # of a Push, which is kept as long as its upload grows
-MOST_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
+MAX_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
 HEARD_S = 0.05  # between two messages that tell what came over a stream: how quick a link is shows in them
 
 
@@ -39,7 +47,7 @@ class OuterService(rpc.OuterServicer):
         self._core = core
         self._run = core.registrar
         self._joining = Joining(core.registrar, core.settings, core.disk, core.begin, core.underway)
-        self._waits = Waits()
+        self._waits = InterruptibleWaits()
 
     def stop(self) -> None:
         """Ends what would go on for long; what is being made durable goes on. Followers are told by the core."""
@@ -48,9 +56,9 @@ class OuterService(rpc.OuterServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Makes a learner known, or known again."""
         try:
-            speaker = caller(context)
-            speaker.speaks_for(request.learner)
-            return await self._joining.join(request, str(speaker))
+            process = caller(context)
+            process.speaks_for(request.learner)
+            return await self._joining.join(request, str(process))
         except Refused as refused:
             self._run.record(entries.JoinRefused(request.learner, context.peer(), refused))
             await abort(context, refused)
@@ -60,15 +68,15 @@ class OuterService(rpc.OuterServicer):
         staging, accepting, wait = None, None, self._waits.begin()
         try:
             header = (await wait.first(requests, "an Initialise stream")).header
-            speaker = self._session(context, header.session)
-            staging = await self._joining.stage(speaker, header)
+            process = self._session(context, header.session)
+            staging = await self._joining.stage(process, header)
             lease_s = self._core.settings.limits.lease_s
             late = f"no bytes of the first parameters came for {lease_s:.0f} s: join again"
             while (request := await wait.next(requests, lease_s, late)) is not None:
-                self._core.metrics.moved(speaker.entry.region, "up", Codec.FLOAT32, len(request.chunk))
+                self._core.metrics.moved(process.entry.region, "up", Codec.FLOAT32, len(request.chunk))
                 await asyncio.to_thread(staging.take, request.chunk)
-                self._joining.came(speaker, staging)
-            accepting = self._core.underway(self._joining.accept(speaker, staging))
+                self._joining.came(process, staging)
+            accepting = self._core.underway(self._joining.accept(process, staging))
             await asyncio.shield(accepting)  # once it has begun, the learner's going away does not stop it half-way
             return pb.InitialiseReply()
         except Refused as refused:
@@ -83,22 +91,22 @@ class OuterService(rpc.OuterServicer):
                 await asyncio.wait({accepting, self._core.failed}, return_when=asyncio.FIRST_COMPLETED)
             if staging is not None:
                 await asyncio.to_thread(staging.close)
-            await let_go(requests)
+            await discard_rest(requests)
 
-    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Happening]:
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Notification]:
         """Tells what happens until the learner or this core goes."""
         try:
-            speaker = self._session(context, request.session)
+            process = self._session(context, request.session)
             shard = self._run.shard(request.shard)
         except Refused as refused:
             await abort(context, refused)
-        wait = Wait()  # not until this core stops: that is told as a happening
+        wait = InterruptibleWait()  # not until this core stops: that is told as a notification
         try:
-            with speaker.entry.stream(wait.end):
-                news = shard.follower_log.follow(speaker.entry.name, request.log, request.sequence)
+            with process.entry.stream(wait.end):
+                news = shard.follower_log.follow(process.entry.name, request.log, request.sequence)
                 async with aclosing(news):
-                    while (happening := await wait.next(news)) is not None:
-                        yield happening
+                    while (notification := await wait.next(news)) is not None:
+                        yield notification
         except Refused as refused:
             await abort(context, refused)
 
@@ -111,18 +119,18 @@ class OuterService(rpc.OuterServicer):
                 if request.ByteSize() > HEADER_BYTES:
                     raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
                 header = request.header
-            speaker = self._session(context, header.session)
+            process = self._session(context, header.session)
             shard, _ = self._run.owner(header.fragment)
             intake = Intake(shard)
             answer = intake.offer(header, self._core.clock.monotonic())
             if isinstance(answer, Upload):
-                have = sorted(answer.part.have)
-                self._run.record(entries.UploadBegan(answer.key, header.cycle, len(have)))
-                yield pb.PushReply(have=pb.Have(frames=have))
-                async with aclosing(self._frames(requests, wait, answer, speaker, intake, header)) as told:
+                received = sorted(answer.part.received)
+                self._run.record(entries.UploadBegan(answer.key, header.cycle, len(received)))
+                yield pb.PushReply(received=pb.ReceivedFrames(frames=received))
+                async with aclosing(self._frames(requests, wait, answer, process, intake, header)) as told:
                     async for came in told:
-                        yield pb.PushReply(have=pb.Have(frames=came))
-                if answer.state is State.GROWING:  # other streams of this contribution bring the rest
+                        yield pb.PushReply(received=pb.ReceivedFrames(frames=came))
+                if answer.state is UploadState.GROWING:  # other streams of this contribution bring the rest
                     async with wait():
                         await answer.ended.wait()
                 answer = await intake.receipt(answer)
@@ -131,28 +139,28 @@ class OuterService(rpc.OuterServicer):
             self._run.turn_away(refused, header.session.learner)
             await abort(context, refused)
         finally:
-            await let_go(requests)
+            await discard_rest(requests)
 
     async def _frames(
         self,
         requests: AsyncIterator[Pushed],
-        wait: Wait,
+        wait: InterruptibleWait,
         upload: Upload,
-        speaker: Speaker,
+        process: LearnerProcess,
         intake: Intake,
         header: pb.PushHeader,
     ) -> AsyncGenerator[list[int], None]:
         """Takes what a stream brings, until nothing more needs to come; tells what has come."""
         came, told_at = list[int](), self._core.clock.monotonic()
-        while upload.state is State.GROWING and (request := await self._next(requests, wait, upload)) is not None:
-            speaker.still()
-            brought, now = frames.frames_in(request), self._core.clock.monotonic()
+        while upload.state is UploadState.GROWING and (request := await self._next(requests, wait, upload)) is not None:
+            process.check_current()
+            brought, now = frame_messages.frames_in(request), self._core.clock.monotonic()
             size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
-            self._core.metrics.moved(speaker.entry.region, "up", upload.part.codec, size_bytes)
-            if header.asks_only:
+            self._core.metrics.moved(process.entry.region, "up", upload.part.codec, size_bytes)
+            if header.control_only:
                 raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
-            if not 0 < len(brought) <= frames.TOGETHER:
-                text = f"{len(brought)} frames in one message: 1 to {frames.TOGETHER} are taken"
+            if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
+                text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are taken"
                 raise Refused(Status.INVALID_ARGUMENT, text)
             await intake.take(upload, brought, now)
             came.extend(frame.index for frame in brought)
@@ -165,18 +173,18 @@ class OuterService(rpc.OuterServicer):
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
         """Sends a published update, or a whole fragment at its current version."""
         try:
-            speaker = self._session(context, request.session)
+            process = self._session(context, request.session)
             shard, fragment = self._run.owner(request.fragment)
             replies = self._whole if request.whole else self._update
-            async with aclosing(replies(shard, fragment, speaker.entry, request)) as them:
+            async with aclosing(replies(shard, fragment, process.entry, request)) as them:
                 async for reply in them:
-                    speaker.still()
+                    process.check_current()
                     yield reply
         except Refused as refused:
             await abort(context, refused)
 
     async def _update(
-        self, shard: Shard, fragment: Fragment, entry: Entry, request: pb.FetchRequest
+        self, shard: Shard, fragment: Fragment, entry: RegistryEntry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
         spans = fragment.place.frames
         wanted = wanted_frames(request, len(spans))
@@ -197,20 +205,20 @@ class OuterService(rpc.OuterServicer):
         if request.header_only:
             return
         while wanted:
-            count = frames.fitting(publication.sizes[index] for index in wanted)
+            count = frame_messages.count_fitting(publication.sizes[index] for index in wanted)
             some, wanted = wanted[:count], wanted[count:]
             yield b"".join(publication.messages[index] for index in some)
             for index in some:
                 shard.sent(entry, publication.sizes[index], spans[index].length, whole=False)
 
     async def _whole(
-        self, shard: Shard, fragment: Fragment, entry: Entry, request: pb.FetchRequest
+        self, shard: Shard, fragment: Fragment, entry: RegistryEntry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
         spans = fragment.place.frames
         wanted = wanted_frames(request, len(spans))
         async with shard.readers.newest(fragment, None if request.header_only else entry.name) as state:
             newest = shard.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
-            crc = await asyncio.to_thread(codec.vector_crc32c, state.theta_pub)
+            crc = await asyncio.to_thread(frame_codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
                     fragment=fragment.index, version=state.version, codec=pb.CODEC_FLOAT32,
@@ -221,9 +229,9 @@ class OuterService(rpc.OuterServicer):
             if request.header_only:
                 return
             for span in (spans[index] for index in wanted):
-                payload = await asyncio.to_thread(codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
+                payload = await asyncio.to_thread(frame_codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
                 shard.sent(entry, len(payload), span.length, whole=True)
-                yield frames.encode(span.index, crc32c(payload), payload)
+                yield frame_messages.encode(span.index, crc32c(payload), payload)
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
         """Takes in how training goes."""
@@ -241,7 +249,7 @@ class OuterService(rpc.OuterServicer):
         except Refused as refused:
             await abort(context, refused)
         finally:
-            await let_go(requests)
+            await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Says good-bye to a learner."""
@@ -257,7 +265,7 @@ class OuterService(rpc.OuterServicer):
 
     # ------------------------------------------------------------------------------ checks
 
-    def _session(self, context: Context, session: pb.Session) -> Speaker:
+    def _session(self, context: Context, session: pb.Session) -> LearnerProcess:
         """Whom a call comes from. Raises Refused."""
         try:
             caller(context).speaks_for(session.learner)
@@ -266,9 +274,9 @@ class OuterService(rpc.OuterServicer):
             self._run.record(entries.SessionRefused(session.learner, context.peer(), refused))
             raise
 
-    async def _next(self, requests: AsyncIterator[Pushed], wait: Wait, upload: Upload) -> Pushed | None:
+    async def _next(self, requests: AsyncIterator[Pushed], wait: InterruptibleWait, upload: Upload) -> Pushed | None:
         """The stream's next message, unless it takes longer than this upload's frames make likely."""
         with upload.heard() as usual_s:
-            patience_s = min(usual_s, MOST_PATIENCE * self._core.settings.limits.upload_idle_s)
-            text = f"no frame of {upload.key} came for {patience_s:.1f} s: go on with it"
-            return await wait.next(requests, patience_s, text)
+            max_wait_s = min(usual_s, MAX_PATIENCE * self._core.settings.limits.upload_idle_s)
+            text = f"no frame of {upload.key} came for {max_wait_s:.1f} s: go on with it"
+            return await wait.next(requests, max_wait_s, text)

@@ -17,13 +17,13 @@ from atoll_wire.contract import FATE_NAMES
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused
-from atoll_server.access.tokens import Tokens, operator_name
+from atoll_server.access.tokens import OperatorTokens, operator_name
 from atoll_server.checkpoints.export import write_checkpoint
 from atoll_server.checkpoints.restore import LEDGER, initial_states
 from atoll_server.rpc.calls import Context, abort, end
 from atoll_server.run.core import Core
 from atoll_server.service.status import list_rounds, status
-from atoll_server.shard.admission import MOST_NUMBER
+from atoll_server.shard.admission import MAX_NUMBER
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
 from atoll_server.storage import shard_ledger
@@ -38,7 +38,7 @@ LARGEST_REASON = 200
 class OperatorService(rpc.OperatorServicer):
     """What `atoll status`, `receipts`, `evict` and `checkpoint` call."""
 
-    def __init__(self, core: Core, tokens: Tokens | None = None) -> None:
+    def __init__(self, core: Core, tokens: OperatorTokens | None = None) -> None:
         self._core = core
         self._tokens = tokens
 
@@ -72,7 +72,7 @@ class OperatorService(rpc.OperatorServicer):
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
         fate = FATE_NAMES.get(request.fate)
-        before = min(request.before, MOST_NUMBER)
+        before = min(request.before, MAX_NUMBER)
         rows = await asyncio.to_thread(self._receipts, request.learner, fate, before, limit)
         return pb.ListReceiptsReply(receipts=[logged_receipt(*row) for row in rows])
 

@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from atoll_wire import allocator, frames, scrape
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
-from atoll_wire.certificate import Role, check_role
-from atoll_wire.clock import Clock
 from atoll_wire.errors import SettingsError, UserError
+from atoll_wire.messages import frame_messages
+from atoll_wire.process import allocator, metrics_server
+from atoll_wire.process.clock import Clock
+from atoll_wire.security.certificate import Role, check_role
 
 from atoll_server.access.audit_log import AuditLog
 from atoll_server.access.identity import Caller
 from atoll_server.access.refusals import Refused
-from atoll_server.access.tokens import Tokens
-from atoll_server.checkpoints.verification import Audit
+from atoll_server.access.tokens import OperatorTokens
+from atoll_server.checkpoints.verification import RunVerifier
 from atoll_server.rpc.calls import message_options
-from atoll_server.rpc.limiter import Gate
-from atoll_server.rpc.process import GRACE_S, Public, open_files, told_to_stop
+from atoll_server.rpc.limiter import CallLimiter
+from atoll_server.rpc.process import GRACE_S, RpcServer, open_files, stop_signal
 from atoll_server.run.core import STANDBY_S, Core
 from atoll_server.run.registrar import Registrar
 from atoll_server.service.doctor_service import DoctorService
@@ -55,11 +56,11 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
     """
     settings.check()
-    check_role(settings.access.tls, Role.CORE)
-    allocator.lean()
+    check_role(settings.security.tls, Role.CORE)
+    allocator.return_freed_memory()
     open_files()
     core = Core(settings, given)
-    told = told_to_stop()
+    told = stop_signal()
     if settings.standby:
         log.info("standing by for --dir", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):
@@ -67,32 +68,34 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     core.failed.add_done_callback(lambda _: told.set())  # the shard could not carry something out
     audit_log = _audit_log(core)
     tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
-    gate = Gate(settings.quotas, partial(_vouched, core), core.metrics.limited, partial(_limited, core), core.clock)
+    gate = CallLimiter(
+        settings.quotas, partial(_vouched, core), core.metrics.limited, partial(_limited, core), core.clock
+    )
     options = message_options(settings.quotas.window_bytes, settings.limits.message_bytes)
-    public = Public.of(settings.listen, settings.access, options, settings.limits.calls, gate, core.metrics.served)
+    public = RpcServer.of(settings.listen, settings.security, options, settings.limits.calls, gate, core.metrics.served)
     service = OuterService(core)
-    frames.serve(service, public.server)
+    frame_messages.serve(service, public.server)
     rpc.add_OperatorServicer_to_server(OperatorService(core, tokens), public.server)
     rpc.add_DoctorServicer_to_server(DoctorService(core), public.server)
     addresses = [await _patiently(partial(public.bind, address), settings, core.clock) for address in settings.listen]
-    pulse = scrape.Pulse(core.clock)
+    health = metrics_server.ProcessHealth(core.clock)
     where = settings.metrics_listen
-    serve_metrics = partial(scrape.serve, core.metrics.registry, where or "", pulse.not_alive, pulse.not_ready)
-    scraped = await _patiently(serve_metrics, settings, core.clock) if where else None
-    beating = asyncio.create_task(pulse.keep())
+    serve_http = partial(metrics_server.serve, core.metrics.registry, where or "", health.not_alive, health.not_ready)
+    scraped = await _patiently(serve_http, settings, core.clock) if where else None
+    beating = asyncio.create_task(health.keep())
     try:
         if await _unless(told, core.start()):
             gauges = asyncio.create_task(_gauges(core))
             gauges.add_done_callback(core.watched)
             await public.begin()
-            pulse.waits_for = ""
+            health.waits_for = ""
             log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.registrar))
-            audit = Audit(settings.directory, core.disk, core.clock, core.damaged)
+            audit = RunVerifier(settings.directory, core.disk, core.clock, core.damaged)
             audit.begin(core.registrar.initial_sha256)
             with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
                 for address in addresses:
                     announce(address)
-            await _serve_until(told, core, public, service, gauges, pulse)
+            await _serve_until(told, core, public, service, gauges, health)
             audit.end()
         elif core.failed.done():
             core.failed.result()
@@ -115,8 +118,8 @@ def _audit_log(core: Core) -> AuditLog:
     return audit_log
 
 
-def _tokens(path: Path) -> Tokens:
-    tokens = Tokens(path)
+def _tokens(path: Path) -> OperatorTokens:
+    tokens = OperatorTokens(path)
     tokens.load()
     return tokens
 
@@ -156,17 +159,17 @@ async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 async def _serve_until(
     told: asyncio.Event,
     core: Core,
-    public: Public,
+    public: RpcServer,
     service: OuterService,
     gauges: asyncio.Task[None],
-    pulse: scrape.Pulse,
+    health: metrics_server.ProcessHealth,
 ) -> None:
     try:
         await told.wait()
         if core.failed.done():
             core.failed.result()
     finally:
-        pulse.waits_for = "stopping"
+        health.waits_for = "stopping"
         gauges.cancel()
         for shard in core.registrar.shards:
             shard.follower_log.close()
@@ -181,7 +184,7 @@ async def _patiently(bind: Callable[[], T], settings: CoreSettings, clock: Clock
     while True:
         try:
             return bind()
-        except (SettingsError, scrape.ScrapeError):
+        except (SettingsError, metrics_server.MetricsServerError):
             if clock.monotonic() >= deadline:
                 raise
             await asyncio.sleep(STANDBY_S)

@@ -11,14 +11,14 @@ from itertools import islice
 from atoll_wire import outer_pb2 as pb
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.accounts import Balance, overall
-from atoll_server.learners.registry import Entry
-from atoll_server.rounds.fragment_rounds import Phase
+from atoll_server.learners.goodput import GoodputTotals, total_goodput
+from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.rounds.liveness import named
+from atoll_server.rounds.round_state import Phase
 from atoll_server.run.core import CoreFacts
 from atoll_server.run.registrar import Registrar, Waiting
 from atoll_server.run.troubles import troubles
-from atoll_server.run.watch import member_of, state_of
+from atoll_server.run.watch import liveness_of, state_of
 from atoll_server.settings import CoreSettings
 from atoll_server.telemetry.timeline import Answer, Round, Timeline, slowest
 
@@ -29,7 +29,7 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
     """Everything that `atoll status` shows. since: by learner, when its state began."""
     now = run.clock.monotonic()
     wall = run.clock.at(now)
-    entries = sorted(run.roster.entries.values(), key=lambda entry: entry.name)
+    entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
     answered = _answered(run)
     balances = [entry.account.balance(wall) for entry in entries]
     pending = Counter(key.learner for shard in run.shards for each in shard.fragments.values() for key in each.held)
@@ -44,12 +44,12 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
             _learner(run, entry, balance, now, pending[entry.name], answered, since.get(entry.name, 0.0))
             for entry, balance in zip(entries, balances, strict=True)
         ],
-        goodput=_goodput(overall(balances)),
+        goodput=_goodput(total_goodput(balances)),
         tokens_trained=trained_tokens(run),
         wire=_wire(entries),
         at=wall,
         paused=run.paused,
-        knows_tokens=settings.operator_tokens is not None,
+        accepts_tokens=settings.operator_tokens is not None,
         wan_budget_bytes=round(settings.wan_budget_gb * 1e9),
     )
     if run.line.beginnings:
@@ -63,14 +63,14 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
 
 def trained_tokens(run: Registrar) -> int:
     """By all learners so far. What was merged was trained, also where its learner died before its next report."""
-    return max(run.roster.tokens(), math.ceil(merged_tokens(run)))
+    return max(run.registry.tokens(), math.ceil(merged_tokens(run)))
 
 
 def merged_tokens(run: Registrar) -> float:
     """Mean over parameters; never more than `trained_tokens`. 0 before there are parameters."""
     if isinstance(run.state, Waiting) or run.layout is None:
         return 0.0
-    merged = sum(entry.account.merged_token_parameters for entry in run.roster.entries.values())
+    merged = sum(entry.account.merged_token_parameters for entry in run.registry.entries.values())
     return merged / run.layout.parameters
 
 
@@ -97,10 +97,16 @@ def _add_fragments(run: Registrar, reply: pb.StatusReply, now: float) -> None:
 
 
 def _learner(
-    run: Registrar, entry: Entry, balance: Balance, now: float, pending: int, answered: Answered, since: float
+    run: Registrar,
+    entry: RegistryEntry,
+    balance: GoodputTotals,
+    now: float,
+    pending: int,
+    answered: Answered,
+    since: float,
 ) -> pb.LearnerStatus:
     account = entry.account
-    member = member_of(run, entry.name)
+    observed = liveness_of(run, entry.name)
     there = account.total("stepping_s") + account.total("blocked_s")
     return pb.LearnerStatus(
         learner=entry.name,
@@ -110,16 +116,16 @@ def _learner(
         steps=account.total("steps"),
         tokens=account.total("tokens"),
         loss=entry.loss,
-        step_time_s=member.step_time_s or 0.0 if member is not None else 0.0,
-        heard_s=now - member.heard_at if member is not None else 0.0,
+        step_time_s=observed.step_time_s or 0.0 if observed is not None else 0.0,
+        last_seen_age_s=now - observed.heard_at if observed is not None else 0.0,
         blocked_fraction=account.total("blocked_s") / there if there > 0 else 0.0,
         waiting_for=_waited_for(run, entry, answered),
         goodput=_goodput(balance),
         pending=pending,
         wire=_wire([entry]),
-        comeback=pb.Comeback(**asdict(entry.comeback)),
+        recovery=pb.Recovery(**asdict(entry.recovery)),
         since=since,
-        uploading=bool(member.uploading) if member is not None else False,
+        uploading=bool(observed.uploading) if observed is not None else False,
     )
 
 
@@ -127,13 +133,13 @@ def _since(at: float | None, now: float) -> float:
     return 0.0 if at is None else max(0.001, now - at)
 
 
-def _waited_for(run: Registrar, entry: Entry, answered: Answered) -> str:
+def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str:
     if entry.evicted:
         return f"nothing: it was evicted, {entry.evicted}"
     if isinstance(run.state, Waiting):
         return "the first parameters"
-    member = member_of(run, entry.name)
-    if member is None or member.gone:
+    observed = liveness_of(run, entry.name)
+    if observed is None or observed.gone:
         return ""
     missing = [str(fragment) for fragment, names in answered.items() if entry.name not in names]
     return f"its answer for fragment {named(missing)}" if missing else ""
@@ -149,13 +155,13 @@ def _answered(run: Registrar) -> Answered:
     }
 
 
-def _goodput(balance: Balance) -> pb.Goodput:
+def _goodput(balance: GoodputTotals) -> pb.Goodput:
     return pb.Goodput(
         ratio=balance.ratio, useful_s=balance.useful_s, provisioned_s=balance.provisioned_s, lost_s=balance.lost_s
     )
 
 
-def _wire(entries: list[Entry]) -> pb.WireBytes:
+def _wire(entries: list[RegistryEntry]) -> pb.WireBytes:
     accounts = [entry.account for entry in entries]
     return pb.WireBytes(
         up=sum(account.bytes_up for account in accounts),
@@ -168,7 +174,7 @@ def _wire(entries: list[Entry]) -> pb.WireBytes:
 
 # ---------------------------------------------------------------------------------- rounds
 
-MOST_ANSWERS = 64  # told of one round
+MAX_ANSWERS = 64  # told of one round
 LARGEST_NAME = 64
 
 
@@ -194,7 +200,7 @@ def _round(run: Registrar, seen: Round, request: pb.ListRoundsRequest) -> pb.Rou
         syncer = run.owner(seen.fragment)[0].syncer
         reason = syncer.why(seen.fragment, now)
         quorum_at = syncer.fragments[seen.fragment].quorum_at
-    answers = [] if request.brief else slowest(seen, MOST_ANSWERS)
+    answers = [] if request.brief else slowest(seen, MAX_ANSWERS)
     if request.learner:
         answers = [(request.learner, seen.answers.get(request.learner, Answer()))]
     outcome = pb.ROUND_OUTCOME_MERGED if seen.published_at is not None else pb.ROUND_OUTCOME_MERGING

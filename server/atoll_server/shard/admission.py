@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from atoll_wire import codec
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.layout import Fragment
-from atoll_wire.spans import Codec
+from atoll_wire.codec import frame_codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import FragmentLayout
 
 from atoll_server.access.refusals import Refused, Status
 
-MOST_TOKENS, MOST_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
-MOST_NUMBER = 1 << 62  # of seq: what the ledger can hold
+MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # of one contribution; beyond them a weight would lose its meaning
+MAX_NUMBER = 1 << 62  # of seq: what the ledger can hold
 
 
-def check_header(header: pb.PushHeader, fragment: Fragment, run_codec: Codec) -> None:
+def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Codec) -> None:
     """Raises Refused for a header that no learner of this run would send."""
-    most = sum(codec.max_payload_bytes(span, run_codec) for span in fragment.frames)
+    most = sum(frame_codec.max_payload_bytes(span, run_codec) for span in fragment.frames)
     if int(header.codec) != int(run_codec):
         raise _malformed(header, f"uses codec {header.codec}, the run {run_codec.name}")
     if header.frames != len(fragment.frames) or not 0 < header.size_bytes <= most:
@@ -24,14 +24,14 @@ def check_header(header: pb.PushHeader, fragment: Fragment, run_codec: Codec) ->
             f"declares {header.frames} frames and {header.size_bytes} bytes; the fragment has {len(fragment.frames)} "
             f"frames of at most {most} bytes in all",
         )
-    if not (0 < header.tokens <= MOST_TOKENS and 0 < header.steps <= MOST_STEPS) or len(header.digest) != 32:
+    if not (0 < header.tokens <= MAX_TOKENS and 0 < header.steps <= MAX_STEPS) or len(header.digest) != 32:
         raise _malformed(
             header,
             f"declares {header.tokens} tokens, {header.steps} steps and a digest of {len(header.digest)} bytes: "
             "at least one token, one step and 32 bytes are needed",
         )
-    if header.seq > MOST_NUMBER:
-        raise _malformed(header, f"has a seq above {MOST_NUMBER}")
+    if header.seq > MAX_NUMBER:
+        raise _malformed(header, f"has a seq above {MAX_NUMBER}")
 
 
 def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:
@@ -55,7 +55,7 @@ def declared(header: pb.PushHeader) -> pb.PushHeader:
     said = pb.PushHeader.FromString(header.SerializeToString())
     said.ClearField("session")
     said.ClearField("cycle")
-    said.ClearField("asks_only")
+    said.ClearField("control_only")
     return said
 
 

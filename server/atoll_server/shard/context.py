@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll_wire.clock import Clock
+from atoll_wire.process.clock import Clock
 
-from atoll_server.learners.registry import Roster
+from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.settings import CoreSettings, RunSettings
 from atoll_server.storage.disk import Disk
 from atoll_server.storage.ledger_writer import LedgerWriter
@@ -23,7 +23,7 @@ class ShardContext:
     settings: CoreSettings
     run: RunSettings
     generation: int
-    roster: Roster
+    registry: LearnerRegistry
     journal: Journal
     writer: LedgerWriter
     metrics: Metrics

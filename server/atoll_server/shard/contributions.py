@@ -12,23 +12,23 @@ from collections.abc import Iterable, Mapping
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import FATES, Fate
 
-from atoll_server.learners.registry import Roster
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.events import Key
-from atoll_server.shard.fragment import Fragment, Held
-from atoll_server.storage.rows import ContributionRow, FateRow, TallyRow
-from atoll_server.storage.spool import Stored
+from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.rounds import syncer_events as ev
+from atoll_server.rounds.syncer_events import ContributionKey
+from atoll_server.shard.fragment import Fragment, HeldContribution
+from atoll_server.storage.rows import ContributionRow, FateRow, TotalsRow
+from atoll_server.storage.spool import StoredPayload
 
 
 class Contributions:
     """Of one generation. accepted, merged, refused: how many, since the run began."""
 
-    def __init__(self, fragments: Mapping[int, Fragment], parameters: int, roster: Roster) -> None:
+    def __init__(self, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry) -> None:
         """fragments: those of this shard; what waits for a merge is kept there. parameters: of the whole model."""
         self._fragments = fragments
         self._shard = min(fragments)  # in accounts: no other shard has its fragments
         self._parameters = parameters
-        self._roster = roster
+        self._registry = registry
         self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, its tokens
         self.pending_bytes: Counter[str] = Counter()  # of each learner
         self.merges = 0  # of all fragments, since this core started
@@ -39,47 +39,50 @@ class Contributions:
 
     def forget(self) -> None:
         """Before they are counted again from the ledger: what accounts have of this shard, and of no other."""
-        for entry in self._roster.entries.values():
+        for entry in self._registry.entries.values():
             entry.account.by_shard.pop(self._shard, None)
 
-    def add(self, tally: TallyRow) -> None:
+    def add(self, totals_row: TotalsRow) -> None:
         """Those that a tally stands for."""
-        account = self._roster.entries[tally.learner].account
+        account = self._registry.entries[totals_row.learner].account
         sums = account.at(self._shard)
-        length = self._fragments[tally.fragment].place.length
-        sums.bytes_up += tally.size_bytes
-        sums.parameters_up += (tally.merged + tally.refused) * length
-        sums.merged_token_parameters += tally.tokens * length
-        self._give(Key(tally.learner, tally.incarnation, tally.fragment, tally.seq), tally.tokens)
-        current = tally.incarnation == self._roster.entries[tally.learner].incarnation
-        account.accepted(self._shard, tally.tokens * length / self._parameters, current=current)
-        self.accepted += tally.merged + tally.refused
-        self.merged += tally.merged
-        self.refused += tally.refused
+        length = self._fragments[totals_row.fragment].place.length
+        sums.bytes_up += totals_row.size_bytes
+        sums.parameters_up += (totals_row.merged + totals_row.refused) * length
+        sums.merged_token_parameters += totals_row.tokens * length
+        self._give(
+            ContributionKey(totals_row.learner, totals_row.incarnation, totals_row.fragment, totals_row.seq),
+            totals_row.tokens,
+        )
+        current = totals_row.incarnation == self._registry.entries[totals_row.learner].incarnation
+        account.accepted(self._shard, totals_row.tokens * length / self._parameters, current=current)
+        self.accepted += totals_row.merged + totals_row.refused
+        self.merged += totals_row.merged
+        self.refused += totals_row.refused
 
     def accept(self, row: ContributionRow) -> None:
         """One more was acknowledged."""
-        entry = self._roster.entries[row.key.learner]
+        entry = self._registry.entries[row.key.learner]
         sums = entry.account.at(self._shard)
         sums.bytes_up += row.size_bytes
         sums.parameters_up += self._fragments[row.key.fragment].place.length
         entry.account.accepted(self._shard, self._weighted(row), current=row.key.incarnation == entry.incarnation)
-        entry.dirty = True
+        entry.unsaved = True
         self._give(row.key, row.tokens)
         self.accepted += 1
 
-    def given(self, key: Key) -> int:
+    def given(self, key: ContributionKey) -> int:
         """Tokens that this incarnation gave to this fragment; what was refused it did not."""
         incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
         return tokens if incarnation == key.incarnation else 0
 
-    def _give(self, key: Key, tokens: int) -> None:
+    def _give(self, key: ContributionKey, tokens: int) -> None:
         if self._given.get((key.learner, key.fragment), (0, 0))[0] <= key.incarnation:
             self._given[key.learner, key.fragment] = (key.incarnation, self.given(key) + tokens)
 
-    def hold(self, row: ContributionRow, stored: Stored) -> None:
+    def hold(self, row: ContributionRow, stored: StoredPayload) -> None:
         """It waits for its merge."""
-        self._fragments[row.key.fragment].held[row.key] = Held(row, stored)
+        self._fragments[row.key.fragment].held[row.key] = HeldContribution(row, stored)
         self.pending_bytes[row.key.learner] += row.size_bytes
 
     def end(self, row: ContributionRow, fate: FateRow) -> None:
@@ -88,7 +91,7 @@ class Contributions:
         if held is not None:
             held.stored.close()
             self.pending_bytes[row.key.learner] -= row.size_bytes
-        entry = self._roster.entries[row.key.learner]
+        entry = self._registry.entries[row.key.learner]
         if fate.fate is Fate.MERGED:
             self.merged += 1
             sums = entry.account.at(self._shard)
@@ -98,7 +101,7 @@ class Contributions:
             current = row.key.incarnation == entry.incarnation
             entry.account.accepted(self._shard, -self._weighted(row), current=current)
             self._give(row.key, -row.tokens)
-        entry.dirty = True
+        entry.unsaved = True
 
     def joined(self, learner: str) -> None:
         """From now on its work is looked for in merges."""

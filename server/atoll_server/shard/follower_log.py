@@ -20,10 +20,10 @@ BEAT_S = 1.0  # without news a follower hears so often that the core is there
 class FollowerLog:
     """One log for all followers, each with a cursor: a slow follower costs nothing, and is sent the state instead."""
 
-    def __init__(self, limit: int, current: Callable[[], pb.Current]) -> None:
+    def __init__(self, limit: int, current: Callable[[], pb.FullState]) -> None:
         self.number = 1 + secrets.randbits(62)  # not counted: after a backup came back, a count would come again
         self._current = current
-        self._kept: deque[pb.Happening] = deque(maxlen=limit)
+        self._kept: deque[pb.Notification] = deque(maxlen=limit)
         self._sequence = 0
         self._changed = asyncio.Event()
         self.closed = False
@@ -32,20 +32,20 @@ class FollowerLog:
         """Adds an entry, if learners must know of it."""
         match entry:
             case entries.RoundOpened(fragment, cycle):
-                self._append(pb.Happening(opened=pb.RoundOpened(fragment=fragment, cycle=cycle)))
+                self._append(pb.Notification(opened=pb.RoundOpened(fragment=fragment, cycle=cycle)))
             case entries.PendingRefused(fate):
-                self._append(pb.Happening(receipt=receipt_of(fate)))
-            case entries.Published(merge, size_bytes, run_tokens, struck_tokens):
+                self._append(pb.Notification(receipt=receipt_of(fate)))
+            case entries.Published(merge, size_bytes, run_tokens, voided_tokens):
                 published = pb.UpdatePublished(
                     fragment=merge.fragment,
                     version=merge.version,
                     size_bytes=size_bytes,
                     run_tokens=run_tokens,
-                    struck_tokens=struck_tokens,
+                    voided_tokens=voided_tokens,
                 )
-                self._append(pb.Happening(published=published))
+                self._append(pb.Notification(published=published))
             case entries.PauseChanged(reason):
-                self._append(pb.Happening(paused=pb.Paused(reason=reason)))
+                self._append(pb.Notification(paused=pb.Paused(reason=reason)))
             case entries.Started() | entries.Restored() | entries.TakenUp() | entries.Trouble():
                 pass
             case (
@@ -68,16 +68,16 @@ class FollowerLog:
             case _:
                 assert_never(entry)
 
-    def _append(self, happening: pb.Happening) -> None:
-        """Gives a happening its position, and wakes every follower."""
+    def _append(self, notification: pb.Notification) -> None:
+        """Gives a notification its position, and wakes every follower."""
         self._sequence += 1
-        happening.log, happening.sequence = self.number, self._sequence
-        self._kept.append(happening)
+        notification.log, notification.sequence = self.number, self._sequence
+        self._kept.append(notification)
         self._wake()
 
     def close(self) -> None:
         """Says good-bye to every follower."""
-        self._append(pb.Happening(shutting_down=pb.ShuttingDown()))
+        self._append(pb.Notification(shutting_down=pb.ShuttingDown()))
         self.closed = True
         self._wake()
 
@@ -85,7 +85,7 @@ class FollowerLog:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Happening, None]:
+    async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Notification, None]:
         """Happenings after a position; the whole current state when the position is unknown or too old.
 
         When nothing happens, an empty one now and then: who follows learns how long silence may be.
@@ -96,12 +96,12 @@ class FollowerLog:
             oldest = self._sequence - len(self._kept)
             if cursor < oldest:
                 cursor = self._sequence
-                yield pb.Happening(log=self.number, sequence=cursor, current=self._current())
+                yield pb.Notification(log=self.number, sequence=cursor, current=self._current())
             while oldest <= cursor < self._sequence:
-                happening = self._kept[cursor - self._sequence]
+                notification = self._kept[cursor - self._sequence]
                 cursor += 1
-                if happening.WhichOneof("what") != "receipt" or happening.receipt.learner == learner:
-                    yield happening
+                if notification.WhichOneof("what") != "receipt" or notification.receipt.learner == learner:
+                    yield notification
                 oldest = self._sequence - len(self._kept)
             if cursor >= self._sequence:
                 if self.closed:
@@ -110,4 +110,4 @@ class FollowerLog:
                     async with asyncio.timeout(BEAT_S):
                         await changed.wait()
                 except TimeoutError:
-                    yield pb.Happening(log=self.number, sequence=cursor)
+                    yield pb.Notification(log=self.number, sequence=cursor)

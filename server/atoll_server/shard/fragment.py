@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from atoll_wire import layout
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.layout import layout
 
 from atoll_server.merging.merge import FragmentState
-from atoll_server.merging.norm_guard import NormGuard
-from atoll_server.rounds.events import Key
-from atoll_server.rounds.fragment_rounds import FragmentRounds
+from atoll_server.merging.norm_limit import NormLimiter
+from atoll_server.rounds.round_state import RoundState
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage.rows import ContributionRow
-from atoll_server.storage.spool import Stored
+from atoll_server.storage.spool import StoredPayload
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldContribution:
     """An acknowledged contribution without a fate: its row in the ledger, and its payload."""
 
     row: ContributionRow
-    stored: Stored
+    stored: StoredPayload
 
 
 @dataclass(slots=True, eq=False)
@@ -31,12 +31,12 @@ class Fragment:
     place: its tensors and frames. state: the newest durable version. rounds: changed by the syncer alone.
     """
 
-    place: layout.Fragment
+    place: layout.FragmentLayout
     state: FragmentState
-    rounds: FragmentRounds
-    norms: NormGuard
+    rounds: RoundState
+    norms: NormLimiter
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # while it is merged, or written to a snapshot
-    held: dict[Key, Held] = field(default_factory=dict)  # what waits for its merge
+    held: dict[ContributionKey, HeldContribution] = field(default_factory=dict)  # what waits for its merge
     refused: list[pb.Receipt] = field(default_factory=list)  # since the newest update, which will tell of them
     published_at: float | None = None  # monotonic seconds, of the newest version
 

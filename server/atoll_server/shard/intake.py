@@ -1,6 +1,6 @@
 """The path of a contribution from its header to its receipt, top to bottom: offered, written, judged, kept, told.
 
-`uploads` has the state of each upload, `part_file` its bytes. Nothing here holds state.
+`uploads` has the state of each upload, `payload_writer` its bytes. Nothing here holds state.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from functools import partial
 
 import numpy as np
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.codec import FrameError, NotFiniteError
+from atoll_wire.codec.frame_codec import FrameError, NotFiniteError
 from atoll_wire.contract import Fate
-from atoll_wire.frames import WireFrame
+from atoll_wire.messages.frame_messages import WireFrame
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.learners.plausibility import Declared, weighed
+from atoll_server.learners.plausibility import Declared, credited
 from atoll_server.merging.merge import LARGEST_NORM, norms_sq
-from atoll_server.rounds import events as ev
+from atoll_server.rounds import syncer_events as ev
 from atoll_server.shard.contributions import receipt_of
 from atoll_server.shard.shard import Shard
-from atoll_server.shard.upload_state import State
+from atoll_server.shard.upload_state import UploadState
 from atoll_server.shard.uploads import Upload
 from atoll_server.storage import crash_points, shard_ledger
-from atoll_server.storage.part_file import ChecksumError
+from atoll_server.storage.payload_writer import ChecksumError
 from atoll_server.storage.rows import ContributionRow, FateRow
-from atoll_server.storage.spool import Stored
+from atoll_server.storage.spool import StoredPayload
 from atoll_server.telemetry import entries
 
 DIVERGED = "this island's training has diverged"
@@ -54,7 +54,7 @@ class Intake:
 
         The last frame makes the upload whole, and so do values that are not finite; other garbage ends it.
         """
-        if upload.state is State.DROPPED:
+        if upload.state is UploadState.DROPPED:
             raise upload.refused()
         for frame in frames:
             if frame.index >= upload.part.frames:
@@ -119,20 +119,20 @@ class Intake:
         verdict = self._shard.fragments[key.fragment].norms.enter(key.learner, norm, counts.steps, self._present())
         return replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale), verdict.refusal
 
-    def _weighed(self, key: ev.Key, said: Declared) -> Declared:
+    def _weighed(self, key: ev.ContributionKey, said: Declared) -> Declared:
         """What counts of the tokens and steps that a contribution declares."""
-        roster, wall = self._shard.context.roster, self._shard.context.clock.wall()
-        entry = roster.entries[key.learner]
+        registry, wall = self._shard.context.registry, self._shard.context.clock.wall()
+        entry = registry.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
         spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
-        rates = roster.rates(wall)
+        rates = registry.rates(wall)
         tokens = spent.tokens
         if not dead:  # they may have been held back until a moment ago
             tokens, _ = spent.tokens_counted(spent.said_tokens, rates.most(key.learner), wall)
         reported = Declared(tokens, spent.steps)
         unheard_s = max(0.0, wall - (spent.grown_at or spent.joined_at))
         rate, usual = rates.of(key.learner), rates.usual(key.learner)
-        counts = weighed(said, reported, self._shard.contributions.given(key), unheard_s, rate, usual)
+        counts = credited(said, reported, self._shard.contributions.given(key), unheard_s, rate, usual)
         if counts != said:
             clamped = entries.Clamped(key.learner, said.tokens, said.steps, counts.tokens, counts.steps)
             self._shard.context.record(clamped)
@@ -141,12 +141,12 @@ class Intake:
     def _present(self) -> Set[str]:
         """Learners that may be expected to contribute."""
         now = self._shard.context.clock.monotonic()
-        return {name for name, member in self._shard.syncer.members.items() if member.expected(now)}
+        return {name for name, observed in self._shard.syncer.liveness.items() if observed.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
         """Payload, then row: both are durable before the syncer counts on the contribution."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
-        stored: Stored = await shard.work.on_frames(upload.part.finish, norms, row.scale)
+        stored: StoredPayload = await shard.work.on_frames(upload.part.finish, norms, row.scale)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row)
         await shard.context.writer.commit(operation)
         crash_points.point("contribution.committed")

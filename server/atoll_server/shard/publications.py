@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from atoll_wire import frames
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.checksums import crc32c
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.messages import frame_messages
 
 from atoll_server.merging.merge import Update
 
@@ -28,7 +28,7 @@ class Publication:
     @classmethod
     def of(cls, update: Update) -> Publication:
         """Without fates."""
-        messages = tuple(frames.encode(n, crc32c(payload), payload) for n, payload in enumerate(update.frames))
+        messages = tuple(frame_messages.encode(n, crc32c(payload), payload) for n, payload in enumerate(update.frames))
         return cls(update.version, messages, tuple(map(len, update.frames)), update.crc32c)
 
     @property

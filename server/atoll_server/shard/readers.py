@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Hashable
 
-from atoll_server.access.reader_limits import Versions
+from atoll_server.access.reader_limits import ReaderLimits
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.merging.merge import FragmentState
 from atoll_server.rpc.calls import ending
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
 
-PATIENCE_S = 10.0  # with a merge that is being made durable, or a snapshot
+MAX_WAIT_S = 10.0  # with a merge that is being made durable, or a snapshot
 
 
 class Readers:
@@ -22,7 +22,7 @@ class Readers:
     def __init__(self, work: Work) -> None:
         """work: says whether a merge came to no end; what it left behind must not be read."""
         self._work = work
-        self._versions = Versions()  # each theta_pub, by its identity
+        self._versions = ReaderLimits()  # each theta_pub, by its identity
 
     @contextlib.asynccontextmanager
     async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
@@ -32,7 +32,7 @@ class Readers:
         cannot be had soon.
         """
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(MAX_WAIT_S):
                 await fragment.lock.acquire()
         except TimeoutError as error:
             text = f"fragment {fragment.index} is being merged, and its ledger's disk is slow: try again"

@@ -10,13 +10,13 @@ class RunView:
     """Goes from the registrar to each shard whenever it changes; a shard keeps the newest.
 
     epoch: of the registrar. sequence: grows with each view of an epoch. run_tokens: trained by all learners so far,
-    without struck_tokens, which operators took out. paused: by which operator and why; empty while the run goes on.
+    without voided_tokens, which operators took out. paused: by which operator and why; empty while the run goes on.
     """
 
     epoch: int = 0
     sequence: int = 0
     run_tokens: int = 0
-    struck_tokens: int = 0
+    voided_tokens: int = 0
     paused: str = ""
 
     def newer_than(self, other: RunView) -> bool:

@@ -11,24 +11,24 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import assert_never
 
-from atoll_wire import memory
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import buffers
 from atoll_wire.contract import Fate
-from atoll_wire.layout import Layout
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout
 
 from atoll_server.checkpoints.restore import Restored
-from atoll_server.learners.registry import Entry
+from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.merging import merge
-from atoll_server.merging.norm_guard import NormGuard
-from atoll_server.rounds import events as ev
-from atoll_server.rounds.fragment_rounds import FragmentRounds, Phase
+from atoll_server.merging.norm_limit import NormLimiter
+from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.outer_step import OuterRule
+from atoll_server.rounds.round_state import Phase, RoundState
 from atoll_server.rounds.syncer import Syncer
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.contributions import Contributions, receipt_of, refusal_row
 from atoll_server.shard.follower_log import FollowerLog
-from atoll_server.shard.fragment import Fragment, Held
+from atoll_server.shard.fragment import Fragment, HeldContribution
 from atoll_server.shard.publications import Publication, UpdateCache
 from atoll_server.shard.readers import Readers
 from atoll_server.shard.run_view import RunView
@@ -55,7 +55,7 @@ class Shard:
         """view: the registrar's last word. damaged: a snapshot was found damaged and given up."""
         self.context = context
         self.view = view
-        self.follower_log = FollowerLog(context.settings.limits.happenings, self._current)
+        self.follower_log = FollowerLog(context.settings.limits.notifications, self._current)
         self._journal = Journal()  # followers of this shard hear first, then all that subscribed to the core's
         self._journal.subscribe(self.follower_log.on, only_shows=False)
         self._journal.subscribe(context.journal.record, only_shows=False)
@@ -71,8 +71,8 @@ class Shard:
         self.cache = UpdateCache(cache_bytes, limits.update_cache_versions)
         self.fragments = {
             place.index: Fragment(
-                place, restored.states[place.index], FragmentRounds(restored.states[place.index].version),
-                NormGuard(limits.norm_window, run.norm_limit, run.clip_norm),
+                place, restored.states[place.index], RoundState(restored.states[place.index].version),
+                NormLimiter(limits.norm_window, run.norm_limit, run.clip_norm),
             )
             for place in self.layout.fragments
             if place.index in restored.states
@@ -81,7 +81,7 @@ class Shard:
         self.syncer = Syncer(run, rounds, merge.weight, paused=bool(view.paused))
         self.uploads = Uploads(context, self.layout, self.spool, self.work)
         self.readers = Readers(self.work)
-        self.contributions = Contributions(self.fragments, self.layout.parameters, context.roster)
+        self.contributions = Contributions(self.fragments, self.layout.parameters, context.registry)
         self.snapshots = Snapshotter(context, self.fragments, self.spool, self.work, restored, damaged=damaged)
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -100,7 +100,7 @@ class Shard:
 
     # ------------------------------------------------------------------------------ events in, effects out
 
-    def dispatch(self, event: ev.Event) -> None:
+    def dispatch(self, event: ev.SyncerEvent) -> None:
         """Tells the syncer and carries out what it answers."""
         if self._stopping and not isinstance(event, ev.Merged):
             return
@@ -161,9 +161,9 @@ class Shard:
             old = fragment.state
             read = self.readers.any_of(old)
 
-            def work() -> tuple[merge.Merged, Publication, float]:
+            def work() -> tuple[merge.MergeResult, Publication, float]:
                 working = self.context.clock.monotonic()
-                published = memory.empty(fragment.place.length) if read else old.theta_pub
+                published = buffers.empty(fragment.place.length) if read else old.theta_pub
                 merged = merge.merge(fragment.place, old, stored, weights, rule, published)
                 return merged, Publication.of(merged.update), self.context.clock.monotonic() - working
 
@@ -180,7 +180,7 @@ class Shard:
             row = MergeRow(
                 effect.fragment, effect.version, effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
-                asdict(rule) | {"codec": int(rule.codec)}, view.run_tokens, view.struck_tokens,
+                asdict(rule) | {"codec": int(rule.codec)}, view.run_tokens, view.voided_tokens,
                 *merged.checksums, publication.size_bytes, self.context.clock.wall(),
             )  # fmt: skip
             operation = partial(shard_ledger.add_merge, generation=self.context.generation, row=row, fates=fates)
@@ -203,7 +203,7 @@ class Shard:
         self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
         fragment.published_at = self.context.clock.monotonic()
         self.contributions.published(share.key.learner for share in effect.shares)
-        self._record(entries.Published(effect, publication.size_bytes, view.run_tokens, view.struck_tokens))
+        self._record(entries.Published(effect, publication.size_bytes, view.run_tokens, view.voided_tokens))
         self.dispatch(ev.Merged(effect.fragment, effect.version))
 
     async def _refuse_pending(self, effect: ev.Refuse) -> None:
@@ -224,7 +224,7 @@ class Shard:
 
     # ------------------------------------------------------------------------------ asked by the service
 
-    def held(self, key: ev.Key) -> Held:
+    def held(self, key: ev.ContributionKey) -> HeldContribution:
         """An acknowledged contribution that has no fate yet."""
         return self.fragments[key.fragment].held[key]
 
@@ -236,9 +236,9 @@ class Shard:
         """The published version of each fragment, by its number."""
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
-    def _current(self) -> pb.Current:
+    def _current(self) -> pb.FullState:
         """What a follower is told whose position is not known."""
-        return pb.Current(
+        return pb.FullState(
             versions=self.versions(),
             open=[
                 pb.RoundOpened(fragment=index, cycle=fragment.rounds.cycle)
@@ -246,7 +246,7 @@ class Shard:
                 if fragment.rounds.phase is Phase.OPEN
             ],
             run_tokens=self.view.run_tokens,
-            struck_tokens=self.view.struck_tokens,
+            voided_tokens=self.view.voided_tokens,
             paused=pb.Paused(reason=self.view.paused),
         )
 
@@ -270,12 +270,12 @@ class Shard:
     def evicted(self, learner: str, incarnation: int, reason: str) -> None:
         """A learner's uploads are dropped, and what waits of its work is refused."""
         self.uploads.fence(learner, incarnation + 1)
-        self.dispatch(ev.Gone(learner, reason))
+        self.dispatch(ev.Left(learner, reason))
 
-    def sent(self, entry: Entry, size_bytes: int, parameters: int, *, whole: bool) -> None:
+    def sent(self, entry: RegistryEntry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts what went down to a learner."""
         self.context.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.context.run.codec, size_bytes)
-        entry.dirty = True
+        entry.unsaved = True
         if whole:
             entry.account.bytes_whole += size_bytes
         else:

@@ -11,7 +11,7 @@ import structlog
 
 from atoll_server.checkpoints.restore import Restored
 from atoll_server.checkpoints.snapshot import SnapshotWriter, snapshot_path
-from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.shard.context import ShardContext
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
@@ -107,7 +107,7 @@ class Snapshotter:
         async with self._taking:
             self._taken_at, unsaved_s = context.clock.monotonic(), self._unsaved_s
             number = 1 + max((row.id for row in (*self.rows, *self.undone)), default=0)
-            tokens = context.roster.counted_tokens()
+            tokens = context.registry.counted_tokens()
             places = [fragment.place for fragment in self._fragments.values()]
             writer = SnapshotWriter(snapshot_path(context.settings.directory, number), places, context.disk)
             try:
@@ -171,7 +171,9 @@ class Snapshotter:
         await asyncio.to_thread(context.disk.remove, snapshot_path(context.settings.directory, old.id))
         crash_points.point("snapshot.old removed")
 
-    def _covered(self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]) -> list[tuple[int, Key, int]]:
+    def _covered(
+        self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]
+    ) -> list[tuple[int, ContributionKey, int]]:
         """Payloads that two snapshots cover now, and did not before. bounds: by fragment, versions from and to."""
         return [
             (generation, row.key, row.size_bytes)
@@ -179,7 +181,7 @@ class Snapshotter:
             for generation, row, _ in lineage.merged(db, self._line, fragment, after, to)
         ]
 
-    def _let_go(self, covered: list[tuple[int, Key, int]]) -> None:
+    def _let_go(self, covered: list[tuple[int, ContributionKey, int]]) -> None:
         """What is recorded stays, but takes no room from what is to come."""
         for generation, key, size_bytes in covered:
             if self._context.run.record:

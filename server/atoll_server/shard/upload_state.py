@@ -19,7 +19,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class State(Enum):
+class UploadState(Enum):
     """Of one upload."""
 
     GROWING = "growing"
@@ -28,7 +28,7 @@ class State(Enum):
     DROPPED = "dropped"
 
 
-class Saw(Enum):
+class UploadEvent(Enum):
     """What happened to an upload."""
 
     ALL_FRAMES = "all its frames came, as declared"
@@ -39,11 +39,11 @@ class Saw(Enum):
 
 
 NEXT = {
-    (State.GROWING, Saw.ALL_FRAMES): State.WHOLE,
-    (State.GROWING, Saw.BAD_VALUES): State.WHOLE,
-    (State.GROWING, Saw.GIVEN_UP): State.DROPPED,
-    (State.WHOLE, Saw.KEPT): State.DURABLE,
-    (State.WHOLE, Saw.REFUSED): State.DROPPED,
+    (UploadState.GROWING, UploadEvent.ALL_FRAMES): UploadState.WHOLE,
+    (UploadState.GROWING, UploadEvent.BAD_VALUES): UploadState.WHOLE,
+    (UploadState.GROWING, UploadEvent.GIVEN_UP): UploadState.DROPPED,
+    (UploadState.WHOLE, UploadEvent.KEPT): UploadState.DURABLE,
+    (UploadState.WHOLE, UploadEvent.REFUSED): UploadState.DROPPED,
 }
 
 
@@ -51,7 +51,7 @@ class TransitionError(RuntimeError):
     """The table has no such transition: a fault of this program."""
 
 
-def after(state: State, saw: Saw) -> State:
+def after(state: UploadState, saw: UploadEvent) -> UploadState:
     """The next state. Raises TransitionError."""
     following = NEXT.get((state, saw))
     if following is None:

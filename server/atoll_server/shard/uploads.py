@@ -12,25 +12,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.arrivals import Arrivals
-from atoll_wire.codec import FrameError
-from atoll_wire.layout import Layout
+from atoll_wire.codec.frame_codec import FrameError
+from atoll_wire.connections.arrival_estimator import ArrivalEstimator
+from atoll_wire.layout.layout import Layout
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.rounds.events import Key
-from atoll_server.rounds.fragment_rounds import FragmentRounds
+from atoll_server.rounds.round_state import RoundState
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.shard.admission import check_age, check_header, declared
 from atoll_server.shard.context import ShardContext
-from atoll_server.shard.upload_state import Saw, State, after
+from atoll_server.shard.upload_state import UploadEvent, UploadState, after
 from atoll_server.shard.work import Work
-from atoll_server.storage.part_file import PartFile
+from atoll_server.storage.payload_writer import PayloadWriter
 from atoll_server.storage.spool import Spool, SpoolFull
 
-LEAST_PATIENCE_S = 5.0  # with the next frame of a stream; at most as long as its reservation lasts
+SHORTEST_WAIT_S = 5.0  # with the next frame of a stream; at most as long as its reservation lasts
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class LatestReceipt:
     """The newest contribution of a learner to a fragment: its digest, and its receipt so far."""
 
     digest: bytes
@@ -44,13 +44,13 @@ class Upload:
     cycle: the round of its fragment when it was offered. touched_at: monotonic, when something new came.
     """
 
-    key: Key
+    key: ContributionKey
     header: pb.PushHeader
     cycle: int
-    part: PartFile
-    arrivals: Arrivals  # of its frames
+    part: PayloadWriter
+    arrivals: ArrivalEstimator  # of its frames
     touched_at: float
-    state: State = State.GROWING
+    state: UploadState = UploadState.GROWING
     streams: int = 0  # that wait for a frame of it
     bad_values: str = ""  # why it will be refused with a receipt
     error: Refused | None = None  # why its streams get no receipt
@@ -59,14 +59,14 @@ class Upload:
     @contextmanager
     def heard(self) -> Iterator[float]:
         """While a stream waits for its next frame: how long that may take, in seconds."""
-        patience_s = self.arrivals.patience_s() * (self.streams + 1)  # gaps are learnt over all streams together
+        max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are learnt over all streams together
         self.streams += 1
         try:
-            yield patience_s
+            yield max_wait_s
         finally:
             self.streams -= 1
 
-    def move(self, saw: Saw) -> None:
+    def move(self, saw: UploadEvent) -> None:
         """To the next state. Raises TransitionError."""
         self.state = after(self.state, saw)
 
@@ -92,8 +92,8 @@ class Uploads:
         self._limits = context.settings.limits
         self._spool = spool
         self._work = work
-        self._underway: dict[Key, Upload] = {}  # growing or whole
-        self._newest: dict[tuple[str, int], Decided] = {}  # of each learner and fragment, whatever incarnation
+        self._underway: dict[ContributionKey, Upload] = {}  # growing or whole
+        self._newest: dict[tuple[str, int], LatestReceipt] = {}  # of each learner and fragment, whatever incarnation
         self._refused_in: dict[tuple[str, int], int] = {}  # by learner and fragment: the newest that was refused
 
     # ------------------------------------------------------------------------------ admission
@@ -102,7 +102,7 @@ class Uploads:
         self,
         header: pb.PushHeader,
         version: int,
-        rounds: FragmentRounds,
+        rounds: RoundState,
         max_staleness: int,
         pending_bytes: int,
         now: float,
@@ -111,7 +111,7 @@ class Uploads:
 
         version, rounds: of its fragment now. pending_bytes: of its learner's contributions that wait for their merge.
         """
-        key = Key(header.session.learner, header.session.incarnation, header.fragment, header.seq)
+        key = ContributionKey(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         known = self._known(header, key, now)
         if known is not None:
             return known
@@ -122,18 +122,18 @@ class Uploads:
         check_age(header, version, rounds.staleness(header.base_version), max_staleness)
         for other in self._growing():
             if (other.key.learner, other.key.fragment) == (key.learner, key.fragment):
-                self._end(other, Saw.GIVEN_UP)
+                self._end(other, UploadEvent.GIVEN_UP)
         self._reserve(key.learner, header.size_bytes, pending_bytes)
         path, spool = self._spool.path(self._generation, key), self._spool
-        part = PartFile(
+        part = PayloadWriter(
             key, self._layout.fragments[key.fragment], self._codec, header.size_bytes, header.digest, path,
             spool.kept, spool.disk,
         )  # fmt: skip
-        arrivals = Arrivals(LEAST_PATIENCE_S, self._limits.upload_idle_s)
+        arrivals = ArrivalEstimator(SHORTEST_WAIT_S, self._limits.upload_idle_s)
         upload = self._underway[key] = Upload(key, header, rounds.cycle, part, arrivals, now)
         return upload
 
-    def _known(self, header: pb.PushHeader, key: Key, now: float) -> Upload | pb.Receipt | None:
+    def _known(self, header: pb.PushHeader, key: ContributionKey, now: float) -> Upload | pb.Receipt | None:
         """What a key has here already. Raises Refused when it was offered with other contents."""
         upload = self._underway.get(key)
         if upload is not None:
@@ -152,11 +152,11 @@ class Uploads:
             raise Refused(Status.ALREADY_EXISTS, f"contribution {key} exists with another digest: use a new seq")
         return newest.receipt
 
-    def _check_turn(self, key: Key, cycle: int) -> None:
+    def _check_turn(self, key: ContributionKey, cycle: int) -> None:
         """Raises Refused while the contribution before it has no fate, or was refused in this round."""
         waits_for = [
             upload.key.seq for upload in self._underway.values()
-            if upload.state is State.WHOLE and upload.key[:3] == key[:3]
+            if upload.state is UploadState.WHOLE and upload.key[:3] == key[:3]
         ]  # fmt: skip
         newest = self._decided(key)
         if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
@@ -186,29 +186,29 @@ class Uploads:
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
-        if upload.state is not State.GROWING or not upload.part.complete:
+        if upload.state is not UploadState.GROWING or not upload.part.complete:
             return False
         try:
             upload.part.check()
         except FrameError as error:
             self.drop(upload, Refused(Status.INVALID_ARGUMENT, str(error)))
             return False
-        upload.move(Saw.ALL_FRAMES)
+        upload.move(UploadEvent.ALL_FRAMES)
         return True
 
     def came_bad(self, upload: Upload, why: str) -> bool:
         """Values came that are not finite; whether that made it whole: it will be refused with a receipt."""
-        if upload.state is not State.GROWING:
+        if upload.state is not UploadState.GROWING:
             return False
         upload.bad_values = why
-        upload.move(Saw.BAD_VALUES)
+        upload.move(UploadEvent.BAD_VALUES)
         return True
 
     def drop(self, upload: Upload, error: Refused) -> Refused:
         """Ends an upload that grows; one that is whole does not mind what else comes under its name. Returns error."""
-        if upload.state is State.GROWING:
+        if upload.state is UploadState.GROWING:
             upload.error = error
-            self._end(upload, Saw.GIVEN_UP)
+            self._end(upload, UploadEvent.GIVEN_UP)
         return error
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
@@ -217,14 +217,14 @@ class Uploads:
         if receipt.fate == pb.FATE_REFUSED:
             # Each has a row in the ledger for ever: at most one in a round, however soon the next is sent.
             self._refused_in[receipt.learner, receipt.fragment] = upload.cycle
-            self._end(upload, Saw.REFUSED)
+            self._end(upload, UploadEvent.REFUSED)
         else:
-            self._end(upload, Saw.KEPT)
+            self._end(upload, UploadEvent.KEPT)
 
-    def _end(self, upload: Upload, saw: Saw) -> None:
+    def _end(self, upload: Upload, saw: UploadEvent) -> None:
         upload.move(saw)
         del self._underway[upload.key]
-        if upload.state is State.DROPPED:
+        if upload.state is UploadState.DROPPED:
             self._spool.release(upload.part.size_bytes)
             self._work.on_frames(upload.part.discard)
         upload.ended.set()
@@ -233,24 +233,24 @@ class Uploads:
         """A learner was started again: what its dead process left unfinished is dropped."""
         for upload in self._growing():
             if upload.key.learner == learner and upload.key.incarnation < incarnation:
-                self._end(upload, Saw.GIVEN_UP)
+                self._end(upload, UploadEvent.GIVEN_UP)
 
     def expire(self, now: float) -> None:
         """Gives back the room of uploads that nothing comes for."""
-        patience_s = self._limits.upload_idle_s
+        max_wait_s = self._limits.upload_idle_s
         for upload in self._growing():
-            if now - upload.touched_at > patience_s:
+            if now - upload.touched_at > max_wait_s:
                 frame_bytes = upload.part.size_bytes // upload.part.frames
-                kbit = 8e-3 * frame_bytes / patience_s
+                kbit = 8e-3 * frame_bytes / max_wait_s
                 text = (
-                    f"no frame of {upload.key} came for {patience_s:.0f} s, and it was given up: send it again. A "
+                    f"no frame of {upload.key} came for {max_wait_s:.0f} s, and it was given up: send it again. A "
                     f"frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s: on a slower link begin the run with "
                     "--codec int4"
                 )
                 self.drop(upload, Refused(Status.UNAVAILABLE, text))
 
     def _growing(self) -> list[Upload]:
-        return [upload for upload in self._underway.values() if upload.state is State.GROWING]
+        return [upload for upload in self._underway.values() if upload.state is UploadState.GROWING]
 
     # ------------------------------------------------------------------------------ receipts
 
@@ -263,7 +263,7 @@ class Uploads:
         newest = self.newest_receipt(key.learner, key.incarnation, key.fragment)
         if newest is not None and newest.seq == key.seq:
             return newest
-        if upload.state is State.DURABLE:
+        if upload.state is UploadState.DURABLE:
             raise Refused(Status.UNAVAILABLE, f"contribution {key} was kept, and a newer one since: ask for that")
         raise upload.refused()
 
@@ -271,14 +271,14 @@ class Uploads:
         """A contribution was made durable: the newest of its learner and fragment, unless a newer one is known."""
         place, old = (receipt.learner, receipt.fragment), self._newest.get((receipt.learner, receipt.fragment))
         if old is None or _order(old.receipt) <= _order(receipt):
-            self._newest[place] = Decided(digest, receipt)
+            self._newest[place] = LatestReceipt(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
         """What became of an incarnation's newest contribution to a fragment."""
         newest = self._newest.get((learner, fragment))
         return newest.receipt if newest is not None and newest.receipt.incarnation == incarnation else None
 
-    def _decided(self, key: Key) -> Decided | None:
+    def _decided(self, key: ContributionKey) -> LatestReceipt | None:
         """The newest of an incarnation; a dead one's is merged all the same, and says nothing of this one."""
         newest = self._newest.get((key.learner, key.fragment))
         return newest if newest is not None and newest.receipt.incarnation == key.incarnation else None

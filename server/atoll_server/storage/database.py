@@ -47,7 +47,7 @@ CREATE TABLE tallies (
     PRIMARY KEY (generation, learner, incarnation, fragment)) STRICT;
 CREATE TABLE merges (
     generation INTEGER NOT NULL, fragment INTEGER NOT NULL, version INTEGER NOT NULL, cycle INTEGER NOT NULL,
-    shares TEXT NOT NULL, rule TEXT NOT NULL, run_tokens INTEGER NOT NULL, struck_tokens INTEGER NOT NULL,
+    shares TEXT NOT NULL, rule TEXT NOT NULL, run_tokens INTEGER NOT NULL, voided_tokens INTEGER NOT NULL,
     theta INTEGER NOT NULL, theta_pub INTEGER NOT NULL, momentum INTEGER NOT NULL, update_bytes INTEGER NOT NULL,
     merged_at REAL NOT NULL, checksum INTEGER NOT NULL,
     PRIMARY KEY (generation, fragment, version)) STRICT;

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Writing(Protocol):
+class WritableFile(Protocol):
     """A file that is being written; nothing of it is durable before `sync`."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -31,7 +31,7 @@ class Writing(Protocol):
         """Lets go of it; twice is allowed."""
 
 
-class Reading(Protocol):
+class ReadableFile(Protocol):
     """A file that is read by place."""
 
     size: int
@@ -63,11 +63,11 @@ class Disk:
             raise
         return lambda: os.close(descriptor)
 
-    def create(self, path: Path) -> Writing:
+    def create(self, path: Path) -> WritableFile:
         """An empty file, in the place of any other."""
         return _Written(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640))
 
-    def open(self, path: Path) -> Reading:
+    def open(self, path: Path) -> ReadableFile:
         """An existing file."""
         return _Read(os.open(path, os.O_RDONLY))
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
-from atoll_wire.clock import Clock
+from atoll_wire.process.clock import Clock
 
 from atoll_server.storage import crash_points, database
 

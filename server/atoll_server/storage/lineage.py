@@ -113,7 +113,7 @@ def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, 
 
 
 def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dict[int, float]:
-    """Of a fragment's versions in its last so many outer steps, oldest first: see FragmentRounds.age."""
+    """Of a fragment's versions in its last so many outer steps, oldest first: see RoundState.age."""
     found: dict[int, float] = {}
     for row in _newest_merges(db, line, fragment):
         age = float(row.rule["age"])

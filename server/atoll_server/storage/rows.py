@@ -7,14 +7,14 @@ from typing import Any
 
 from atoll_wire.contract import Fate
 
-from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer_events import ContributionKey
 
 
 @dataclass(frozen=True, slots=True)
 class ContributionRow:
     """What never changes about an acknowledged contribution."""
 
-    key: Key
+    key: ContributionKey
     cycle: int
     base_version: int
     tokens: int
@@ -32,7 +32,7 @@ class ContributionRow:
 class FateRow:
     """What became of a contribution."""
 
-    key: Key
+    key: ContributionKey
     fate: Fate
     version: int = 0
     weight: float = 0.0
@@ -42,7 +42,7 @@ class FateRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TallyRow:
+class TotalsRow:
     """What one incarnation of a learner sent to one fragment, as far as it has met its fate.
 
     through: number of the last contribution in it; tokens: of the merged ones; seq, cycle: the highest.
@@ -59,7 +59,7 @@ class TallyRow:
     seq: int = 0
     cycle: int = 0
 
-    def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TallyRow:
+    def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TotalsRow:
         """With one more, which came after all that are in it."""
         merged = fate.fate is Fate.MERGED
         return replace(
@@ -78,7 +78,7 @@ class TallyRow:
 class MergeRow:
     """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C.
 
-    run_tokens, struck_tokens: of the whole run, as the shard knew them when the merge began: an input of it.
+    run_tokens, voided_tokens: of the whole run, as the shard knew them when the merge began: an input of it.
     """
 
     fragment: int
@@ -87,7 +87,7 @@ class MergeRow:
     shares: tuple[tuple[str, int, int, float, float], ...]
     rule: dict[str, Any]
     run_tokens: int
-    struck_tokens: int
+    voided_tokens: int
     theta: int
     theta_pub: int
     momentum: int

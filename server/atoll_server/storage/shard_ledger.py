@@ -14,9 +14,9 @@ from typing import Any
 
 from atoll_wire.contract import FATES, Fate
 
-from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage.database import LedgerError, checksum, verified
-from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow, TallyRow
+from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow, TotalsRow
 
 # ------------------------------------------------------------------------------------------------- writing
 
@@ -70,7 +70,7 @@ def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
     assert done.rowcount == 1, f"contribution {key} was not pending"
 
 
-def put_tally(db: sqlite3.Connection, generation: int, row: TallyRow) -> None:
+def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
     """Adds a line's sums or brings them up to date."""
     values = (
         generation,
@@ -98,7 +98,7 @@ def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Seq
         json.dumps(row.shares),
         json.dumps(row.rule),
         row.run_tokens,
-        row.struck_tokens,
+        row.voided_tokens,
         row.theta,
         row.theta_pub,
         row.momentum,
@@ -132,7 +132,9 @@ def contributions(
     return map(_contribution, verified(db.execute(query, (generation, *values)), "contributions", 16))
 
 
-def contribution(db: sqlite3.Connection, generation: int, key: Key) -> tuple[ContributionRow, FateRow] | None:
+def contribution(
+    db: sqlite3.Connection, generation: int, key: ContributionKey
+) -> tuple[ContributionRow, FateRow] | None:
     """One of them; None when the ledger does not have it."""
     condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
     return next(contributions(db, generation, condition, (key.learner, key.incarnation, key.fragment, key.seq)), None)
@@ -147,15 +149,15 @@ def came_after(
         yield (r[-1], *_contribution(r))
 
 
-def tallies(
+def totals(
     db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
-) -> Iterator[TallyRow]:
+) -> Iterator[TotalsRow]:
     """Sums of a generation's lines. condition: constant SQL."""
     query = f"SELECT * FROM tallies WHERE generation=? {condition}"  # noqa: S608 - constants
     for r in verified(db.execute(query, (generation, *values)), "tallies", 11):
         learner, incarnation, fragment, through, merged, refused, tokens, size_bytes, seq, cycle = r[1:11]
         sums = (through, merged, refused, int(tokens), size_bytes, seq, cycle)
-        yield TallyRow(learner, incarnation, fragment, *sums)
+        yield TotalsRow(learner, incarnation, fragment, *sums)
 
 
 def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
@@ -202,7 +204,7 @@ def latest_norms(
 
 
 def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
-    key = Key(r[1], r[2], r[3], r[4])
+    key = ContributionKey(r[1], r[2], r[3], r[4])
     cycle, base_version, tokens, steps, codec, frames, size_bytes, digest, norms_sq, scale, accepted_at = r[5:16]
     row = ContributionRow(
         key,

@@ -1,4 +1,4 @@
-"""Payload files of acknowledged contributions, and the room for them. `part_file` writes them while they grow.
+"""Payload files of acknowledged contributions, and the room for them. `payload_writer` writes them while they grow.
 
 A file is named by its key.
 """
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from atoll_wire import codec
-from atoll_wire.checksums import crc32c
-from atoll_wire.codec import Content, FrameError
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.codec.frame_codec import Content, FrameError
 from atoll_wire.errors import UserError
-from atoll_wire.spans import Codec, FrameSpan
+from atoll_wire.layout.frame_spans import Codec, FrameSpan
 from numpy.typing import NDArray
 
-from atoll_server.rounds.events import Key
+from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.storage import crash_points
-from atoll_server.storage.disk import DISK, Disk, Reading
+from atoll_server.storage.disk import DISK, Disk, ReadableFile
 
 RECORD = struct.Struct("<IIIxxxx")  # before each payload: frame, length, CRC-32C
 
@@ -35,7 +35,7 @@ class SpoolFull(RuntimeError):  # noqa: N818 - a state, answered with RESOURCE_E
     """No room for another reservation now."""
 
 
-class Kept:
+class ContentCache:
     """Decompressed contents that wait for their merge in memory, as many as it may take: the others are read again."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -57,7 +57,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredPayload:
     """A whole contribution on disk, as the merge reads it. contents: those of its frames that are still in memory."""
 
     learner: str
@@ -67,9 +67,9 @@ class Stored:
     path: Path
     places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
     disk: Disk
-    kept: Kept
+    kept: ContentCache
     contents: dict[int, Content] = field(default_factory=dict)
-    _file: Reading | None = None
+    _file: ReadableFile | None = None
 
     def content(self, span: FrameSpan) -> Content:
         """One frame's, decompressed. Raises SpoolError."""
@@ -77,7 +77,7 @@ class Stored:
         if found is not None:
             return found
         try:
-            return codec.decompress(self.payload(span.index), span, self.codec)
+            return frame_codec.decompress(self.payload(span.index), span, self.codec)
         except FrameError as error:
             raise SpoolError(f"{self.path}: frame {span.index} {error}: the disk lost acknowledged data") from error
 
@@ -109,7 +109,7 @@ class Spool:
         self.directory = directory
         self.disk = disk
         self.limit_bytes = limit_bytes
-        self.kept = Kept(kept_bytes)
+        self.kept = ContentCache(kept_bytes)
         self.used_bytes = 0
         self.room_bytes: int | None = None  # that the disk has beyond what is kept free; None: not looked at yet
         self._room = threading.Lock()  # room is taken on the event loop and given back by workers
@@ -131,7 +131,7 @@ class Spool:
             self.used_bytes -= size_bytes
             assert self.used_bytes >= 0, "more room was given back than was taken"
 
-    def path(self, generation: int, key: Key) -> Path:
+    def path(self, generation: int, key: ContributionKey) -> Path:
         """Where a contribution's payload lies."""
         name = f"{key.learner}-{key.incarnation}-{key.seq}.frames"
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
@@ -139,11 +139,13 @@ class Spool:
     def prepare(self, generation: int, fragments: Iterable[int]) -> None:
         """Makes the directories durably, so that a payload's rename is all that its own durability needs."""
         for fragment in fragments:
-            self.disk.make_directory(self.path(generation, Key("", 0, fragment, 0)).parent)
+            self.disk.make_directory(self.path(generation, ContributionKey("", 0, fragment, 0)).parent)
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
             self.disk.sync_directory(directory)
 
-    def open(self, generation: int, key: Key, codec_used: Codec, norms_sq: NDArray[np.float64], scale: float) -> Stored:
+    def open(
+        self, generation: int, key: ContributionKey, codec_used: Codec, norms_sq: NDArray[np.float64], scale: float
+    ) -> StoredPayload:
         """Reads the table of a whole file. SpoolError when it is missing or cut."""
         path = self.path(generation, key)
         places: dict[int, tuple[int, int, int]] = {}
@@ -161,9 +163,9 @@ class Spool:
             ) from error
         if offset != size:
             raise SpoolError(f"{path} is cut: an acknowledged contribution is gone; restore a backup")
-        return Stored(key.learner, codec_used, norms_sq, scale, path, places, self.disk, self.kept)
+        return StoredPayload(key.learner, codec_used, norms_sq, scale, path, places, self.disk, self.kept)
 
-    def delete(self, generation: int, key: Key, size_bytes: int) -> None:
+    def delete(self, generation: int, key: ContributionKey, size_bytes: int) -> None:
         """Removes a payload that nothing needs any more; gives its room back if it was still there."""
         if self.disk.remove(self.path(generation, key)):
             self.release(size_bytes)

@@ -11,25 +11,25 @@ import sqlite3
 from atoll_wire.contract import Fate
 
 from atoll_server.storage import shard_ledger
-from atoll_server.storage.rows import TallyRow
+from atoll_server.storage.rows import TotalsRow
 
 STEP = 1000  # contributions that one transaction adds
 
 
 def add_up(db: sqlite3.Connection, generation: int) -> bool:
     """Brings the tallies forward, by STEP contributions at most. Whether there is more to add."""
-    last = next(shard_ledger.tallies(db, generation, "ORDER BY through DESC LIMIT 1"), None)
-    lines: dict[tuple[str, int, int], TallyRow] = {}
+    last = next(shard_ledger.totals(db, generation, "ORDER BY through DESC LIMIT 1"), None)
+    lines: dict[tuple[str, int, int], TotalsRow] = {}
     count = 0
     for number, row, fate in shard_ledger.came_after(db, generation, last.through if last is not None else 0, STEP):
         if fate.fate is Fate.PENDING:
             break
         line = (row.key.learner, row.key.incarnation, row.key.fragment)
         if line not in lines:
-            known = shard_ledger.tallies(db, generation, "AND learner=? AND incarnation=? AND fragment=?", line)
-            lines[line] = next(known, TallyRow(*line))
+            known = shard_ledger.totals(db, generation, "AND learner=? AND incarnation=? AND fragment=?", line)
+            lines[line] = next(known, TotalsRow(*line))
         lines[line] = lines[line].plus(number, row, fate)
         count += 1
-    for tally in lines.values():
-        shard_ledger.put_tally(db, generation, tally)
+    for totals_row in lines.values():
+        shard_ledger.put_totals(db, generation, totals_row)
     return count == STEP

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from atoll_server.access.refusals import Refused
-from atoll_server.rounds.events import Key, Lapse, Merge
+from atoll_server.rounds.syncer_events import ContributionKey, Lapse, Merge
 from atoll_server.storage.rows import FateRow
 
 # ------------------------------------------------------------------------------------------------- the run
@@ -194,7 +194,7 @@ class SessionRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class CallLimited(OfCallers):
-    """A call was ended by a limit, see `access.quotas`."""
+    """A call was ended by a limit, see `security.quotas`."""
 
     method: str
     peer: str
@@ -231,11 +231,11 @@ class OfContributions:
 
 @dataclass(frozen=True, slots=True)
 class UploadBegan(OfContributions):
-    """A stream of a contribution was admitted; there may be several. have: frames that are here already."""
+    """A stream of a contribution was admitted; there may be several. received: frames that are here already."""
 
-    key: Key
+    key: ContributionKey
     cycle: int
-    have: int
+    received: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class Clamped(OfContributions):
 class Acknowledged(OfContributions):
     """A contribution is durable, and waits for its merge. cycle: of the round that it answers."""
 
-    key: Key
+    key: ContributionKey
     cycle: int
 
 
@@ -336,7 +336,7 @@ class Published(OfRounds):
     merge: Merge
     size_bytes: int
     run_tokens: int
-    struck_tokens: int
+    voided_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import assert_never
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival, Entry
 
-MOST_EVENTS = 2000  # kept
+MAX_EVENTS = 2000  # kept
 REFUSED_EVERY_S = 10.0  # refused contributions are told together, at most this often
 
 
@@ -49,7 +49,7 @@ class EventLog:
         """wall: the run's clock at a moment of the monotonic one."""
         self.log = 1 + secrets.randbits(62)
         self._wall = wall
-        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._number = 0
         self._refused = 0  # contributions, since the newest event that told of them
         self._refused_at = -REFUSED_EVERY_S

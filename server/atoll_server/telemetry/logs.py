@@ -44,8 +44,8 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             log.warning("join refused", learner=learner[:LONGEST_NAME], detail=refused.detail)
         case entries.OperatorActed(action, operator, _, what):
             log.info(action, operator=operator, **what)
-        case entries.UploadBegan(key, cycle, have):
-            log.debug("upload", contribution=str(key), cycle=cycle, have=have)
+        case entries.UploadBegan(key, cycle, received):
+            log.debug("upload", contribution=str(key), cycle=cycle, received=received)
         case entries.TurnedAway(learner, refused):
             told = {"learner": learner[:LONGEST_NAME], "status": refused.status.value, "detail": refused.detail}
             log.warning("contribution turned away", **told)

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from atoll_wire.contract import Fate
-from atoll_wire.spans import Codec
+from atoll_wire.layout.frame_spans import Codec
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from atoll_server.access.quotas import LIMITS
-from atoll_server.rpc.open_calls import Served
+from atoll_server.rpc.open_calls import OpenCalls
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 # Name, type, labels, meaning: of what a Reading says. Counters are told without their _total, as the library wants it.
-READ: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
+SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
     ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful / provisioned learner-seconds of the run"),
     ("atoll_useful_seconds", GaugeMetricFamily, (), "Learner-seconds in inner steps whose tokens were not thrown away"),
     ("atoll_provisioned_seconds", GaugeMetricFamily, (), "Learner-seconds from first joining on, downtime included"),
@@ -36,7 +36,7 @@ READ: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str,
     ("atoll_merges", CounterMetricFamily, (), "Merges of all fragments"),
     ("atoll_compression_ratio", GaugeMetricFamily, ("direction",), "Float32 bytes / coded bytes"),
     ("atoll_contributions_pending", GaugeMetricFamily, (), "Acknowledged, and not yet merged"),
-    ("atoll_anchor_age_seconds", GaugeMetricFamily, ("fragment",), "Since the newest version was published"),
+    ("atoll_fragment_age_seconds", GaugeMetricFamily, ("fragment",), "Since the newest version was published"),
     ("atoll_fragment_version", GaugeMetricFamily, ("fragment",), "Published version"),
     ("atoll_learners", GaugeMetricFamily, ("state",), "Learners by state"),
     ("atoll_learner_info", GaugeMetricFamily, ("learner", "region", "state"), "1: a learner, where it is and how"),
@@ -58,20 +58,20 @@ READ: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str,
 )
 ACCEPTED, CLAMPED = "accepted", "clamped"  # counted beside fates
 OTHERS = "others"  # regions that nobody is in any more, where there were too many
-READ_NAMES = frozenset(name for name, *_ in READ)
+SAMPLED_NAMES = frozenset(name for name, *_ in SAMPLED)
 
 Samples = list[tuple[tuple[str, ...], float]]
 
 
 @dataclass(slots=True)
-class Reading:
+class MetricSamples:
     """The state at one moment: for each name of READ the values, by their labels in READ's order."""
 
     values: dict[str, Samples] = field(default_factory=dict)
 
     def set(self, name: str, value: float, *labels: str) -> None:
         """One value."""
-        assert name in READ_NAMES, f"{name} is not declared"
+        assert name in SAMPLED_NAMES, f"{name} is not declared"
         self.values.setdefault(name, []).append((labels, value))
 
 
@@ -130,9 +130,9 @@ class Metrics(Collector):
         )
         self._begin_at_zero()
         self._regions: set[str] = set()  # that have series
-        self.read = Reading()  # replaced, never changed
+        self.read = MetricSamples()  # replaced, never changed
         r.register(self)
-        self.served = Served()
+        self.served = OpenCalls()
         r.register(self.served)
         ProcessCollector(registry=r)
 
@@ -213,7 +213,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """What was read last."""
         values = self.read.values
-        for name, kind, labels, text in READ:
+        for name, kind, labels, text in SAMPLED:
             if name in values:
                 family = kind(name, text, labels=labels)
                 for at, value in values[name]:
@@ -222,7 +222,7 @@ class Metrics(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """Names, before there are values."""
-        return (kind(name, text, labels=labels) for name, kind, labels, text in READ)
+        return (kind(name, text, labels=labels) for name, kind, labels, text in SAMPLED)
 
 
 def _seconds(name: str, text: str, registry: CollectorRegistry) -> Histogram:

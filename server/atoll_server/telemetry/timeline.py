@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import assert_never
 
-from atoll_server.rounds import events as ev
+from atoll_server.rounds import syncer_events as ev
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 from atoll_server.telemetry.metrics import Metrics
 
-MOST_ROUNDS, MOST_ANSWERS = 256, 20_000  # kept, of rounds that are finished: others come to an end by themselves
+MAX_ROUNDS, MAX_ANSWERS = 256, 20_000  # kept, of rounds that are finished: others come to an end by themselves
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class Timeline:
         """Drops the oldest finished rounds beyond the limits; of the others there is at most one a fragment."""
         kept = sum(len(seen.answers) for seen in self._rounds.values())
         for place, seen in list(self._rounds.items()):
-            if len(self._rounds) <= MOST_ROUNDS and kept <= MOST_ANSWERS:
+            if len(self._rounds) <= MAX_ROUNDS and kept <= MAX_ANSWERS:
                 break
             if seen.finished:
                 kept -= len(self._rounds.pop(place).answers)

@@ -5,11 +5,11 @@ import { h } from "../dom.js";
 import { bytes, clock, count, span } from "../format.js";
 import { poller } from "../poll.js";
 import { figures, makeTable, words } from "../table.js";
-import * as wishes from "../wishes.js";
+import * as dialogs from "../action_dialogs.js";
 
 const EVERY_MS = 5000;
 
-export function checkpointsView(section, acts) {
+export function checkpointsView(section, actions) {
   let coreNow = () => Date.now() / 1000;
   const table = makeTable({
     caption: "Checkpoints",
@@ -23,12 +23,12 @@ export function checkpointsView(section, acts) {
       figures("Generation", (each) => each.generation),
     ],
   });
-  const take = acts.button("Take a checkpoint", wishes.checkpoint);
-  const download = acts.button("Download the model", wishes.model);
+  const take = actions.button("Take a checkpoint", dialogs.checkpoint);
+  const download = actions.button("Download the model", dialogs.model);
   const hint = "A checkpoint is a snapshot of the run on the core's disk. The model is the published parameters alone.";
   section.append(
     h("div", { class: "bar" }, h("p", { class: "hint" }, hint), h("p", { class: "choices" }, take, download)),
-    acts.problemLine(), table.node,
+    actions.problemLine(), table.node,
   );
   const page = poller(
     (signal) => get(["checkpoints"], {}, signal),

@@ -6,7 +6,7 @@ import { choice } from "../fields.js";
 import { clipped, clock } from "../format.js";
 import { poller } from "../poll.js";
 import { keepQuery } from "../router.js";
-import { KINDS, kindSign, learnerLink } from "../words.js";
+import { KINDS, kindSign, learnerLink } from "../labels.js";
 
 const MOST = 500;
 const LIMIT = 200;

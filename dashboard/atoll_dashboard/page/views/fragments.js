@@ -14,7 +14,7 @@ const columns = [
   figures("Cycle", (each) => count(each.cycle), { minor: true }),
   figures("Parameters", (each) => short(each.parameters)),
   figures("Size in float32", (each) => bytes(each.size_bytes)),
-  figures("Age of the version", (each) => span(each.anchor_age_s)),
+  figures("Age of the version", (each) => span(each.published_age_s)),
   words("Waits for", (each) => clipped(each.state), { wide: true }),
 ];
 

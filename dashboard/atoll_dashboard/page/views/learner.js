@@ -4,13 +4,13 @@ import { get } from "../api.js";
 import { lineChart } from "../charts.js";
 import { h, setSign, show, sign, swap, text } from "../dom.js";
 import { bytes, clipped, clock, count, decimal, percent, ratio, short, span } from "../format.js";
-import { lostBar } from "../lost.js";
+import { lostBar } from "../lost_time.js";
 import { poller } from "../poll.js";
 import { receiptColumns } from "../receipts.js";
 import { makeTable } from "../table.js";
 import { timeline } from "../timeline.js";
-import { regionName } from "../words.js";
-import * as wishes from "../wishes.js";
+import { regionName } from "../labels.js";
+import * as dialogs from "../action_dialogs.js";
 import { card, updateFacts } from "./overview.js";
 
 const EVERY_MS = 2000;
@@ -18,15 +18,15 @@ const SLOW_MS = 5000;
 const ROUNDS = 6;
 const RECEIPTS = 10;
 
-export function learnerView(section, acts) {
+export function learnerView(section, actions) {
   let name = "";
   let state = "";
   let feed = null;
   const title = section.querySelector("h2");
   const standing = h("p", { class: "standing" }, sign("pending"), h("b"), h("span"));
   const failed = h("p", { class: "wrong", role: "alert" });
-  const evict = acts.button("Evict", () => wishes.evict(name), "danger");
-  const readmit = acts.button("Let in again", () => wishes.readmit(name));
+  const evict = actions.button("Evict", () => dialogs.evict(name), "danger");
+  const readmit = actions.button("Let in again", () => dialogs.readmit(name));
   const facts = h("dl", { class: "facts" });
   const good = h("p", { class: "big" }, h("b"), h("span"));
   const lost = lostBar();
@@ -39,7 +39,7 @@ export function learnerView(section, acts) {
   const all = h("a");
   const body = h(
     "div", { hidden: true },
-    h("div", { class: "bar" }, standing, h("p", { class: "choices" }, evict, readmit)), acts.problemLine(),
+    h("div", { class: "bar" }, standing, h("p", { class: "choices" }, evict, readmit)), actions.problemLine(),
     h("div", { class: "pair" }, card("Its figures", facts), card("Its goodput", good, lost.node)),
     h("div", { class: "charts" }, h("div", { class: "card" }, loss.node), h("div", { class: "card" }, tokens.node)),
     card("Its rounds", rounds.node), card("Its receipts", receipts.node, h("p", { class: "after" }, all)),
@@ -65,7 +65,7 @@ export function learnerView(section, acts) {
     text(standing.children[1], state);
     const since = learner.since === null ? "" : ` since ${clock(learner.since)}`;
     const waits = learner.waiting_for ? `; a round waits for ${clipped(learner.waiting_for, 90)}` : "";
-    text(standing.lastChild, `${since}; heard ${span(learner.heard_s)} ago${waits}`);
+    text(standing.lastChild, `${since}; heard ${span(learner.last_seen_age_s)} ago${waits}`);
     swap(evict, readmit, state !== "evicted");
     updateFacts(facts, factsOf(learner));
     text(good.firstChild, ratio(learner.goodput));

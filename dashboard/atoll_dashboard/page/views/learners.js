@@ -7,7 +7,7 @@ import { clipped, count, decimal, ratio, short, span } from "../format.js";
 import { poller } from "../poll.js";
 import { keepQuery } from "../router.js";
 import { figures, linked, makePager, makeTable, signed, words } from "../table.js";
-import { learnerLink, regionLink, regionName, STATES } from "../words.js";
+import { learnerLink, regionLink, regionName, STATES } from "../labels.js";
 
 const LIMIT = 50;
 const EVERY_MS = 2000;
@@ -24,7 +24,7 @@ const columns = [
   figures("Loss", (each) => decimal(each.loss, 3), { sort: "loss" }),
   figures("Steps", (each) => count(each.steps), { sort: "steps", minor: true }),
   figures("Tokens", (each) => short(each.tokens), { minor: true }),
-  figures("Heard", (each) => `${span(each.heard_s)} ago`, { sort: "heard" }),
+  figures("Heard", (each) => `${span(each.last_seen_age_s)} ago`, { sort: "heard" }),
   words("Waited for", (each) => clipped(each.waiting_for, 80), { minor: true, wide: true }),
 ];
 

@@ -1,16 +1,16 @@
 // The overview: the picture, what is wrong, where time and money go, what open rounds wait for.
 
-import { makePicture } from "../atoll.js";
+import { makePicture } from "../region_map.js";
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
 import { h, keyed, set, setSign, show, sign, swap, text } from "../dom.js";
 import { bytes, clipped, count, decimal, money, percent, plural, rate, ratio, short, span } from "../format.js";
-import { lostBar } from "../lost.js";
+import { lostBar } from "../lost_time.js";
 import { poller } from "../poll.js";
 import { figures, linked, makeTable, words } from "../table.js";
-import { problems, problemSign } from "../verdict.js";
-import { regionLink, regionName, stateWords } from "../words.js";
-import * as wishes from "../wishes.js";
+import { problems, problemSign } from "../health.js";
+import { regionLink, regionName, stateWords } from "../labels.js";
+import * as dialogs from "../action_dialogs.js";
 
 const HISTORY_MS = 5000;
 
@@ -18,7 +18,7 @@ export function card(title, ...children) {
   return h("article", { class: "card" }, h("h3", null, title), ...children);
 }
 
-export function overviewView(section, acts) {
+export function overviewView(section, actions) {
   const picture = makePicture();
   const lost = lostBar();
   const goodput = h("p", { class: "big" }, h("b"), h("span"));
@@ -26,10 +26,10 @@ export function overviewView(section, acts) {
   const wrongCard = card("What is wrong", wrong);
   const wan = makeWan();
   const waits = h("ul", { class: "waits" });
-  const pause = acts.button("Pause the run", wishes.pause);
-  const resume = acts.button("Resume the run", wishes.resume);
+  const pause = actions.button("Pause the run", dialogs.pause);
+  const resume = actions.button("Resume the run", dialogs.resume);
   const choices = h("p", { class: "choices" }, pause, resume);
-  const operator = card("Operator's acts", choices, acts.problemLine(), actsElsewhere());
+  const operator = card("Operator's actions", choices, actions.problemLine(), actionsElsewhere());
   const charts = {
     tokens: lineChart({ title: "Tokens/s", series: [{ name: "Tokens/s", kind: "a" }], show: short, zero: true }),
     loss: lineChart({ title: "Loss", series: [{ name: "Loss", kind: "a" }], show: (value) => decimal(value, 3) }),
@@ -182,7 +182,7 @@ function regionTable() {
   });
 }
 
-function actsElsewhere() {
+function actionsElsewhere() {
   const to = (href, words_) => h("a", { href }, words_);
   return h(
     "p", { class: "hint" }, "Evict a learner on its own page, from ", to("#learners", "the learners"),

@@ -7,7 +7,7 @@ import { poller } from "../poll.js";
 import { receiptColumns } from "../receipts.js";
 import { keepQuery } from "../router.js";
 import { makeTable } from "../table.js";
-import { FATES } from "../words.js";
+import { FATES } from "../labels.js";
 
 const LIMIT = 50;
 const EVERY_MS = 2000;

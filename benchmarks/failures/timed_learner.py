@@ -1,0 +1,52 @@
+"""A reference learner that records the time of every `Learner.step()`.
+
+python -m benchmarks.failures.timed_learner TIMES.npy NAME ADDRESS SEED
+
+Writes float64 (steps, 4): when `Learner.step()` was entered and left, in monotonic seconds; its CPU time; and as a
+control, the wall-clock time of plain computing for the same CPU time right after it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+from atoll import learner
+from atoll.reference import train
+from atoll.reference.settings import JoinSettings, TrainSettings
+from atoll_wire.process.logs import configure
+
+times: list[tuple[float, float, float, float]] = []
+
+
+class Timed(learner.Learner):
+    """A learner that records when each step began and ended."""
+
+    def step(self, tokens: int, loss: float | None = None) -> None:
+        began, began_cpu = time.monotonic(), time.thread_time()
+        super().step(tokens, loss)
+        left, worked = time.monotonic(), time.thread_time() - began_cpu
+        times.append((began, left, worked, compute(worked)))
+
+
+def compute(cpu_s: float) -> float:
+    """Computes for `cpu_s` seconds of CPU time; returns the wall-clock seconds that passed."""
+    began, end = time.monotonic(), time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+    return time.monotonic() - began
+
+
+def main() -> None:
+    """Trains one learner, then writes the times."""
+    path, name, address, seed = sys.argv[1:]
+    configure("info", json=False)
+    train.Learner = Timed  # type: ignore[attr-defined]
+    settings = TrainSettings(seed=int(seed), device="cpu")
+    train.train(settings, JoinSettings(servers=(address,), name=name, region=name))
+    np.save(path, np.array(times))
+
+
+if __name__ == "__main__":
+    main()

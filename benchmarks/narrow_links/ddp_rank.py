@@ -1,0 +1,97 @@
+"""One rank of the data-parallel side, at its best: buckets overlap with the backward pass, gradients have 16 bits.
+
+Forward takes a third of the step's length, backward two thirds, during which buckets are sent when they are ready. So
+communication can overlap with the whole backward pass. The CPU's computation is a part of the step's length.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from atoll_forecast.planning.bandwidth import FORWARD
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from benchmarks.data_parallel.rank import LossOf
+from benchmarks.narrow_links.pace import Job, Pace
+
+
+def bf16(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """Sends gradients as bfloat16, like torch's own hook, which works only on accelerators."""
+    narrow = (bucket.buffer() / dist.get_world_size()).to(torch.bfloat16)
+    future = dist.all_reduce(narrow, group=group, async_op=True).get_future()
+    widened: torch.futures.Future[torch.Tensor] = future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    return widened
+
+
+HOOKS = {"none": default_hooks.allreduce_hook, "bf16": bf16, "fp16": default_hooks.fp16_compress_hook}
+
+
+class Backward:
+    """Paces the backward pass: it takes two thirds of a step, and delays buckets until an accelerator had them."""
+
+    def __init__(self, hook: Callable[..., torch.futures.Future[torch.Tensor]], step_s: float, parameters: int) -> None:
+        self._hook = hook
+        self._each_s = (1 - FORWARD) * step_s / parameters
+        self._at = 0.0
+
+    def begin(self) -> None:
+        """Records the beginning of a backward pass."""
+        self._at = time.monotonic()
+
+    def ready(self, group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        """DDP's hook for a bucket: waits until its time, then all-reduces it."""
+        self._at += self._each_s * bucket.buffer().numel()
+        time.sleep(max(0.0, self._at - time.monotonic()))
+        return self._hook(group, bucket)
+
+
+def main() -> None:
+    """Trains one rank with the command line's options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("--number", "--ranks", "--steps"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--step-s", type=float, required=True)
+    parser.add_argument("--bucket-mb", type=float, required=True)
+    parser.add_argument("--hook", choices=HOOKS, required=True)
+    parser.add_argument("--meet", required=True, help="HOST:PORT of rank 0")
+    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args()
+    pace = Pace(Job(options.number, options.step_s, options.steps, options.record))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{options.meet}",
+        rank=options.number,
+        world_size=options.ranks,
+        timeout=timedelta(hours=1),
+    )
+    whole = nn.parallel.DistributedDataParallel(
+        LossOf(pace.model), bucket_cap_mb=options.bucket_mb, gradient_as_bucket_view=True
+    )
+    backward = Backward(HOOKS[options.hook], options.step_s, sum(p.numel() for p in pace.model.parameters()))
+    whole.register_comm_hook(None, backward.ready)
+    for step in range(options.steps):
+        began, batch = pace.begin(step)
+        loss = whole(batch)
+        pace.optimizer.zero_grad(set_to_none=True)
+        pace.pad(began, FORWARD)
+        backward.begin()
+        loss.backward()
+        nn.utils.clip_grad_norm_(pace.model.parameters(), 1.0)
+        pace.optimizer.step()
+        pace.end(step, began, loss.item())
+    if options.save is not None:
+        torch.save(pace.model.state_dict(), options.save)
+    dist.barrier()
+    # Destroying the group can hang: it joins a thread while holding the GIL, which that thread needs for a future.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

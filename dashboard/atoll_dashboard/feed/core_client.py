@@ -1,0 +1,114 @@
+"""What the dashboard asks of a core, as an operator: over one channel, dialled anew when certificates change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.connections.calls import open_stream, unary_reply
+from atoll_wire.contract import token_metadata
+from atoll_wire.security.transport import TransportSecurity
+from google.protobuf.message import Message
+
+TIMEOUT_S = 5.0
+SLOW_S = 300.0  # a checkpoint of a large model
+MESSAGE_BYTES = 64 << 20  # of a status with thousands of learners
+OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+
+
+class CoreClient:
+    """One core, or a front of it. token: this dashboard's own, for looking; acts are asked for with their caller's."""
+
+    def __init__(self, address: str, security: TransportSecurity, token: str) -> None:
+        self.address = address
+        self._security = security
+        self._own = token_metadata(token)
+        self._stamp: Any = None
+        self._channel: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Hangs up."""
+        for closing in self._closing:
+            closing.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _stub(self) -> Any:  # noqa: ANN401 - grpc's stub, whose types are of its blocking kind
+        stamp = self._security.stamp()
+        if self._channel is None or stamp != self._stamp:
+            old = self._channel
+            self._channel = self._security.dial(self.address, OPTIONS)
+            self._stamp = stamp
+            if old is not None:  # what runs over it, a download perhaps, may end there
+                self._closing.add(closing := asyncio.create_task(old.close(SLOW_S)))
+                closing.add_done_callback(self._closing.discard)
+        return rpc.OperatorStub(self._channel)
+
+    async def _ask(
+        self, method: str, request: Message, shown: tuple[tuple[str, str], ...], timeout_s: float = TIMEOUT_S
+    ) -> Any:  # noqa: ANN401
+        """Raises grpc.aio.AioRpcError, LinkLost, and TransportSecurityError for certificates; so does every method
+        below."""
+        return await unary_reply(getattr(self._stub(), method)(request, timeout=timeout_s, metadata=shown))
+
+    async def status(self, token: str = "") -> pb.StatusReply:
+        """The run at this moment."""
+        reply: pb.StatusReply = await self._ask("Status", pb.StatusRequest(), token_metadata(token) or self._own)
+        return reply
+
+    async def rounds(self, last: int, learner: str = "", *, brief: bool = False) -> list[pb.Round]:
+        """The newest, newest first. brief: without answers."""
+        request = pb.ListRoundsRequest(last=last, learner=learner, brief=brief)
+        return list((await self._ask("ListRounds", request, self._own)).rounds)
+
+    async def events(self, log: int, after: int) -> pb.ListEventsReply:
+        """Those after a position."""
+        reply: pb.ListEventsReply = await self._ask("ListEvents", pb.ListEventsRequest(log=log, after=after), self._own)
+        return reply
+
+    async def receipts(self, learner: str, fate: pb.Fate, before: int, limit: int) -> list[pb.LoggedReceipt]:
+        """Newest first."""
+        request = pb.ListReceiptsRequest(learner=learner, fate=fate, before=before, limit=limit)
+        return list((await self._ask("ListReceipts", request, self._own)).receipts)
+
+    async def checkpoints(self) -> list[pb.Checkpoint]:
+        """Oldest first."""
+        return list((await self._ask("ListCheckpoints", pb.ListCheckpointsRequest(), self._own)).checkpoints)
+
+    # ------------------------------------------------------------------------------ acts: with the caller's token
+
+    async def pause(self, token: str, reason: str) -> None:
+        """Or lets the run go on (no reason)."""
+        await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
+
+    async def evict(self, token: str, learner: str, reason: str) -> None:
+        """Or lets it in again (no reason)."""
+        await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), token_metadata(token))
+
+    async def take_checkpoint(self, token: str) -> pb.Checkpoint:
+        """Answers when it is durable."""
+        reply: pb.Checkpoint = await self._ask(
+            "TakeCheckpoint", pb.TakeCheckpointRequest(), token_metadata(token), SLOW_S
+        )
+        return reply
+
+    async def export(self, token: str) -> AsyncIterator[bytes]:
+        """The published model as a safetensors file."""
+        request = pb.ExportCheckpointRequest()
+        with open_stream(
+            "ExportCheckpoint", self._stub().ExportCheckpoint(request, metadata=token_metadata(token))
+        ) as call:
+            async for reply in call:
+                yield reply.chunk

@@ -1,0 +1,74 @@
+"""PURE: columns over time that never grow beyond a size: when they are full, every second point goes."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+MAX_POINTS = 480
+
+K = TypeVar("K", bound=Hashable)
+
+
+class History(Generic[K]):
+    """Columns by name on one time axis; NaN where a column had nothing to say. most: points kept."""
+
+    def __init__(self, most: int = MAX_POINTS) -> None:
+        self._most = most
+        self._interval_s = 0.0
+        self.at: array[float] = array("d")
+        self._columns: dict[K, array[float]] = {}
+
+    def add(self, at: float, values: Mapping[K, float]) -> None:
+        """A point, unless the one before is too near for the resolution that is left."""
+        if self.at and at - self.at[-1] < self._interval_s:
+            return
+        for name in values.keys() - self._columns.keys():
+            self._columns[name] = array("d", [math.nan] * len(self.at))
+        self.at.append(at)
+        for name, column in self._columns.items():
+            column.append(values.get(name, math.nan))
+        if len(self.at) > self._most:
+            self._interval_s = 1.9 * (self.at[-1] - self.at[0]) / len(self.at)
+            self.at = self.at[::2]
+            self._columns = {name: column[::2] for name, column in self._columns.items()}
+
+    def column(self, name: K) -> list[float | None]:
+        """As long as the time axis; None where nothing was said."""
+        found = self._columns.get(name)
+        if found is None:
+            return [None] * len(self.at)
+        return [value if math.isfinite(value) else None for value in found]
+
+
+class Rates(Generic[K]):
+    """Sums that grow, by name, over the last seconds."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._seen: deque[tuple[float, Mapping[K, float]]] = deque()
+
+    def add(self, at: float, sums: Mapping[K, float], least_s: float = 0.0) -> None:
+        """What the sums are now; but for those that come sooner than so after the one before."""
+        if self._seen and at <= self._seen[-1][0] + least_s:
+            return
+        self._seen.append((at, sums))
+        while len(self._seen) > 2 and self._seen[1][0] <= at - self._window_s:
+            self._seen.popleft()
+
+    def grown(self, name: K) -> float:
+        """By how much it grew within the window, from 0 where it is new; one that fell (a restarted core) did not."""
+        if len(self._seen) < 2:
+            return 0.0
+        return max(0.0, self._seen[-1][1].get(name, 0.0) - self._seen[0][1].get(name, 0.0))
+
+    def span_s(self) -> float:
+        """That was seen so far; the window at most, or what lies between two looks."""
+        return self._seen[-1][0] - self._seen[0][0] if self._seen else 0.0
+
+    def rate(self, name: K) -> float:
+        """A second."""
+        return self.grown(name) / self.span_s() if len(self._seen) > 1 else 0.0

@@ -1,0 +1,288 @@
+"""Looks at the run again and again, and has what was seen last, whatever becomes of the core meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
+
+import grpc.aio
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.connections.calls import LinkLost
+from atoll_wire.connections.link import is_unreachable
+from atoll_wire.contract import LearnerState
+from atoll_wire.security.transport import TransportSecurityError
+
+from atoll_dashboard.feed.core_client import CoreClient
+from atoll_dashboard.feed.run_rates import DOWN, MIN_LONG_S, UP, RunRates
+from atoll_dashboard.models import conversion
+from atoll_dashboard.models.api_models import Cost, Event, Kind, Learner, Now, Region, Run
+
+log = structlog.get_logger()
+
+EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # between two looks: while somebody watches, and otherwise
+SHARE = 0.1  # of the time at most that a core is kept busy with looks
+WATCHED_S = 10.0  # after somebody asked
+ROUNDS, MAX_EVENTS = 64, 5000
+DOTS = 48
+FEW_DOTS = 8
+MANY_REGIONS = 16
+AT_ONCE = 4  # questions to the core, beside looks
+T = TypeVar("T")
+MONTH_S = 30 * 86400.0
+NO_TOKENS = (
+    "the core takes no tokens: make one with `atoll token NAME --file FILE`, and start it with --operator-tokens FILE"
+)
+
+
+@dataclass(slots=True)
+class CoreAnswers:
+    """The core's answers of one look."""
+
+    status: pb.StatusReply = field(default_factory=pb.StatusReply)
+    rounds: list[pb.Round] = field(default_factory=list)
+    at: float = -math.inf  # monotonic
+
+
+class RunFeed:
+    """price_per_gb: of the WAN, in US dollars, for the cost that is shown."""
+
+    def __init__(self, core: CoreClient, price_per_gb: float) -> None:
+        self.core = core
+        self.price_per_gb = price_per_gb
+        self.seen = CoreAnswers()
+        self.problem = "the core was not asked yet"
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.watchers = 0
+        self._began = time.monotonic()
+        self._asked_at = -math.inf
+        self._position = (0, 0)
+        self._number = 0
+        self._answers: dict[tuple[Any, ...], tuple[float, asyncio.Task[Any]]] = {}
+        self._few = asyncio.Semaphore(AT_ONCE)
+        self.rates = RunRates()
+        self._wanted = asyncio.Event()
+        self._looked = asyncio.Event()
+        self._told: tuple[CoreAnswers, float, str] | None = None
+
+    # ------------------------------------------------------------------------------ looking
+
+    async def keep(self) -> None:
+        """For as long as the dashboard runs."""
+        while True:
+            began = time.monotonic()
+            await self._look()
+            looked, self._looked = self._looked, asyncio.Event()
+            looked.set()
+            took_s = time.monotonic() - began
+            watched = self.watchers or time.monotonic() - self._asked_at < WATCHED_S
+            rest_s = min(max(EVERY_S if watched else UNWATCHED_EVERY_S, took_s / SHARE) - took_s, UNWATCHED_EVERY_S)
+            self._wanted.clear()
+            try:
+                async with asyncio.timeout(EVERY_S if self.problem else rest_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue  # nobody came meanwhile
+
+    async def changed(self) -> None:
+        """Returns after the next look, and after a second at most: what is shown grows older."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVERY_S):
+                await self._looked.wait()
+
+    def watched(self) -> None:
+        """Somebody asked: looks are quick from now on."""
+        if not self.watchers and time.monotonic() - self._asked_at >= WATCHED_S:
+            self._wanted.set()
+        self._asked_at = time.monotonic()
+
+    async def _look(self) -> None:
+        try:
+            status, rounds, events = await asyncio.gather(
+                self.core.status(), self.core.rounds(ROUNDS, brief=True), self.core.events(*self._position)
+            )
+            if self.rates.is_another(status):
+                self.rates = RunRates()
+            self.rates.take(status)
+            self._take_events(events)
+        except grpc.aio.AioRpcError as error:
+            self._away(one_line(error, self.core.address))
+        except TransportSecurityError as error:
+            self._away(str(error))
+        except LinkLost:
+            self._away("the connection to the core was given up: dialling again")
+        except Exception:
+            log.exception("the core's answer cannot be shown")
+            self._away("the core's answer cannot be shown: use one version of Atoll everywhere; the log says more")
+        else:
+            if self.problem:
+                log.info("the core answers", server=self.core.address, run=status.run, epoch=status.epoch)
+            self.problem = ""
+            self.seen = CoreAnswers(status, rounds, time.monotonic())
+            run = self.run()
+            self.rates.remember(status, run)
+
+    def _away(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("the core cannot be asked", problem=problem)
+        self.problem = problem
+
+    async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the question's own
+        """The core's answer to what others may ask at the same time: at most once a second, few at a time."""
+        now, key = time.monotonic(), (ask.__name__, *words)
+        self._answers = {each: kept for each, kept in self._answers.items() if kept[0] > now - EVERY_S}
+        if key not in self._answers:
+            asked = asyncio.create_task(self._one_of_few(ask, *words))
+            asked.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # for whoever still listens
+            self._answers[key] = (now, asked)
+        answer: T = await asyncio.shield(self._answers[key][1])
+        return answer
+
+    async def _one_of_few(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401
+        async with self._few:
+            return await ask(*words)
+
+    def _take_events(self, reply: pb.ListEventsReply) -> None:
+        for each in reply.events:
+            self._number += 1
+            kind = each.kind if each.kind in get_args(Kind) else "core"  # of a newer core
+            told = {"number": self._number, "at": each.at, "kind": kind, "learner": each.learner, "text": each.text}
+            self.events.append(Event.model_validate(told))
+            self._position = (reply.log, each.number)
+
+    # ------------------------------------------------------------------------------ telling
+
+    def now_json(self) -> str:
+        """What the stream says, made once a look for all who listen."""
+        if self._told is None or self._told[0] is not self.seen or self._told[1] != self._second():
+            now = Now(
+                run=self.run(),
+                regions=self.regions(),
+                rounds=[conversion.round_of(each) for each in self.seen.rounds if each.outcome in conversion.GOES_ON],
+                last_event=self._number,
+            )
+            self._told = (self.seen, self._second(), now.model_dump_json())
+        return self._told[2]
+
+    def _second(self) -> float:
+        return time.monotonic() // EVERY_S
+
+    def run(self) -> Run:
+        """The run as it was seen last, and how old that is."""
+        status, now = self.seen.status, time.monotonic()
+        rates = self.rates
+        up, down = (sum(rates.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
+        trained = [each for each in status.learners if each.state == LearnerState.LIVE and math.isfinite(each.loss)]
+        return Run(
+            reachable=not self.problem,
+            problem=self.problem,
+            age_s=min(now - self.seen.at, now - self._began),
+            at=status.at,
+            run=status.run,
+            generation=status.generation,
+            restored=status.restored.checkpoint,
+            epoch=status.epoch,
+            uptime_s=status.uptime_s,
+            wall_s=status.wall_s,
+            parameters=status.parameters,
+            fragments=len(status.fragments),
+            inner_steps=status.settings.inner_steps,
+            overlap_steps=status.settings.overlap_steps,
+            codec=conversion.codec(status.settings.codec),
+            paused=status.paused,
+            troubles=list(status.troubles),
+            goodput=conversion.goodput(status.goodput, rates.recent()),
+            tokens_trained=status.tokens_trained,
+            tokens_merged=status.tokens_merged,
+            total_tokens=status.settings.total_tokens,
+            tokens_per_s=sum(self.rates.tokens.rate(each.learner) for each in status.learners),
+            loss=sum(each.loss for each in trained) / len(trained) if trained else None,
+            merges=status.merges,
+            contributions=conversion.counts(status.contributions),
+            wire=conversion.wire(status.wire, up, down),
+            cost=self._cost(),
+            learners=conversion.states(status.learners),
+            actions=not self.actions_problem(),
+            actions_problem=self.actions_problem(),
+            dashboard_s=now - self._began,
+        )
+
+    def actions_problem(self) -> str:
+        """Why nothing can be done here; "": it can, with a token."""
+        return "" if self.seen.status.accepts_tokens or self.seen.at == -math.inf else NO_TOKENS
+
+    def _cost(self) -> Cost:
+        """A day and a month as the last hour went: contributions come in bursts."""
+        wire, budget = self.seen.status.wire, self.seen.status.wan_budget_bytes
+        price, rate = self.price_per_gb / 1e9, self.rates.long.rate("all")
+        known = self.rates.long.span_s() >= MIN_LONG_S
+        return Cost(
+            price_per_gb=self.price_per_gb,
+            total=price * (wire.up + wire.down + wire.whole),
+            per_day=price * 86400 * rate if known else None,
+            gb_per_month=MONTH_S * rate / 1e9 if known else None,
+            budget_gb=budget / 1e9 if budget else None,
+        )
+
+    def _regions(self) -> list[str]:
+        return sorted({each.region for each in self.seen.status.learners})
+
+    def regions(self) -> list[Region]:
+        """Each with the learners that are in trouble first."""
+        members: defaultdict[str, list[pb.LearnerStatus]] = defaultdict(list)
+        for each in self.seen.status.learners:
+            members[each.region].append(each)
+        return [self._region(name, members[name]) for name in sorted(members)]
+
+    def _region(self, name: str, members: list[pb.LearnerStatus]) -> Region:
+        first = sorted(members, key=lambda each: (conversion.TROUBLE_FIRST[conversion.state(each)], each.learner))
+        up, down = (sum(each.wire.up for each in members), sum(each.wire.down + each.wire.whole for each in members))
+        provisioned = sum(each.goodput.provisioned_s for each in members)
+        return Region(
+            region=name,
+            learners=conversion.states(members),
+            dots=[conversion.dot(each) for each in first[: self._dots()]],
+            tokens_per_s=sum(self.rates.tokens.rate(each.learner) for each in members),
+            up_bytes=up,
+            down_bytes=down,
+            up_bytes_per_s=self.rates.bytes.rate((name, UP)),
+            down_bytes_per_s=self.rates.bytes.rate((name, DOWN)),
+            goodput=sum(each.goodput.useful_s for each in members) / provisioned if provisioned else 1.0,
+            cost=self.price_per_gb / 1e9 * (up + down),
+        )
+
+    def _dots(self) -> int:
+        """Of many regions the picture shows few each."""
+        return DOTS if len(self._regions()) <= MANY_REGIONS else FEW_DOTS
+
+    def learner(self, name: str) -> Learner | None:
+        """One of them, by name."""
+        found = next((each for each in self.seen.status.learners if each.learner == name), None)
+        return None if found is None else conversion.learner(found, self.rates.tokens.rate(name))
+
+    def learners(self, region: str | None, state: str, search: str) -> list[Learner]:
+        """All that match; region: None is any, since "" is the name of none."""
+        return [
+            conversion.learner(each, self.rates.tokens.rate(each.learner))
+            for each in self.seen.status.learners
+            if (region is None or each.region == region)
+            and (not state or each.state == state)
+            and search.lower() in each.learner.lower()
+        ]
+
+
+def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
+    """What is wrong, and what helps."""
+    if not is_unreachable(error):
+        return f"the core at {address} refused: {error.details()}"
+    why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()
+    if any(word in why.lower() for word in ("handshake", "certificate", "ssl")):
+        cure = "both certificates must be valid, of one authority, and the core's for this name: see `atoll doctor`"
+        return f"no core answers at {address} ({why}): {cure}"
+    return f"no core answers at {address} ({why}): it is down, or the way there is; learners train on"

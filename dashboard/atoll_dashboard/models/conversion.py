@@ -1,0 +1,214 @@
+"""PURE: the core's messages as the JSON API tells them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import FATE_NAMES, LearnerState
+
+from atoll_dashboard.models.api_models import (
+    Answer,
+    Checkpoint,
+    Counts,
+    Dot,
+    Fragment,
+    Goodput,
+    Learner,
+    Outcome,
+    Receipt,
+    Round,
+    Wire,
+)
+
+_ORDER = (
+    LearnerState.SILENT,
+    LearnerState.JOINING,
+    LearnerState.PAUSED,
+    LearnerState.LIVE,
+    LearnerState.EVICTED,
+    LearnerState.LEFT,
+)
+TROUBLE_FIRST = {state: place for place, state in enumerate(_ORDER)}
+OUTCOMES: dict[int, Outcome] = {
+    pb.ROUND_OUTCOME_OPEN: "open",
+    pb.ROUND_OUTCOME_MERGING: "merging",
+    pb.ROUND_OUTCOME_MERGED: "merged",
+    pb.ROUND_OUTCOME_LAPSED: "lapsed",
+}
+GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
+
+
+def known(value: float) -> float | None:
+    """Times and figures that are 0 or NaN in a message are not known."""
+    return value if value and math.isfinite(value) else None
+
+
+def moment(at: float) -> float | None:
+    """To the millisecond: the core tells a time anew each time, from two clocks."""
+    return known(round(at, 3))
+
+
+def codec(number: int) -> str:
+    """Its name."""
+    return pb.Codec.Name(number).removeprefix("CODEC_").lower() if number in pb.Codec.values() else "unknown"
+
+
+def states(learners: Iterable[pb.LearnerStatus]) -> dict[LearnerState, int]:
+    """How many are in each state; all states are named."""
+    found = Counter(each.state for each in learners)
+    return {state: found[state] for state in LearnerState}
+
+
+def goodput(told: pb.Goodput, recent: float | None) -> Goodput:
+    """The run's."""
+    return Goodput(
+        ratio=told.ratio,
+        recent=recent,
+        useful_s=told.useful_s,
+        provisioned_s=told.provisioned_s,
+        lost_s=dict(told.lost_s),
+    )
+
+
+def counts(told: pb.Contributions) -> Counts:
+    """Contributions by fate."""
+    return Counts(
+        accepted=told.accepted,
+        merged=told.merged,
+        pending=told.pending,
+        refused=told.refused,
+        turned_away=told.turned_away,
+    )
+
+
+def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> Wire:
+    """The run's payloads."""
+    return Wire(
+        up_bytes=told.up,
+        down_bytes=told.down,
+        whole_bytes=told.whole,
+        up_bytes_per_s=up_bytes_per_s,
+        down_bytes_per_s=down_bytes_per_s,
+        up_bits=8 * told.up / told.up_parameters if told.up_parameters else None,
+        down_bits=8 * told.down / told.down_parameters if told.down_parameters else None,
+    )
+
+
+def state(told: pb.LearnerStatus) -> LearnerState:
+    """Its state; a core that knows other words is newer than this dashboard."""
+    return next((known for known in LearnerState if known == told.state), LearnerState.JOINING)
+
+
+def dot(told: pb.LearnerStatus) -> Dot:
+    """A learner in the picture."""
+    lost_s = told.goodput.provisioned_s - told.goodput.useful_s
+    return Dot(
+        learner=told.learner, state=state(told), since=known(told.since), uploading=told.uploading, lost_s=lost_s
+    )
+
+
+def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:
+    """One of them, with all its figures."""
+    return Learner(
+        learner=told.learner,
+        region=told.region,
+        state=state(told),
+        since=known(told.since),
+        incarnation=told.incarnation,
+        steps=told.steps,
+        tokens=told.tokens,
+        tokens_per_s=tokens_per_s,
+        loss=known(told.loss),
+        step_time_s=known(told.step_time_s),
+        last_seen_age_s=told.last_seen_age_s,
+        blocked_fraction=told.blocked_fraction,
+        goodput=told.goodput.ratio,
+        provisioned_s=told.goodput.provisioned_s,
+        lost_s=dict(told.goodput.lost_s),
+        lost_total_s=told.goodput.provisioned_s - told.goodput.useful_s,
+        pending=told.pending,
+        waiting_for=told.waiting_for,
+        up_bytes=told.wire.up,
+        down_bytes=told.wire.down + told.wire.whole,
+    )
+
+
+def fragment(told: pb.FragmentStatus) -> Fragment:
+    """One of them."""
+    return Fragment(
+        fragment=told.fragment,
+        parameters=told.parameters,
+        size_bytes=4 * told.parameters,
+        version=told.version,
+        cycle=told.cycle,
+        state=told.state,
+        published_age_s=known(told.published_s),
+    )
+
+
+def answer(told: pb.Answer) -> Answer:
+    """One learner in a round."""
+    return Answer(
+        learner=told.learner,
+        began_at=moment(told.began_at),
+        durable_at=moment(told.durable_at),
+        adopted_at=moment(told.adopted_at),
+        declined=told.declined,
+        late=told.late,
+        weight=known(told.weight),
+        staleness=told.staleness if told.weight else None,
+    )
+
+
+def round_of(told: pb.Round) -> Round:
+    """A round with its answers."""
+    return Round(
+        fragment=told.fragment,
+        cycle=told.cycle,
+        version=told.version or None,
+        outcome=OUTCOMES.get(told.outcome, "open"),
+        reason=told.reason,
+        opened_at=round(told.opened_at, 3),
+        quorum_at=moment(told.quorum_at),
+        closed_at=moment(told.closed_at),
+        merged_at=moment(told.merged_at),
+        published_at=moment(told.published_at),
+        answers=[answer(each) for each in told.answers],
+        more_answers=told.more_answers,
+    )
+
+
+def receipt(told: pb.LoggedReceipt) -> Receipt:
+    """What became of a contribution."""
+    key = told.receipt
+    return Receipt(
+        number=told.number,
+        key=f"{key.learner}/{key.incarnation}/{key.fragment}/{key.seq}",
+        learner=key.learner,
+        fragment=key.fragment,
+        accepted_at=told.accepted_at,
+        tokens=told.tokens,
+        steps=told.steps,
+        size_bytes=told.size_bytes,
+        norm=told.norm,
+        clipped=told.clipped,
+        fate=FATE_NAMES.get(key.fate, "pending"),  # type: ignore[arg-type]
+        version=key.version,
+        weight=key.weight,
+        staleness=key.staleness,
+        reason=key.reason,
+    )
+
+
+def checkpoint(told: pb.Checkpoint) -> Checkpoint:
+    """A snapshot."""
+    return Checkpoint(
+        id=told.id,
+        taken_at=told.taken_at,
+        merges=sum(told.versions.values()),
+        size_bytes=told.size_bytes,
+        generation=told.generation,
+    )

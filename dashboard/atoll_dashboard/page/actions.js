@@ -1,0 +1,128 @@
+// The operator's actions: each asks first, says what will happen, and needs a token that is kept in memory only.
+
+import { action, Refused } from "./api.js";
+import { h, set, show, text } from "./dom.js";
+
+const SAID_MS = 15000;
+
+/** done(): called after an action, so that what is shown is asked for again. */
+export function makeActions(done) {
+  const dialog = document.getElementById("confirm");
+  const said = document.getElementById("said");
+  const buttons = new Map(); // button -> the line beside it, or null
+  let run = null;
+  let token = ""; // here and nowhere else: gone with the page
+  let asked = null;
+  let quiet = 0;
+
+  const title = h("h2", { id: "confirm-title" });
+  const words = h("div", { id: "confirm-words" });
+  const reason = h("input", { id: "confirm-reason", type: "text", maxlength: 200, autocomplete: "off" });
+  const reasonRow = h("div", { class: "field" }, h("label", { for: "confirm-reason" }, "Reason"), reason);
+  const field = h("input", {
+    id: "confirm-token", type: "password", autocomplete: "off", spellcheck: "false", "aria-describedby": "token-words",
+  });
+  const tokenWords = "Made with atoll token NAME. It is kept in this page's memory only, until the page is closed.";
+  const tokenRow = h(
+    "div", { class: "field" }, h("label", { for: "confirm-token" }, "Operator's token"), field,
+    h("p", { class: "hint", id: "token-words" }, tokenWords),
+  );
+  const wrong = h("p", { class: "wrong", role: "alert" });
+  const yes = h("button", { type: "button", class: "chief", onclick: send });
+  const no = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+  dialog.append(title, words, reasonRow, tokenRow, wrong, h("div", { class: "choices" }, no, yes));
+  for (const input of [reason, field]) {
+    input.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") send();
+    });
+  }
+  dialog.addEventListener("close", () => {
+    if (asked !== null) field.value = "";
+    asked = null;
+  });
+
+  function open(dialog) {
+    asked = dialog;
+    text(title, dialog.title);
+    words.replaceChildren(...dialog.words.map((line) => h("p", null, line)));
+    show(reasonRow, dialog.reason);
+    reason.value = "";
+    field.value = token;
+    text(wrong, "");
+    text(yes, dialog.yes);
+    yes.classList.toggle("danger", Boolean(dialog.danger));
+    yes.disabled = false;
+    dialog.showModal();
+    (dialog.reason ? reason : token === "" ? field : no).focus();
+  }
+
+  function complaint() {
+    if (asked.reason && reason.value.trim() === "") return [reason, "Give a reason: it is kept with the run."];
+    return field.value === "" ? [field, "An operator's token is needed."] : null;
+  }
+
+  async function send() {
+    if (yes.disabled) return; // it is on its way
+    const missing = complaint();
+    if (missing !== null) {
+      text(wrong, missing[1]);
+      missing[0].focus();
+      return;
+    }
+    const dialog = asked;
+    token = field.value;
+    yes.disabled = true;
+    text(wrong, "");
+    try {
+      const answer = await action(dialog.action, token, dialog.body(reason.value.trim()));
+      if (asked === dialog) dialog.close();
+      dialog.then ? dialog.then(answer) : say(answer.said);
+      done();
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      if (asked === dialog) text(wrong, error.message);
+      else say(error.message);
+    } finally {
+      if (asked === dialog || asked === null) yes.disabled = false;
+    }
+  }
+
+  function say(line) {
+    clearTimeout(quiet);
+    text(said, line);
+    quiet = setTimeout(() => text(said, ""), SAID_MS);
+  }
+
+  /** A button for an action. dialog() says what it is about, when it is pressed. Beside it: why it cannot be pressed. */
+  function button(label, dialog, kind = "") {
+    const made = h("button", { type: "button", class: kind, onclick: () => open(dialog()) }, label);
+    buttons.set(made, null);
+    refresh(made);
+    return made;
+  }
+
+  /** The line that says why actions cannot be asked for here; empty while they can. */
+  function problemLine() {
+    const line = h("p", { class: "hint actions-problem", hidden: true });
+    buttons.set(line, "line");
+    refresh(line);
+    return line;
+  }
+
+  function refresh(node) {
+    const able = run !== null && run.actions;
+    if (buttons.get(node) === null) {
+      set(node, "disabled", !able);
+      return;
+    }
+    show(node, run !== null && !able);
+    if (run !== null) text(node, able ? "" : run.actions_problem);
+  }
+
+  function update(current) {
+    run = current;
+    for (const node of buttons.keys()) refresh(node);
+  }
+
+  return { button, problemLine, update, say };
+}

@@ -1,0 +1,85 @@
+// Is the run healthy, and if not, what is wrong: in words, the worst first.
+
+import { about, clipped, clock, decimal, plural, ratio } from "./format.js";
+import { learnerLink, regionLink, regionName, total } from "./labels.js";
+
+export const OLD_S = 5;
+const LOW_GOODPUT = 0.8; // of the last five minutes
+
+const problem = (level, key, words, link = "#overview") => ({ level, key, words, link });
+
+/** What is shown is old: why, in words; "" when it is not. */
+export function oldness(feed) {
+  const run = feed.now?.run;
+  if (feed.brokenAt !== null) return `${feed.why}; this page tries again by itself`;
+  if (run === undefined) return feed.age() > OLD_S ? "the dashboard has said nothing yet" : "";
+  if (!run.reachable) return `the core did not answer the last time${run.problem ? `: ${run.problem}` : ""}`;
+  return feed.age() > OLD_S ? "nothing newer has come" : "";
+}
+
+/** [{level: "bad" or "warn", key, words, link}]; empty: healthy. The key stays while the problem does. */
+export function problems(feed) {
+  const found = [];
+  if (feed.brokenAt !== null) {
+    found.push(problem("bad", "stream", `dashboard not reachable since ${clock(feed.brokenAt)}`));
+  }
+  if (feed.now === null) return found;
+  const { run, regions } = feed.now;
+  if (!run.reachable) {
+    const since = clock(Date.now() / 1000 - feed.age());
+    const what = run.problem.startsWith("no core answers") ? "core not reachable" : "core refuses this dashboard";
+    found.push(problem("bad", "core", `${what} since ${since}`));
+  }
+  if (run.paused !== "") found.push(problem("warn", "paused", `paused ${run.paused}`));
+  const silent = regions.flatMap((region) => silence(region, feed.coreNow()));
+  found.push(...silent.sort((one, other) => other.dead - one.dead || other.longest - one.longest));
+  if (run.reachable && total(run.learners) === 0) {
+    found.push(problem("warn", "empty", "no learner has joined yet", "#learners"));
+  }
+  if (run.paused === "" && total(run.learners) > 0 && !run.learners.live) {
+    const { joining = 0, silent: mute = 0, paused: resting = 0 } = run.learners;
+    const words = resting > 0 ? "all learners are paused" : "all learners have left";
+    const wrong = joining + mute > 0;
+    found.push(problem(wrong ? "bad" : "warn", "nobody", wrong ? "no learner is live" : words, "#learners"));
+  }
+  for (const trouble of run.troubles) found.push(problem("bad", trouble, clipped(trouble)));
+  const { recent } = run.goodput;
+  if (recent !== null && recent < LOW_GOODPUT && run.paused === "") {
+    found.push(problem("warn", "goodput", `goodput of the last five minutes is ${ratio(recent)}`));
+  }
+  const { budget_gb: budget, gb_per_month: month } = run.cost;
+  if (budget !== null && month > budget) {
+    const rate = `the WAN carries ${decimal(month, 0)} GB a month at this rate`;
+    found.push(problem("warn", "budget", `${rate}, the budget is ${decimal(budget, 0)} GB`));
+  }
+  return found.sort((one, other) => rank(one) - rank(other));
+}
+
+export function problemSign({ key, level }) {
+  return key === "paused" ? "paused" : level === "bad" ? "silent" : "warn";
+}
+
+/** Without a core nothing is sure; a pause explains the rest; then what is bad. */
+function rank({ key, level }) {
+  return ["stream", "core", "paused"].includes(key) ? 0 : level === "bad" ? 1 : 2;
+}
+
+/** A region's silent learners, as one problem. */
+function silence(region, now) {
+  const silent = region.learners.silent ?? 0;
+  if (silent === 0) return [];
+  const since = region.dots.filter((dot) => dot.state === "silent");
+  const longest = Math.max(0, ...since.map((dot) => (dot.since === null ? 0 : now - dot.since)));
+  const here = total(region.learners) - (region.learners.left ?? 0) - (region.learners.evicted ?? 0);
+  const dead = silent === here;
+  const where = region.region ? `region ${region.region}` : regionName("");
+  const long = longest > 0 ? ` for ${about(longest)}` : "";
+  let words = `${plural(silent, "learner")} of ${where} silent, the longest${long}`;
+  let link = region.region ? `${regionLink(region.region)}&state=silent` : "#learners?state=silent";
+  if (dead && silent > 1) words = `${where}: all ${plural(silent, "learner")} silent${long}`;
+  else if (silent === 1 && since.length > 0) {
+    words = `learner ${since[0].learner} silent${long}, ${about(since[0].lost_s)} of its time lost`;
+    link = learnerLink(since[0].learner);
+  }
+  return [{ ...problem("bad", `silent ${region.region} ${silent}`, words, link), dead, longest }];
+}

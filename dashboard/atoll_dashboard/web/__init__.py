@@ -1,0 +1,4 @@
+"""The HTTP server: routes that read, routes for operator actions, headers, the process.
+
+May import: feed, models, settings.
+"""

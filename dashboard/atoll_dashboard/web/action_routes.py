@@ -1,0 +1,173 @@
+"""What an operator does through the page: passed on to the core with the operator's own token, which judges it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from atoll_wire.contract import AUTHORIZATION, BEARER
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from atoll_dashboard.feed.core_client import CoreClient
+from atoll_dashboard.feed.run_feed import RunFeed
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Reason = Annotated[str, Field(max_length=200)]
+TICKET_S = 60.0
+MAX_TICKETS = 100
+MAX_OF_ONE = 5
+HEADER = "x-atoll-token"
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+router = APIRouter(tags=["act"])
+
+
+class Pause(BaseModel):
+    """Why."""
+
+    reason: Reason = "from the dashboard"
+
+
+class Evict(BaseModel):
+    """Whom, and why."""
+
+    learner: Name
+    reason: Reason = "from the dashboard"
+
+
+class Readmit(BaseModel):
+    """Whom."""
+
+    learner: Name
+
+
+class ActionDone(BaseModel):
+    """What was done, in a line."""
+
+    said: str
+
+
+class Ticket(BaseModel):
+    """Where the model can be fetched once, within a minute: a browser cannot show a token when it follows a link."""
+
+    url: str
+
+
+@dataclass(slots=True)
+class Tickets:
+    """For downloads that are still to begin: the token that each was asked for with, and until when."""
+
+    _kept: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def new(self, token: str) -> str:
+        """Raises HTTPException when too many wait."""
+        now = time.monotonic()
+        self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
+        mine = sum(kept[1] == token for kept in self._kept.values())
+        if len(self._kept) >= MAX_TICKETS or mine >= MAX_OF_ONE:
+            raise HTTPException(503, "too many downloads were asked for and not begun: try again in a minute")
+        name = secrets.token_urlsafe(32)
+        self._kept[name] = (now + TICKET_S, token)
+        return name
+
+    def use(self, name: str) -> str:
+        """The token, once. Raises HTTPException."""
+        until, token = self._kept.pop(name, (0.0, ""))
+        if until < time.monotonic():
+            raise HTTPException(403, "this link was used, or is older than a minute: ask for the download again")
+        return token
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAction:
+    """Something is to be done at a core, by whoever has this token."""
+
+    core: CoreClient
+    token: str
+
+
+def operator_action(request: Request) -> OperatorAction:
+    """Who asks must show a token of his own: all that this dashboard may do by itself is to look.
+
+    The page has a header of its own for it: a proxy before it may want `Authorization` for itself.
+    """
+    feed: RunFeed = request.app.state.feed
+    shown = request.headers.get(AUTHORIZATION, "")
+    token = request.headers.get(HEADER, shown.removeprefix(BEARER) if shown.startswith(BEARER) else "").strip()
+    if not token:
+        raise HTTPException(401, "this needs an operator's token: make one with `atoll token NAME`", CHALLENGE)
+    if not (token.isascii() and token.isprintable()):
+        raise HTTPException(401, "the token has characters that no token has: give what `atoll token` printed")
+    if problem := feed.actions_problem():
+        raise HTTPException(409, problem)
+    return OperatorAction(feed.core, token)
+
+
+ActionRequest = Annotated[OperatorAction, Depends(operator_action)]
+
+
+@router.post("/actions/pause")
+async def pause(what: Pause, action: ActionRequest) -> ActionDone:
+    """Learners stand in step() and no round opens, until the run is resumed."""
+    await action.core.pause(action.token, what.reason or "from the dashboard")
+    return ActionDone(said="the run is paused")
+
+
+@router.post("/actions/resume")
+async def resume(action: ActionRequest) -> ActionDone:
+    """The run goes on."""
+    await action.core.pause(action.token, "")
+    return ActionDone(said="the run goes on")
+
+
+@router.post("/actions/evict")
+async def evict(what: Evict, action: ActionRequest) -> ActionDone:
+    """A learner stops; what waits of its work is refused, and its name is not let in again."""
+    await action.core.evict(action.token, what.learner, what.reason or "from the dashboard")
+    return ActionDone(said=f"{what.learner} was evicted")
+
+
+@router.post("/actions/readmit")
+async def readmit(what: Readmit, action: ActionRequest) -> ActionDone:
+    """A learner that was evicted may join again."""
+    await action.core.evict(action.token, what.learner, "")
+    return ActionDone(said=f"{what.learner} may join again")
+
+
+@router.post("/actions/checkpoint")
+async def checkpoint(action: ActionRequest) -> ActionDone:
+    """Takes a snapshot now; answers when it is durable."""
+    taken = await action.core.take_checkpoint(action.token)
+    return ActionDone(said=f"checkpoint {taken.id} is durable: {taken.size_bytes / 1e6:.1f} MB")
+
+
+@router.post("/actions/download-ticket")
+async def ticket(action: ActionRequest, request: Request) -> Ticket:
+    """For one download of the published model."""
+    await action.core.status(action.token)  # a token that is worth nothing is told now, and takes nobody's place
+    tickets: Tickets = request.app.state.tickets
+    return Ticket(url=f"api/model?ticket={tickets.new(action.token)}")
+
+
+@router.get("/model", response_class=StreamingResponse)
+async def model(request: Request, ticket: str) -> StreamingResponse:
+    """The published model as a safetensors file that load_state_dict(strict=True) takes."""
+    feed: RunFeed = request.app.state.feed
+    chunks = feed.core.export(request.app.state.tickets.use(ticket))
+    first = await anext(chunks)  # what the core refuses is said before a file begins
+    run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # a core's word, in a header
+    name = f"atoll-{run}-{feed.seen.status.merges}.safetensors"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return StreamingResponse(_from(first, chunks), media_type="application/octet-stream", headers=headers)
+
+
+async def _from(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk

@@ -1,0 +1,91 @@
+"""What every answer over HTTP says about itself, and by which names the dashboard may be asked for."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MAX_BYTES = 16 << 10  # of a request: an act is a name and a reason
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SAID = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Headers:
+    """hosts: names in the Host header that are answered, beside addresses: another site's name may lead here, too."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self._app = app
+        self._hosts = frozenset(_plain(host) for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if not self._known(_host(scope)):
+            text = "this dashboard is not known by that name: start it with --host NAME\n"
+            await PlainTextResponse(text, 421)(scope, receive, send)
+            return
+        body = await _body(receive) if scope["method"] not in {"GET", "HEAD"} else []
+        if body is None:
+            await PlainTextResponse(f"more than {MAX_BYTES} bytes\n", 413)(scope, receive, send)
+            return
+
+        async def read() -> Message:
+            return body.pop(0) if body else await receive()
+
+        async def say(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SAID.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-cache")
+            await send(message)
+
+        await self._app(scope, read, say)
+
+    def _known(self, host: str) -> bool:
+        """Whoever made a name of his lead here needs that name: an address cannot be it."""
+        return host in self._hosts or _address(host)
+
+
+async def _body(receive: Receive) -> list[Message] | None:
+    """What is sent to an act, before anybody reads it; None: too much."""
+    found, size = list[Message](), 0
+    while True:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_BYTES:
+            return None
+        found.append(message)
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return found
+
+
+def _host(scope: Scope) -> str:
+    """Without the port."""
+    said = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+    return _plain(said.rpartition("]")[0] + "]" if said.startswith("[") else said.partition(":")[0])
+
+
+def _plain(host: str) -> str:
+    return host.lower().rstrip(".")
+
+
+def _address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

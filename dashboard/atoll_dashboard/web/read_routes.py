@@ -1,0 +1,182 @@
+"""Everything that only shows: JSON for the page and for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.contract import FATES, Fate, LearnerState
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi.responses import StreamingResponse
+
+from atoll_dashboard.feed.run_feed import RunFeed
+from atoll_dashboard.models import conversion
+from atoll_dashboard.models.api_models import (
+    Checkpoint,
+    Event,
+    Fragment,
+    History,
+    Learner,
+    LearnerHistory,
+    Page,
+    Receipts,
+    Region,
+    Round,
+    Run,
+)
+
+MAX_STREAMS = 200
+
+SortBy = Literal["trouble", "learner", "region", "state", "steps", "tokens_per_s", "loss", "goodput", "lost", "heard"]
+Offset = Annotated[int, Query(ge=0)]
+Limit = Annotated[int, Query(ge=1, le=500)]
+
+router = APIRouter(tags=["look"])
+
+
+def feed_of(request: Request) -> RunFeed:
+    """The application's; somebody looks, so that it looks more often."""
+    feed: RunFeed = request.app.state.feed
+    feed.watched()
+    return feed
+
+
+FeedOfRequest = Annotated[RunFeed, Depends(feed_of)]
+
+
+@router.get("/run")
+async def run(feed: FeedOfRequest) -> Run:
+    """The run at this moment."""
+    return feed.run()
+
+
+@router.get("/regions")
+async def regions(feed: FeedOfRequest) -> list[Region]:
+    """Regions with their learners."""
+    return feed.regions()
+
+
+@router.get("/learners")
+async def learners(
+    feed: FeedOfRequest,
+    region: str | None = None,
+    state: LearnerState | None = None,
+    search: Annotated[str, Query(max_length=64)] = "",
+    sort: SortBy = "trouble",
+    descending: bool = False,
+    offset: Offset = 0,
+    limit: Limit = 50,
+) -> Page[Learner]:
+    """Learners, a page at a time."""
+    found = sorted(feed.learners(region, state or "", search), key=lambda each: each.learner)
+    found.sort(key=lambda each: _place(each, sort), reverse=descending)
+    return Page[Learner](total=len(found), offset=offset, items=found[offset : offset + limit])
+
+
+@router.get("/learners/{name}")
+async def learner(feed: FeedOfRequest, name: str) -> Learner:
+    """One learner."""
+    found = feed.learner(name)
+    if found is None:
+        raise HTTPException(404, f'this run has no learner "{name[:80]}"')
+    return found
+
+
+@router.get("/learners/{name}/history")
+async def learner_history(feed: FeedOfRequest, name: str) -> LearnerHistory:
+    """One learner since this dashboard was started."""
+    columns = feed.rates.learners_history
+    return LearnerHistory(
+        at=list(columns.at), loss=columns.column(("loss", name)), tokens_per_s=columns.column(("tokens", name))
+    )
+
+
+@router.get("/history")
+async def history(feed: FeedOfRequest) -> History:
+    """The run since this dashboard was started."""
+    columns = feed.rates.history
+    return History(
+        at=list(columns.at),
+        goodput=columns.column("goodput"),
+        tokens_per_s=columns.column("tokens"),
+        loss=columns.column("loss"),
+        up_bytes_per_s=columns.column("up"),
+        down_bytes_per_s=columns.column("down"),
+    )
+
+
+@router.get("/fragments")
+async def fragments(feed: FeedOfRequest, offset: Offset = 0, limit: Limit = 100) -> Page[Fragment]:
+    """Fragments, a page at a time."""
+    told = feed.seen.status.fragments
+    items = [conversion.fragment(each) for each in told[offset : offset + limit]]
+    return Page[Fragment](total=len(told), offset=offset, items=items)
+
+
+@router.get("/rounds")
+async def rounds(feed: FeedOfRequest, last: Annotated[int, Query(ge=1, le=256)] = 40, learner: str = "") -> list[Round]:
+    """The newest rounds, newest first; learner: only its answers."""
+    return [conversion.round_of(each) for each in await feed.shared(feed.core.rounds, last, learner)]
+
+
+@router.get("/receipts")
+async def receipts(
+    feed: FeedOfRequest,
+    learner: str = "",
+    fate: Literal["pending", "merged", "refused"] | None = None,
+    before: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
+    limit: Limit = 100,
+) -> Receipts:
+    """Contributions and what became of them, newest first."""
+    wanted = FATES[Fate(fate)] if fate is not None else pb.FATE_UNSPECIFIED
+    found = await feed.shared(feed.core.receipts, learner, wanted, before, limit)
+    items = [conversion.receipt(each) for each in found]
+    return Receipts(items=items, before=items[-1].number if len(items) == limit else None)
+
+
+@router.get("/checkpoints")
+async def checkpoints(feed: FeedOfRequest) -> list[Checkpoint]:
+    """Snapshots on the core's disk, newest first."""
+    return [conversion.checkpoint(each) for each in reversed(await feed.shared(feed.core.checkpoints))]
+
+
+@router.get("/events")
+async def events(feed: FeedOfRequest, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 200) -> list[Event]:
+    """What happened since this dashboard was started, and what the core told it then, newest first."""
+    newer = [each for each in feed.events if each.number > after]
+    return newer[::-1][:limit]
+
+
+@router.get("/live", response_class=StreamingResponse)
+async def live(feed: FeedOfRequest, request: Request) -> StreamingResponse:
+    """Server-sent events: a Now every second, also while the core is away."""
+    if feed.watchers >= MAX_STREAMS:
+        raise HTTPException(503, f"{MAX_STREAMS} pages look already: close one")
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_stream(feed, request), media_type="text/event-stream", headers=headers)
+
+
+async def _stream(feed: RunFeed, request: Request) -> AsyncIterator[str]:
+    feed.watchers += 1
+    try:
+        yield "retry: 1000\n\n"
+        while not await request.is_disconnected():
+            yield f"data: {feed.now_json()}\n\n"
+            await feed.changed()
+    finally:
+        feed.watchers -= 1
+
+
+def _place(each: Learner, sort: SortBy) -> tuple[bool, float | str]:
+    """Where it stands in a sorted list; what is not known stands last."""
+    match sort:
+        case "trouble":
+            return False, conversion.TROUBLE_FIRST[each.state]
+        case "lost":
+            return False, each.lost_total_s
+        case "heard":
+            return False, each.last_seen_age_s
+        case _:
+            value: float | str | None = getattr(each, sort)
+            return value is None, 0.0 if value is None else value

@@ -1,0 +1,85 @@
+"""One dashboard as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import structlog
+import uvicorn
+from atoll_wire.errors import UserError
+
+from atoll_dashboard.feed.core_client import CoreClient
+from atoll_dashboard.feed.run_feed import RunFeed
+from atoll_dashboard.settings import DashboardSettings
+from atoll_dashboard.web.app import application
+
+log = structlog.get_logger()
+
+GOODBYE_S = 2  # for streams that run when it is asked to stop
+MAX_CONNECTIONS = 1000
+
+
+class DashboardError(UserError):
+    """It cannot be served as it was asked for; one line, with the remedy."""
+
+
+async def serve(settings: DashboardSettings, announce: Callable[[str], None]) -> None:
+    """Runs it until SIGTERM or SIGINT. announce: told the page's address once it serves. Raises DashboardError."""
+    settings.check()
+    feed = RunFeed(CoreClient(settings.server, settings.security, settings.token), settings.price_per_gb)
+    listening = _bind(settings.listen)
+    config = uvicorn.Config(
+        application(feed, settings.names()),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GOODBYE_S,
+        limit_concurrency=MAX_CONNECTIONS,
+    )
+    host, port = listening.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    server, looking = _Server(config), asyncio.create_task(feed.keep())
+    looking.add_done_callback(lambda _: server.stop())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+    log.info("serving", address=address, server=settings.server)
+    announce(address)
+    await server.serve(sockets=[listening])
+    if looking.done():
+        looking.result()  # it never ends by itself: what it raised
+    looking.cancel()
+    await asyncio.wait({looking})
+    await feed.core.close()
+    log.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's own way with signals ends the process as if it had died of them."""
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        if not 0 <= int(port) < 1 << 16:
+            raise ValueError(f"there is no port {port}")
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen()
+    except (OSError, OverflowError, ValueError) as error:
+        raise DashboardError(f"--listen {address} cannot be bound ({error}): give another HOST:PORT") from error
+    return listening

@@ -1,0 +1,55 @@
+"""gRPC as a learner uses it: channels, limits, back-off, and what a refusal means to it."""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+
+import grpc
+import grpc.aio
+from atoll_wire.connections.link import is_atoll_status
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
+GOODBYE_S = 5.0  # a core that hangs is not waited for longer
+
+
+class Remedy(Enum):
+    """What a learner does about a failed call."""
+
+    JOIN_AGAIN = "join again"
+    STOP = "stop: it would fail again"
+    FETCH_WHOLE = "fetch the fragment whole"
+    DROP_WORK = "fetch the fragment whole and give the outstanding work up"
+    GIVE_UP = "do not send this again"
+    TRY_AGAIN = "try again"
+
+
+CURES = {
+    grpc.StatusCode.UNAUTHENTICATED: Remedy.JOIN_AGAIN,
+    grpc.StatusCode.PERMISSION_DENIED: Remedy.STOP,
+    grpc.StatusCode.FAILED_PRECONDITION: Remedy.STOP,
+    grpc.StatusCode.NOT_FOUND: Remedy.FETCH_WHOLE,
+    grpc.StatusCode.OUT_OF_RANGE: Remedy.DROP_WORK,
+    grpc.StatusCode.INVALID_ARGUMENT: Remedy.GIVE_UP,
+    grpc.StatusCode.ALREADY_EXISTS: Remedy.GIVE_UP,
+}
+
+
+def remedy(error: grpc.aio.AioRpcError) -> Remedy:
+    """See the table at the head of outer.proto; what is not in it, or no core or front has said, may pass by itself."""
+    return CURES.get(error.code(), Remedy.TRY_AGAIN) if is_atoll_status(error) else Remedy.TRY_AGAIN
+
+
+def one_line(error: grpc.aio.AioRpcError) -> str:
+    """For people: the status and its details."""
+    return f"{error.code().name.lower()}: {detail(error)}"
+
+
+def detail(error: grpc.aio.AioRpcError) -> str:
+    """What the other side said, on one line: it may be anybody."""
+    return " ".join((error.details() or "no details").split())
+
+
+def backoff_s(attempt: int, rng: random.Random) -> float:
+    """Exponential, with full jitter, so that learners do not come back all at once. attempt counts from 0."""
+    return rng.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempt, 16))

@@ -1,0 +1,164 @@
+"""Joining a run: saying who one is and what model one has, and sending the first parameters when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.connections.calls import open_stream, tolerate_ended_call, unary_reply
+from atoll_wire.contract import JOIN_S, PROTOCOL, tensor_message
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import Layout, LayoutError, TensorSpec, plan
+from atoll_wire.process.clock import Clock
+from atoll_wire.security.certificate import CertificateError, Role, check_role
+from atoll_wire.security.transport import LOCAL, TransportSecurity, TransportSecurityError
+
+from atoll.agent.core_view import CoreView, checked_places
+from atoll.errors import NONSENSE, LearnerError
+from atoll.stats import Counters
+
+log = structlog.get_logger()
+
+CODECS = frozenset(int(kind) for kind in Codec)
+SHORTEST_RETRY_S = 0.5
+CHUNK_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this learner is and where it dials. addresses: tried in turn; security: how."""
+
+    name: str
+    region: str
+    addresses: Sequence[str]
+    connect_timeout_s: float
+    security: TransportSecurity = LOCAL
+
+    def problem(self) -> LearnerError | None:
+        """Why nobody can be called, if so."""
+        if not self.addresses:
+            return LearnerError("no server was given: name at least one HOST:PORT")
+        try:
+            self.security.check(self.addresses)
+            check_role(self.security.tls, Role.LEARNER, self.name)
+        except (TransportSecurityError, CertificateError) as error:
+            return LearnerError(str(error))
+        return None
+
+
+def own_name(region: str) -> str:
+    """Of a learner that was given none: REGION.HOSTNAME, which a restarted container or pod has again."""
+    return ".".join(filter(None, (region, socket.gethostname())))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a core must know of the model. save: writes the first parameters to a file."""
+
+    tensors: tuple[TensorSpec, ...]
+    frozen_digest: bytes
+    save: Callable[[Path], None]
+
+
+class Joiner:
+    """Joins, and joins again: the same process keeps its incarnation."""
+
+    def __init__(
+        self, identity: Identity, model: ModelDescription, core: CoreView, counters: Counters, clock: Clock
+    ) -> None:
+        self._clock = clock
+        self._identity, self._model, self._core, self._counters = identity, model, core, counters
+        self._nonce = secrets.randbits(63) | 1
+
+    async def join(self) -> pb.JoinReply:
+        """Returns once the run has parameters. Raises AioRpcError when the core is away or refuses, and LinkLost."""
+        proof, confirming = b"", False
+        while True:
+            request = self._request(proof)
+            with self._core.link.quick.use() as connection:
+                reply: pb.JoinReply = await unary_reply(connection.stub.Join(request, timeout=JOIN_S))
+            if reply.state == pb.JoinReply.STATE_CONFIRM:
+                if confirming:  # once more: another one of this name joined in between
+                    await asyncio.sleep(SHORTEST_RETRY_S)
+                proof, confirming = reply.token, True
+                continue
+            if reply.state == pb.JoinReply.STATE_READY:
+                return reply
+            if reply.state == pb.JoinReply.STATE_INITIALISE:
+                await self._initialise(reply)
+            elif reply.state == pb.JoinReply.STATE_WAIT:
+                log.info("another learner sends the first parameters", learner=self._identity.name)
+                await asyncio.sleep(reply.retry_s if SHORTEST_RETRY_S < reply.retry_s < JOIN_S else SHORTEST_RETRY_S)
+            else:
+                raise LearnerError(f"the core answers Join with state {reply.state}, which is none: {NONSENSE}")
+
+    def session(self, reply: pb.JoinReply) -> pb.Session:
+        """What goes with every later call."""
+        return pb.Session(
+            run=reply.run, learner=self._identity.name, incarnation=reply.incarnation,
+            generation=reply.generation, token=reply.token,
+        )  # fmt: skip
+
+    def _request(self, proof: bytes) -> pb.JoinRequest:
+        return pb.JoinRequest(
+            protocol=PROTOCOL, run=self._core.session.run, learner=self._identity.name,
+            region=self._identity.region, nonce=self._nonce, tensors=[tensor_message(t) for t in self._model.tensors],
+            frozen_digest=self._model.frozen_digest, incarnation=self._core.session.incarnation, proof=proof,
+            process_age_s=process_age_s(self._clock),
+        )  # fmt: skip
+
+    async def _initialise(self, reply: pb.JoinReply) -> None:
+        """Sends the whole state_dict as a file: declared first, then in chunks."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "first.safetensors"
+            await asyncio.to_thread(self._model.save, path)
+            header = pb.InitialiseHeader(
+                session=self.session(reply),
+                size_bytes=path.stat().st_size,
+                sha256=await asyncio.to_thread(_sha256, path),
+            )
+            log.info("sending the first parameters", learner=self._identity.name, size_bytes=header.size_bytes)
+            with (
+                self._core.link.carriers.use() as connection,
+                open_stream("Initialise", connection.stub.Initialise()) as call,
+            ):
+                with tolerate_ended_call(), path.open("rb") as file:
+                    await call.write(pb.InitialiseRequest(header=header))
+                    while chunk := file.read(CHUNK_BYTES):
+                        await call.write(pb.InitialiseRequest(chunk=chunk))
+                    await call.done_writing()
+                await call
+            self._counters.bytes_whole += header.size_bytes
+
+
+def process_age_s(clock: Clock) -> float:
+    """Since this process was started."""
+    return clock.wall() - psutil.Process().create_time()
+
+
+def _sha256(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def planned(tensors: Sequence[TensorSpec], reply: pb.JoinReply, codecs: Collection[int]) -> Layout:
+    """The run's layout, the same here as in the core. codecs: that the run may have. Raises LearnerError."""
+    if reply.settings.codec not in codecs:
+        raise LearnerError(f"the core wants codec {reply.settings.codec}, which is not the run's: {NONSENSE}")
+    try:
+        layout = plan(tensors, reply.settings.fragments)
+    except LayoutError as error:
+        raise LearnerError(f"the core lays the model out as it cannot be ({error}): {NONSENSE}") from error
+    if layout.fingerprint != reply.fingerprint:
+        raise LearnerError(f"the core lays the model out differently: {NONSENSE}")
+    checked_places(reply.shards, len(layout.fragments))
+    return layout

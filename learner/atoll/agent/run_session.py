@@ -1,0 +1,292 @@
+"""A learner's membership of a run: it joins, is at every shard, and joins again when the run was away.
+
+Lives on the agent's event loop and owns all that is known of the run. What must be fetched or sent goes to the
+Fetcher and the Sender; what the training loop must do goes to the ThreadExchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+
+import grpc
+import grpc.aio
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.connections.calls import LinkLost
+from atoll_wire.connections.link import Link, close_gracefully
+from atoll_wire.layout.layout import Layout
+from atoll_wire.process.clock import Clock
+from atoll_wire.security.transport import TransportSecurity, TransportSecurityError
+
+from atoll.agent.call_errors import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Remedy, backoff_s, detail, one_line, remedy
+from atoll.agent.core_view import CoreView, FragmentTrack, ShardView
+from atoll.agent.fetching import Fetcher
+from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription, planned
+from atoll.agent.sending import Sender
+from atoll.agent.shard_session import ShardSession
+from atoll.errors import LearnerError
+from atoll.fragments.exchange import Submission, ThreadExchange
+from atoll.stats import Counters
+
+log = structlog.get_logger()
+
+HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
+DUPLICATE_S = 12.0  # a core may not know yet that this name's last process is dead
+PART_OF_AN_OUTAGE = 0.1  # waited between attempts to join: it gets at most so much longer by that
+
+
+class RunSession:
+    """Made and used on one event loop. on_ready: told the layout when the first anchors are here."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        model: ModelDescription,
+        exchange: ThreadExchange,
+        counters: Counters,
+        on_ready: Callable[[Layout], None],
+        stop: Callable[[Exception], None],
+        clock: Clock,
+        dial: Callable[[str, TransportSecurity, Clock], Link] = Link,
+    ) -> None:
+        self._identity, self._model, self._exchange, self._counters = identity, model, exchange, counters
+        self._on_ready, self._entered, self._said_away = on_ready, False, False
+        self._stop, self._clock = stop, clock
+        self._rng = random.Random()  # noqa: S311 - jitter
+        self._dial, self._links = dial, [dial(address, identity.security, clock) for address in identity.addresses]
+        self._retired: set[asyncio.Task[None]] = set()
+        self.core = CoreView(self._links[0])
+        self._joiner = Joiner(identity, model, self.core, counters, clock)
+        self._sender = Sender(self.core, exchange, counters, stop, self._fetch)
+        self._fetcher = Fetcher(self.core, exchange, counters, stop, self._sender)
+        self._sessions: dict[ShardView, ShardSession] = {}
+        self._running: dict[ShardView, asyncio.Task[None]] = {}  # of sessions
+
+    def _fetch(self, track: FragmentTrack) -> None:
+        """Fetching cures what was refused for good: the Sender asks, the Fetcher does."""
+        self._fetcher.begin(track)
+
+    async def live(self) -> None:
+        """Goes on for ever; raises LearnerError when trying again is of no use."""
+        attempt, short, began = 0, 0, self._clock.monotonic()  # short: connections in a row that did not last
+        try:
+            while True:
+                try:
+                    await self._join()
+                    joined_at = self._clock.monotonic()
+                    short += 1
+                    try:
+                        await self._stay()
+                    finally:
+                        if self._clock.monotonic() - joined_at > HELD_S:
+                            short, began = 0, self._clock.monotonic()
+                except grpc.aio.AioRpcError as error:
+                    if not self.core.said_goodbye:  # else it is how the core says that it heard
+                        self._note(error, self._clock.monotonic() - began)
+                except LinkLost:
+                    pass  # there is another link
+                if self.core.said_goodbye:
+                    await asyncio.Event().wait()
+                self._counters.connected = False
+                await asyncio.sleep(self._pause_s(self._clock.monotonic() - began, short))
+                attempt += 1
+                self.core.link = self._links[attempt % len(self._links)]
+                if self.core.link.stale:
+                    self.core.link = self._redialled(self.core.link)
+        finally:
+            self.core.leaving = True
+            await self._leave(self.core.shards)
+            for link in {*self._links, *(shard.link for shard in self.core.shards)}:
+                await link.close()
+            for task in self._retired:
+                task.cancel()
+
+    def _pause_s(self, away_s: float, short: int) -> float:
+        """Until the next attempt: a part of the outage so far, or longer with a core that lets in and hangs up."""
+        part_s = min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, PART_OF_AN_OUTAGE * away_s))
+        return max(self._rng.uniform(0.5, 1.0) * part_s, backoff_s(short, self._rng) if short else 0.0)
+
+    def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
+        """Says once why the core is away; raises LearnerError when that will not pass."""
+        self._counters.last_error = one_line(error)
+        address, name = self.core.link.address, self._identity.name
+        duplicate = error.code() is grpc.StatusCode.ALREADY_EXISTS and waited_s < DUPLICATE_S
+        if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP} and not duplicate:
+            raise LearnerError(f"learner {name!r} cannot go on: {detail(error)}")
+        if not self._entered and waited_s > self._identity.connect_timeout_s:
+            raise LearnerError(
+                f"no core at {address} within {waited_s:.0f} s ({one_line(error)}): start one, or check --server"
+            )
+        if not self._said_away:
+            self._said_away = True
+            self._counters.reconnects += self._entered
+            text = "core is away: training goes on" if self._entered else "waiting for the core"
+            log.warning(text, learner=name, server=address, error=one_line(error))
+
+    # ------------------------------------------------------------------------------ joining
+
+    async def _join(self) -> None:
+        """Joins, and begins to fetch what the run has that is newer."""
+        core, reply = self.core, await self._joiner.join()
+        known = {core.settings.codec} if core.tracks else CODECS
+        layout = planned(self._model.tensors, reply, known)
+        shards = self._placed(reply, layout)
+        restored = core.layout is not None and reply.generation != core.session.generation
+        if core.layout is None:
+            core.layout = layout
+        elif restored:
+            self._restored(reply)
+        core.settings, core.session = reply.settings, self._joiner.session(reply)
+        await self._take_over(shards)
+        self._counters.connected = core.connected()
+        # A run restored from a backup may have fewer.
+        self._counters.voided_tokens = min(self._counters.voided_tokens, reply.voided_tokens)
+        self._counters.told(reply.run_tokens, reply.voided_tokens, anew=restored)
+        self._counters.total_tokens = reply.settings.total_tokens
+        if self._said_away:
+            log.info("the core is there", learner=self._identity.name, epoch=reply.epoch)
+            self._said_away = False
+        for fragment, version in sorted(reply.versions.items()):
+            track = core.track(fragment)
+            track.stands_at(version, max(track.version, track.target))
+        for track in core.tracks.values():
+            self._fetcher.begin(track)
+
+    def _placed(self, reply: pb.JoinReply, layout: Layout) -> list[ShardView]:
+        """The run's shards as a Join names them: the known one where address and fragments are the same.
+
+        Raises LearnerError for an address that must not be called.
+        """
+        known = {(shard.address, frozenset(shard.tracks)): shard for shard in self.core.shards}
+        shards = list[ShardView]()
+        for number, place in enumerate(reply.shards):
+            shard = known.get((place.address, frozenset(place.fragments)))
+            address = place.address or self.core.link.address
+            if not place.address and all(other.address for other in shards):
+                link = self.core.link
+            elif shard is not None and shard.link not in self._links and shard.link.address == address:
+                link = shard.link
+            else:
+                link = self._dialled(address)
+            if shard is None:
+                shard = ShardView(place.address, link)
+                runs = [layout.fragments[fragment].whole for fragment in sorted(place.fragments)]
+                shard.tracks = {run.fragment.index: FragmentTrack(run, shard) for run in runs}
+            elif shard.link not in {link, *self._links}:
+                self._retire(shard.link)
+            shard.number, shard.link = number, link
+            shards.append(shard)
+        return shards
+
+    async def _take_over(self, shards: list[ShardView]) -> None:
+        """The run has these shards. A session at a shard elsewhere goes on, unless the run gave another one."""
+        core = self.core
+        gone = [shard for shard in core.shards if shard not in shards]
+        core.place(shards)
+        there = [shard for shard, task in self._running.items() if not task.done()]
+        moved = [shard for shard in shards if shard not in there or shard.session != core.session]
+        await self._leave([*gone, *moved])
+        for shard in gone:
+            del self._sessions[shard]
+            if shard.link not in self._links:
+                self._retire(shard.link)
+        for shard in moved:
+            shard.joined(core.session)
+            if shard not in self._sessions:
+                parts = (self._exchange, self._counters, self._fetcher, self._sender)
+                self._sessions[shard] = ShardSession(core, shard, *parts, self._dial_again, self._clock)
+
+    # ------------------------------------------------------------------------------ being at the shards
+
+    def _restored(self, reply: pb.JoinReply) -> None:
+        """The run went back to a checkpoint. The work since then is given up, and fragments are fetched whole."""
+        log.warning("the run was restored to a checkpoint: this learner follows", generation=reply.generation)
+        self._exchange.adopted.clear()
+        for shard in self.core.shards:
+            shard.adopted.clear()
+        for track in self.core.tracks.values():
+            track.whole = track.drop = True
+            track.target = 0
+            track.setbacks += 1
+            track.restores += self._entered
+            track.incoming = None
+            self._sender.forget(track)
+
+    async def _stay(self) -> None:
+        """Is at every shard until the run has to be joined again. Raises what says why, if anything does."""
+        for shard, session in self._sessions.items():
+            if shard not in self._running:
+                self._running[shard] = task = asyncio.create_task(session.live())
+                task.add_done_callback(self._ended)
+        entering = asyncio.create_task(self._enter())
+        try:
+            done, _ = await asyncio.wait({entering, *self._running.values()}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            entering.cancel()
+            ended = [shard for shard, task in self._running.items() if task.done()]
+            await self._leave([*ended, *self.core.near()])
+            await asyncio.gather(entering, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """At a shard elsewhere it may end while the run is away: what joining again does not cure stops the learner."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, grpc.aio.AioRpcError | LinkLost):
+            self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    async def _leave(self, shards: Iterable[ShardView]) -> None:
+        """Follows them no longer."""
+        tasks = [self._running.pop(shard) for shard in shards if shard in self._running]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _enter(self) -> None:
+        """At the first time lets training begin when all fragments are here."""
+        if not self._entered:
+            await self._fetcher.all_here()
+            assert self.core.layout is not None, "joining comes first"
+            self._entered = True
+            self._on_ready(self.core.layout)
+        await asyncio.Event().wait()
+
+    # ------------------------------------------------------------------------------ links
+
+    def _dialled(self, address: str) -> Link:
+        try:
+            self._identity.security.check([address])
+        except TransportSecurityError as error:
+            raise LearnerError(f"the core names a shard that cannot be called: {error}") from error
+        return self._dial(address, self._identity.security, self._clock)
+
+    def _dial_again(self, shard: ShardView) -> None:
+        """A shard's link is dead. The run is joined over the same one, perhaps."""
+        old, shard.link = shard.link, self._redialled(shard.link)
+        if self.core.link is old:
+            self.core.link = shard.link
+
+    def _redialled(self, old: Link) -> Link:
+        """A new link to the same address; the old one ends when its frames have moved."""
+        new = self._dial(old.address, self._identity.security, self._clock)
+        self._links = [new if link is old else link for link in self._links]
+        self._retire(old)
+        return new
+
+    def _retire(self, link: Link) -> None:
+        self._retired.add(retired := asyncio.create_task(close_gracefully(link)))
+        retired.add_done_callback(self._retired.discard)
+
+    # ------------------------------------------------------------------------------ told by the agent
+
+    def submit(self, taken: Submission) -> None:
+        """A pseudo-gradient to be sent."""
+        self._sender.send(self.core.tracks[taken.fragment], taken)
+
+    async def say_goodbye(self) -> None:
+        """Leaves every shard that is there. Whoever calls it ends `live` then: there is no joining again."""
+        self.core.said_goodbye = True
+        await asyncio.gather(*(session.say_goodbye() for session in self._sessions.values()))

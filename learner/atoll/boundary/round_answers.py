@@ -1,0 +1,62 @@
+"""Answers rounds at a step boundary: takes a pseudo-gradient and hands it over, or declines with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll_wire import outer_pb2 as pb
+
+from atoll.boundary.local_parameters import LocalParameters
+from atoll.fragments.exchange import DueRound, Submission, ThreadExchange
+from atoll.stats import Counters
+
+
+class RoundAnswers:
+    """Answers on the rank that talks to the core. submit: hands a pseudo-gradient to the agent; it is idempotent.
+
+    Any line may raise, such as from a signal handler: `hand_over` at the next boundary completes what was interrupted.
+    """
+
+    def __init__(
+        self, local: LocalParameters, exchange: ThreadExchange, counters: Counters, submit: Callable[[Submission], None]
+    ) -> None:
+        self._local = local
+        self._exchange = exchange
+        self._counters = counters
+        self._submit = submit
+        self._taking: int | None = (
+            None  # a fragment, from before a pseudo-gradient of it is taken until it is handed over
+        )
+        self._taken: Submission | None = None
+
+    def answer(self) -> None:
+        """Answers each round that is due, in order. Raises LearnerError, see `take`."""
+        due = self._exchange.todo.due
+        while due:
+            track = self._local.tracks[due[0].fragment]
+            if track.flying is not None:
+                self.decline(due[0], "its contribution is in flight")
+            elif track.steps_from == self._counters.steps or track.tokens_from == self._counters.tokens:
+                self.decline(due[0], "nothing was trained since its anchor")
+            else:
+                self.take(due[0])
+            due.popleft()
+
+    def decline(self, due: DueRound, reason: str) -> None:
+        """Tells the core why this round gets no contribution."""
+        self._exchange.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
+
+    def take(self, due: DueRound) -> None:
+        """Takes a pseudo-gradient and hands it over. Raises LearnerError when it is not finite."""
+        self._taking = due.fragment
+        outstanding = self._local.take(due.fragment, self._counters.tokens, self._counters.steps)
+        self._taken = Submission(due.fragment, due.cycle, outstanding)
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Submits the pseudo-gradient that was taken, also one that an exception kept from being submitted."""
+        if self._taken is not None:
+            self._submit(self._taken)
+        elif self._taking is not None:
+            self._local.tracks[self._taking].refused()  # `take` itself was interrupted
+        self._taking = self._taken = None

@@ -1,0 +1,44 @@
+"""Reuses the memory of large float32 vectors: a fresh page costs as much as two passes over it."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import weakref
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_BYTES = 1 << 20  # smaller vectors are left to the allocator, which reuses memory itself
+MAX_KEPT, MAX_KEPT_BYTES = 4, 256 << 20  # free blocks per size, at most; one block is always kept
+
+_free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
+
+
+def empty(length: int) -> NDArray[np.float32]:
+    """As `np.empty(length, np.float32)`. Its memory is reused once neither the vector nor a view on it exists."""
+    size = 4 * length
+    if size < MIN_BYTES:
+        return np.empty(length, np.float32)
+    size = _rounded(size)
+    try:
+        block = _free[size].pop()
+    except IndexError:
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)  # a fork must not share it
+        with contextlib.suppress(AttributeError, OSError):  # a hint that not every system accepts
+            block.madvise(mmap.MADV_HUGEPAGE)
+    vector = np.frombuffer(block, np.float32, length)
+    weakref.finalize(vector, _give_back, size, block).atexit = False  # each view keeps the vector alive
+    return vector
+
+
+def _give_back(size: int, block: mmap.mmap) -> None:
+    if len(_free[size]) < max(1, min(MAX_KEPT, MAX_KEPT_BYTES // size)):
+        _free[size].append(block)
+
+
+def _rounded(size: int) -> int:
+    """Rounds up to one of eight sizes between two powers of two: fragments are nearly equal and share blocks."""
+    step = 1 << max(0, size.bit_length() - 4)
+    return -(-size // step) * step

@@ -1,0 +1,222 @@
+"""Encodes float32 vectors as frames and decodes them: quantised in blocks of 512, compressed by zstd, CRC-32C checked.
+
+A frame's payload is one zstd frame that declares its content size. The content is the packed codes of all blocks, then
+their scales as bfloat16, little-endian; with FLOAT32 it is the values. All sizes follow from the layout, so nothing on
+the wire decides how much memory is allocated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from atoll_wire.codec import frame_kernels
+from atoll_wire.codec.checksums import Payload, crc32c
+from atoll_wire.layout.frame_spans import BLOCK, Codec, FrameSpan, Segment
+
+F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
+Content: TypeAlias = NDArray[np.uint8]  # uncompressed bytes of a frame: codes, then scales
+
+ZSTD_LEVEL = 1
+
+
+LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0: values are not coded
+
+
+class CodecError(ValueError):
+    """The values cannot be encoded: one is not finite."""
+
+
+class FrameError(ValueError):
+    """The payload is not a valid frame of this span and codec."""
+
+
+class NotFiniteError(FrameError):
+    """The frame is well-formed, but its values are not possible: its learner's training has diverged."""
+
+
+# ------------------------------------------------------------------------------------------------- whole frames
+
+
+def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
+    """Encodes one frame of a fragment.
+
+    vector: float32 (fragment.length,), contiguous. Returns the payload. Raises CodecError when a value is not finite.
+    """
+    return compress(quantise_frame(vector[span.place], span, codec))
+
+
+def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
+    """The content of a frame before compression; never a view on the values.
+
+    values: float32 (span.length,), contiguous. Raises CodecError when one is not finite.
+    """
+    if codec is Codec.FLOAT32:
+        squares = np.empty(len(span.segments), np.float64)
+        if frame_kernels.squares_by_segment(values, lengths(span), squares) != frame_kernels.SOUND:
+            raise CodecError(f"values of frame {span.index} are not finite")
+        return values.astype("<f4").view(np.uint8)
+    content = np.empty(content_bytes(span, codec), np.uint8)
+    codes, scales = _parts(content, span, codec)
+    if frame_kernels.quantise(values, lengths(span), LEVELS[codec], codes, scales) != frame_kernels.SOUND:
+        raise CodecError(f"values of frame {span.index} are not finite")
+    return content
+
+
+def check_frame(payload: Payload, span: FrameSpan, codec: Codec) -> tuple[Content, F64]:
+    """A payload's content, and the sum of squares of its values per segment: float64 (len(span.segments),).
+
+    Raises FrameError when no correct encoder could have made the payload.
+    """
+    content = decompress(payload, span, codec)
+    squares = np.empty(len(span.segments), np.float64)
+    if codec is Codec.FLOAT32:
+        found = frame_kernels.squares_by_segment(content.view("<f4"), lengths(span), squares)
+    else:
+        found = frame_kernels.inspect(*_parts(content, span, codec), lengths(span), LEVELS[codec], squares)
+    if found != frame_kernels.SOUND:
+        wrong = {
+            frame_kernels.NOT_FINITE: "a value is not finite",
+            frame_kernels.BAD_SCALE: "a scale is NaN, infinite, negative, subnormal or too large",
+            frame_kernels.BAD_CODE: "a code is out of range",
+        }
+        raise (FrameError if found == frame_kernels.BAD_CODE else NotFiniteError)(wrong[found])
+    return content, squares
+
+
+def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> None:
+    """Writes a frame's values to its place in `out`, float32 (fragment.length,). Raises FrameError."""
+    content = decompress(payload, span, codec)
+    target = out[span.place]
+    if codec is Codec.FLOAT32:
+        target[:] = content.view("<f4")  # bit for bit, including the sign of zero
+    else:
+        target[:] = 0.0
+        content_add(content, span, codec, np.ones(len(span.segments), np.float32), out)
+
+
+def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
+    """Adds each segment's factor times its values to their place in `out`, in one pass.
+
+    factors: float32 (len(span.segments),). out: float32 (fragment.length,), contiguous; changed in place.
+    Raises FrameError when the payload does not decode to span.length values; `out` is then unchanged.
+    """
+    content_add(decompress(payload, span, codec), span, codec, factors, out)
+
+
+def content_add(content: Content, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
+    """`decode_add` for a content, which must be valid."""
+    target = out[span.place]
+    if codec is Codec.FLOAT32:
+        target += np.repeat(factors, lengths(span)) * content.view("<f4")
+    else:
+        frame_kernels.accumulate(*_parts(content, span, codec), lengths(span), LEVELS[codec], factors, target)
+
+
+def content_advance(content: Content, span: FrameSpan, codec: Codec, base: F32, out: F32) -> None:
+    """Writes base + values to the frame's place in `out`. base, out: float32 (fragment.length,), not overlapping."""
+    place = span.place
+    if codec is Codec.FLOAT32:
+        np.add(base[place], content.view("<f4"), out=out[place])
+    else:
+        frame_kernels.advance(base[place], *_parts(content, span, codec), lengths(span), LEVELS[codec], out[place])
+
+
+def compress(content: Content) -> bytes:
+    """Compresses a content to a frame's payload."""
+    return _zstd().compressor.compress(content.data)
+
+
+def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:
+    """The content of a payload. It checks the declared size first, so that a zip bomb takes no memory.
+
+    Raises FrameError.
+    """
+    expected = content_bytes(span, codec)
+    try:
+        declared = zstandard.get_frame_parameters(payload).content_size
+        if declared != expected:
+            raise FrameError(f"declares {declared} bytes where {expected} belong")
+        content = _zstd().decompressor.decompress(payload, max_output_size=expected, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FrameError(f"is not a zstd frame: {error}") from error
+    if len(content) != expected:
+        raise FrameError(f"holds {len(content)} bytes where {expected} belong")
+    return np.frombuffer(content, np.uint8)
+
+
+# ------------------------------------------------------------------------------------------------- sizes and sums
+
+
+def lengths(span: FrameSpan) -> NDArray[np.int64]:
+    """Lengths of a frame's segments as kernels take them: int64 (len(span.segments),)."""
+    return np.frombuffer(span.lengths, np.int64)
+
+
+def content_bytes(span: FrameSpan, codec: Codec) -> int:
+    """Size of a frame's content in bytes, before compression."""
+    return code_bytes(span, codec) + (0 if codec is Codec.FLOAT32 else 2 * span.blocks)
+
+
+def code_bytes(span: FrameSpan, codec: Codec) -> int:
+    """Size of a content's codes in bytes: the offset of its scales."""
+    return {Codec.INT4: span.packed_bytes, Codec.INT8: span.length, Codec.FLOAT32: 4 * span.length}[codec]
+
+
+def max_payload_bytes(span: FrameSpan, codec: Codec) -> int:
+    """Upper bound of a valid payload's size in bytes: zstd stores what it cannot compress."""
+    size = content_bytes(span, codec)
+    return size + (size >> 8) + 512
+
+
+def vector_crc32c(vector: F32, before: int = 0) -> int:
+    """CRC-32C of a vector's little-endian bytes: the checksum of anchors. before: of the bytes that precede it."""
+    return crc32c(np.ascontiguousarray(vector, "<f4").view(np.uint8).data, before)
+
+
+def frames_digest(frames: Sequence[tuple[int, int]]) -> bytes:
+    """SHA-256 of (payload length, CRC-32C) of each frame, in order: identifies a contribution's bytes."""
+    return hashlib.sha256(b"".join(struct.pack("<QI", length, crc) for length, crc in frames)).digest()
+
+
+def warm_up() -> None:
+    """Compiles every kernel, or loads it from disk, so that nothing compiles while a model trains."""
+    span = FrameSpan(0, 0, BLOCK + 3, (Segment(0, 0, BLOCK + 2), Segment(1, BLOCK + 2, 1)))
+    vector = np.ones(span.length, np.float32)
+    for codec in Codec:
+        payload = encode_frame(vector, span, codec)
+        check_frame(payload, span, codec)
+        content = decompress(payload, span, codec)
+        content_add(content, span, codec, np.ones(2, np.float32), vector)
+        content_advance(content, span, codec, vector, vector.copy())
+
+
+# ------------------------------------------------------------------------------------------------- private
+
+
+class _Zstd(threading.local):
+    """A compressor and a decompressor per thread: neither is thread-safe."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_local = _Zstd()
+
+
+def _zstd() -> _Zstd:
+    return _local
+
+
+def _parts(content: Content, span: FrameSpan, codec: Codec) -> tuple[Content, NDArray[np.uint16]]:
+    size = code_bytes(span, codec)
+    return content[:size], content[size:].view("<u2")

@@ -1,0 +1,137 @@
+"""Quantises blocks of values: chooses a block's scale, and computes its codes.
+
+int8: the scale is the largest magnitude over 127, rounded up, so that nothing is clipped. int4 has too few codes for
+that: the largest of some hundred values says little about the others. An entropy coder needs a step in proportion to
+their root mean square s (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193: a uniform step loses 0.25 bit against the
+rate-distortion bound, for any distribution). So the scale is 0.48 s, but at least an eighth of the largest value, which
+would otherwise be clipped by much. Values are scaled down a little before rounding: the mean of the values that share a
+code lies below the code, and smaller codes compress better. Clipped and rounded-off parts are not lost: they stay in
+the sender's own values, see `atoll.fragments.segments`. `benchmarks.data_plane.kernels` measures the distance to the
+bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll_wire.codec.block_kernels import (
+    F32,
+    INFINITY_BITS,
+    LARGEST,
+    SMALLEST_NORMAL_BITS,
+    U8,
+    bits_of,
+    float_of,
+    kernel,
+)
+
+STEP = np.float32(0.48)  # times the root mean square
+EDGE = np.float32(0.125)  # times the largest value: 7 x scale is at least 0.85 of it
+SMALLER = np.float32(0.98)  # factor on values before they are rounded
+FINENESS = np.float32(1023.0)  # the largest integer that is squared: 512 squares fit an int32
+SMALLEST = np.float32(2.0**-115)  # a block with a smaller largest value is coded as zero: FINENESS / it may overflow
+KEPT, HALF = np.uint32(0xFFF80000), np.uint32(0x00040000)  # rounds a scale to 5 significant bits, which compress well
+MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: added and subtracted, it rounds to the nearest integer, half to even
+
+
+@kernel
+def encode_block(values: F32, levels: int, codes: U8) -> int:
+    """Writes a block's codes; returns the bits of its scale as bfloat16, or -1 when a value is not finite.
+
+    levels: 7 or 127. codes: see `block_kernels`.
+    """
+    bits = np.uint32(_largest_bits(values.view(np.int32)))
+    if bits >= INFINITY_BITS:
+        return -1
+    largest = float_of(bits)
+    scale = _up(largest / np.float32(127.0)) if levels == 127 else _near(_step(values, largest))
+    if scale < SMALLEST_NORMAL_BITS:
+        codes[:] = np.uint8(0)
+        return 0
+    if levels == 127:
+        _code_bytes(values, np.float32(1.0) / float_of(scale), codes)
+    else:
+        inverse = SMALLER / float_of(scale)
+        if largest * inverse > np.float32(7.0):
+            _cut_pairs(values[: len(codes)], values[len(codes) :], inverse, codes)
+        else:
+            _code_pairs(values[: len(codes)], values[len(codes) :], inverse, codes)
+    return int(scale >> np.uint32(16))
+
+
+@kernel
+def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer of numba's
+    """Bits of the largest magnitude. Their maximum as integers vectorises, and detects NaN and infinity."""
+    largest = np.int32(0)
+    for i in range(len(bits)):
+        largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
+    return largest
+
+
+@kernel
+def _step(values: F32, largest: np.float32) -> Any:  # noqa: ANN401 - a float32 of numba's
+    """The scale of an int4 block, not rounded. A sum of integer squares needs no order, so it vectorises."""
+    if largest < SMALLEST:
+        return np.float32(0.0)
+    square, inverse = np.int32(0), FINENESS / largest
+    for i in range(len(values)):
+        fine = np.int32(values[i] * inverse)
+        square = np.int32(square + fine * fine)
+    rms = np.sqrt(np.float32(square) / np.float32(len(values))) / FINENESS
+    return largest * max(STEP * rms, EDGE)
+
+
+@kernel
+def _up(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
+    """Bits of a scale rounded up to bfloat16; rounded down where 127 times it would overflow."""
+    bits = bits_of(scale)
+    above = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    return bits & np.uint32(0xFFFF0000) if float_of(above) > LARGEST / np.float32(127.0) else above
+
+
+@kernel
+def _near(scale: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
+    """Bits of a scale rounded to 5 significant bits, such that 7 times it does not overflow."""
+    bits = bits_of(min(scale, LARGEST / np.float32(7.0)))
+    near = (bits + HALF) & KEPT
+    return bits & KEPT if float_of(near) > LARGEST / np.float32(7.0) else near
+
+
+@kernel
+def _code_bytes(values: F32, inverse: np.float32, codes: U8) -> None:
+    """Writes int8 codes. They are clipped: where the scale was rounded down, the largest values would become 128."""
+    for i in range(len(codes)):
+        nearest = np.int32((values[i] * inverse + MAGIC) - MAGIC)
+        codes[i] = np.uint8(min(max(nearest, np.int32(-127)), np.int32(127)) & np.int32(0xFF))
+
+
+@kernel
+def _nibble(value: np.float32) -> Any:  # noqa: ANN401 - an integer of numba's
+    """The 4-bit code of a scaled value: with MAGIC added, the last bits of a float32 are the nearest integer's."""
+    return bits_of(value + MAGIC) & np.uint32(0xF)
+
+
+@kernel
+def _cut(value: np.float32) -> Any:  # noqa: ANN401 - a float32 of numba's
+    return min(max(value, np.float32(-7.0)), np.float32(7.0))
+
+
+@kernel
+def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
+    """Writes int4 codes, two per byte. high: as long as low, or one shorter; its last code is then zero."""
+    for i in range(len(high)):
+        codes[i] = np.uint8(_nibble(low[i] * inverse) | (_nibble(high[i] * inverse) << np.uint32(4)))
+    for i in range(len(high), len(low)):
+        codes[i] = np.uint8(_nibble(low[i] * inverse))
+
+
+@kernel
+def _cut_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
+    """`_code_pairs` for blocks in which some values exceed the largest code: they are clipped."""
+    for i in range(len(high)):
+        codes[i] = np.uint8(_nibble(_cut(low[i] * inverse)) | (_nibble(_cut(high[i] * inverse)) << np.uint32(4)))
+    for i in range(len(high), len(low)):
+        codes[i] = np.uint8(_nibble(_cut(low[i] * inverse)))

@@ -1,0 +1,50 @@
+"""PURE: estimates how long the next arrival may take, from the gaps seen so far.
+
+The estimate is TCP's retransmission timeout (RFC 6298): smoothed gap + 4 x its smoothed deviation. So a slow or uneven
+link gets a longer timeout than a fast and even one, without configuration.
+"""
+
+from __future__ import annotations
+
+GAP_SHARE = 1 / 8
+DEVIATION_SHARE = 1 / 4
+DEVIATIONS = 4.0
+
+
+class ArrivalEstimator:
+    """Arrivals of one kind from one sender. least_s, most_s: bounds of `max_wait_s`, which begins at most_s."""
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        self._least_s = least_s
+        self._most_s = most_s
+        self._at: float | None = None
+        self._gap_s: float | None = None
+        self._deviation_s = 0.0
+
+    def saw(self, now: float) -> None:
+        """Records an arrival. now: monotonic seconds."""
+        if self._at is not None:
+            self._learn(now - self._at)
+        self._at = now
+
+    def again(self, now: float) -> None:
+        """Records that arrivals resume after a break, which does not count as a gap."""
+        self._at = now
+
+    def _learn(self, gap_s: float) -> None:
+        if self._gap_s is None:
+            self._gap_s = gap_s
+            self._deviation_s = gap_s / 2
+            return
+        self._deviation_s += DEVIATION_SHARE * (abs(gap_s - self._gap_s) - self._deviation_s)
+        self._gap_s += GAP_SHARE * (gap_s - self._gap_s)
+
+    def max_wait_s(self) -> float:
+        """The longest gap in seconds that is still likely."""
+        if self._gap_s is None:
+            return self._most_s
+        return min(self._most_s, max(self._least_s, self._gap_s + DEVIATIONS * self._deviation_s))
+
+    def overdue(self, now: float) -> bool:
+        """Whether the next arrival is later than `max_wait_s`."""
+        return self._at is not None and now - self._at > self.max_wait_s()

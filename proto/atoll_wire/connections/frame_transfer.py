@@ -1,0 +1,294 @@
+"""Frames over as many connections as there are.
+
+Up, each takes the next frame of a contribution from one queue when it can; down, each is asked for its share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec.checksums import crc32c
+from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call
+from atoll_wire.connections.connection_pool import Connection
+from atoll_wire.connections.link import Link
+from atoll_wire.connections.parallel_connections import TransferProgress
+from atoll_wire.messages.frame_messages import WireFrame, count_fitting, frames_in
+
+LOOK_S = 0.05  # between looks for frames that are late
+LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
+
+
+async def upload(
+    link: Link,
+    head: Callable[[], pb.PushHeader],
+    messages: Mapping[int, bytes],
+    sent: Callable[[int], None],
+    *,
+    known: bool = False,
+) -> pb.Receipt | None:
+    """Offers a contribution, sends the frames that the core lacks, and returns its answer, if it gives one.
+
+    head: gives its header, as it is when it is this contribution's turn; messages: of the frames that are sent from
+    here, by number; sent: told the number of each that was handed over; known: the core should have all of it. Raises
+    AioRpcError and LinkLost.
+    """
+    # Before the core makes room for it: waiting may be long.
+    carrier = None if known else await link.up.take()
+    header = head()
+    with link.offers.use() as connection, link.up.carrying() as carried:
+        try:
+            with open_stream("Push", connection.stub.Push()) as call, link.transfers.of(call) as moved:
+                streams = _Streams(link, header, messages, carrier, sent, moved, carried, call.cancel)
+                try:
+                    return await _offer(link, header, call, streams)
+                finally:
+                    await streams.end()
+        except LinkLost:
+            streams.raise_why()
+            raise
+
+
+async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401
+    """Over a call that carries no frame: what the core says must not wait behind one."""
+    asked_at = link.clock.monotonic()
+    asking = pb.PushHeader(control_only=True)
+    asking.MergeFrom(header)
+    await call.write(pb.PushRequest(header=asking))
+    reply = await call.read()
+    link.answered(link.clock.monotonic() - asked_at)
+    if isinstance(reply, pb.PushReply) and reply.HasField("received"):
+        streams.begin(reply.received.frames)
+        with contextlib.suppress(grpc.aio.InternalError):  # the call has ended: reading tells why
+            await call.done_writing()
+        while isinstance(reply, pb.PushReply) and reply.HasField("received"):
+            reply = await call.read()
+    return reply.receipt if isinstance(reply, pb.PushReply) else None
+
+
+class _Streams:
+    """What carries the frames of one upload. carrier: the first one's, if any; give_up: called when frames were
+    lost."""
+
+    def __init__(
+        self,
+        link: Link,
+        header: pb.PushHeader,
+        messages: Mapping[int, bytes],
+        carrier: Connection | None,
+        sent: Callable[[int], None],
+        moved: Callable[[], None],
+        carried: TransferProgress,
+        give_up: Callable[[], object],
+    ) -> None:
+        self._link = link
+        self._header = header
+        self._messages = messages
+        self._carrier = carrier
+        self._sent = sent
+        self._moved = moved
+        self._carried = carried
+        self._give_up = give_up
+        self._left: deque[int] = deque()  # frames that nobody has sent
+        self._out: dict[int, float] = {}  # given to a stream, and when that was last
+        self._received: set[int] = set()  # that the core told of
+        self._twice: set[int] = set()  # given to more than one: how long they took says nothing
+        self._helping = False
+        self._failed: grpc.aio.AioRpcError | None = None  # a stream, before it took a frame
+        self._heard = asyncio.Event()
+        self._tasks = list[asyncio.Task[None]]()
+
+    def begin(self, received: Iterable[int]) -> None:
+        """Sends what the core lacks."""
+        self._received.update(received)
+        self._left.extend(index for index in self._messages if index not in self._received)
+        self._carried.waiting(len(self._left))
+        for number in range(min(self._link.up.count, len(self._left))):
+            task = self._start(self._first(self._carrier) if self._carrier and number == 0 else self._another())
+            task.add_done_callback(self._ended)
+
+    async def end(self) -> None:
+        """Whatever still moves is of no use any more."""
+        if self._carrier is not None:
+            self._link.up.give(self._carrier)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def raise_why(self) -> None:
+        """Raises why the upload was given up, if a stream was the reason and knows it."""
+        for task in self._tasks:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, LinkLost):
+                raise error
+        if self._failed is not None and self._left:
+            raise self._failed
+
+    def _start(self, stream: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self._tasks.append(task := asyncio.create_task(stream))
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The core is asked again what it has; but first it may say on the other call what was wrong."""
+        nobody = bool(self._left) and all(other.done() for other in self._tasks)  # goes on with what is left
+        if nobody or task.cancelled() or task.exception() is not None:
+            asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
+
+    async def _first(self, carrier: Connection) -> None:
+        self._carrier = None  # from now on the stream gives it back
+        await self._carry(carrier, self._left)
+
+    async def _another(self) -> None:
+        """When it is its turn, if frames are left then, and the lanes were not given up."""
+        try:
+            carrier = await self._link.up.take()
+        except LinkLost:
+            return  # those that have begun go on
+        await self._carry(carrier, self._left)
+
+    async def _help(self) -> None:
+        """Sends once more what takes unusually long, when a connection has nothing to do, until everything is there."""
+        while missing := [index for index in self._out if index not in self._received]:
+            late, now = min(missing, key=self._out.__getitem__), self._link.clock.monotonic()
+            due_s = self._out[late] + self._link.up.max_wait_s - now
+            if due_s > 0 or not self._link.up.spare:
+                await asyncio.sleep(max(due_s, LOOK_S))
+                continue
+            self._out[late] = now
+            self._twice.add(late)
+            self._start(self._once_more(late))
+            await asyncio.sleep(0)  # until it has its turn: then the connection is no spare one any more
+
+    async def _once_more(self, index: int) -> None:
+        """A frame that another stream is sending."""
+        with contextlib.suppress(grpc.aio.AioRpcError, LinkLost):  # the other one may get it through, or a third
+            carrier = await self._link.up.take()
+            await self._carry(carrier, deque([] if index in self._received else [index]))
+
+    async def _carry(self, carrier: Connection, frames: deque[int]) -> None:
+        """One stream: sends these frames until none is left, and reads which arrived. Raises AioRpcError, LinkLost."""
+        if not frames:
+            self._link.up.give(carrier)
+            return
+        mine = set[int]()
+        with open_stream("Push", carrier.stub.Push()) as call, self._link.transfers.of(call) as moved:
+            hearing = asyncio.create_task(self._hear(call))
+            try:
+                await self._send(call, frames, mine, moved)
+                if not mine and frames:  # the call is over: why?
+                    await asyncio.wait({hearing}, timeout=LAST_WORD_S)
+                while not mine <= self._received and not hearing.done():
+                    self._heard.clear()
+                    await self._heard.wait()
+                    moved()
+            finally:
+                self._link.up.give(carrier)  # not before: what the core has not taken in waits in its memory
+                if not hearing.done():
+                    hearing.cancel()
+                [error] = await asyncio.gather(hearing, return_exceptions=True)
+            if not mine <= self._received:
+                raise error or LinkLost("a stream was closed before its frames were acknowledged")
+            if not mine and isinstance(error, grpc.aio.AioRpcError):
+                self._failed = error  # those that have begun go on
+            if not self._left and not self._helping:
+                self._helping = True
+                self._start(self._help())
+
+    async def _send(
+        self,
+        call: Any,  # noqa: ANN401 - gRPC's
+        frames: deque[int],
+        mine: set[int],
+        moved: Callable[[], None],
+    ) -> None:
+        """Until none is left, or the call has ended: who listens to it knows why."""
+        with tolerate_ended_call():
+            await call.write(pb.PushRequest(header=self._header))
+            while frames:
+                sizes = (len(self._messages[index]) for index in frames)
+                some = [frames.popleft() for _ in range(count_fitting(sizes, self._link.up.together))]
+                mine.update(some)
+                if frames is self._left:
+                    self._out.update(dict.fromkeys(some, self._link.clock.monotonic()))
+                    self._carried.waiting(len(self._left))
+                await call.write(b"".join(self._messages[index] for index in some))
+                for index in some:
+                    self._sent(index)
+                self._moved()
+                moved()
+            await call.done_writing()
+
+    async def _hear(self, call: Any) -> None:  # noqa: ANN401 - gRPC's call
+        """What the core says that it has, until it has everything."""
+        try:
+            while isinstance(reply := await call.read(), pb.PushReply):
+                self._moved()
+                told = self._messages if reply.HasField("receipt") else reply.received.frames
+                new = {index for index in told if index in self._messages} - self._received
+                self._received |= new
+                if new:
+                    now = self._link.clock.monotonic()
+                    taken_s = [now - self._out[index] for index in new - self._twice if index in self._out]
+                    self._carried.arrived(sum(len(self._messages[index]) for index in new), taken_s)
+                self._heard.set()
+        finally:
+            self._heard.set()
+
+
+OnFrame: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
+
+
+async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], took: OnFrame) -> bool:
+    """Brings some frames of what is asked for, in any order, each once. Raises AioRpcError and LinkLost.
+
+    wanted: their indices, ascending; took: told each frame when it is here, with the header of its stream. What was
+    told stays good when the rest fails: a further call asks for less. Returns False when a stream broke the protocol.
+    """
+    stripes = min(link.down.count, len(wanted))
+    tasks = [asyncio.create_task(_stripe(link, request, wanted[n::stripes], took)) for n in range(stripes)]
+    try:
+        return all(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _stripe(link: Link, request: pb.FetchRequest, mine: Sequence[int], took: OnFrame) -> bool:
+    """These frames, over one call; False as soon as something is wrong."""
+    header, missing = None, deque(mine)
+    asked = pb.FetchRequest(frames=mine)
+    asked.MergeFrom(request)
+    carrier = await link.down.take()
+    try:
+        with (
+            open_stream("Fetch", carrier.stub.Fetch(asked)) as call,
+            link.transfers.of(call) as moved,
+            link.down.carrying() as carried,
+        ):
+            carried.waiting(len(missing))
+            async for reply in call:
+                moved()
+                if header is None:
+                    if not isinstance(reply, pb.FetchReply) or not reply.HasField("header"):
+                        return False
+                    header = reply.header
+                    continue
+                if not (brought := frames_in(reply)):
+                    return False
+                for frame in brought:
+                    if not missing or frame.index != missing[0] or crc32c(frame.payload) != frame.crc32c:
+                        return False
+                    missing.popleft()
+                    took(header, frame)
+                    carried.arrived(len(frame.payload))
+                    carried.waiting(len(missing))
+    finally:
+        link.down.give(carrier)
+    return not missing

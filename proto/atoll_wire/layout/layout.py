@@ -1,0 +1,315 @@
+"""The assignment of tensors to fragments, and of fragments' values to frames.
+
+A layout depends only on the list of trainable tensors and the number of fragments. So a core and its learners compute
+the same one, and compare only fingerprints.
+
+Packing: tensors merged by direction go, largest first, into the emptiest fragment: at most 4/3 of the optimum (Graham
+1969). They are cut only above twice the mean fragment size; the merge then treats each piece as a tensor of its own.
+Embedding-like tensors are merged element by element, so they may be cut by rows: they fill all fragments up to one
+level. This makes fragments nearly equal, and the peak rate of the wire equal to its mean rate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll_wire.errors import UserError
+from atoll_wire.layout.frame_spans import BLOCK, FrameSpan, Segment
+
+FORMAT = 2  # version of the layout's rules; part of the fingerprint
+FRAME_PARAMETERS = 1 << 19  # in one frame, at most
+DEFAULT_FRAGMENTS, MAX_FRAGMENTS = 24, 4096
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class LayoutError(UserError):
+    """The tensors cannot be laid out as requested; the message is one line with the fix."""
+
+
+class MergeKind(StrEnum):
+    """How a merge combines the contributions of a tensor: element by element, or by direction and length."""
+
+    AVERAGE = "average"
+    DIRECTION = "direction"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One trainable tensor. tied_names: other names of the same storage, sorted."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: MergeKind
+    tied_names: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of parameters in the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def row(self) -> int:
+        """Parameters in one row: embedding-like tensors are cut between rows."""
+        return math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A whole tensor, or a run of its flat elements. tensor: its number; offset: its place in the fragment's vector."""
+
+    tensor: int
+    start: int
+    length: int
+    offset: int
+    kind: MergeKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentLayout:
+    """Parameters that are synchronised together: pieces, concatenated to one vector of `length` values."""
+
+    index: int
+    length: int
+    pieces: tuple[Piece, ...]
+    frames: tuple[FrameSpan, ...]
+
+    @property
+    def whole(self) -> FrameRun:
+        """All its frames as one run."""
+        return FrameRun(self, 0, 0, self.length, self.frames)
+
+    def run(self, first: int, count: int) -> FrameRun:
+        """Its frames from number `first` on. Raises IndexError for frames that it does not have."""
+        if not (first >= 0 and 0 < count <= len(self.frames) - first):
+            raise IndexError(f"frames {first} to {first + count - 1} of {len(self.frames)}")
+        frames = self.frames[first : first + count]
+        start = frames[0].offset
+        moved = tuple(frame.moved(-start) for frame in frames)
+        return FrameRun(self, first, start, sum(frame.length for frame in frames), moved)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRun:
+    """Frames of one fragment that follow one another, with their values as one vector: what one owner takes and adopts.
+
+    first: number of its first frame. offset: where its vector begins in the fragment's. frames: with offsets in the
+    run's own vector, and their numbers in the fragment.
+    """
+
+    fragment: FragmentLayout
+    first: int
+    offset: int
+    length: int
+    frames: tuple[FrameSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All fragments of a model. fingerprint: SHA-256 of all that both sides must agree on."""
+
+    tensors: tuple[TensorSpec, ...]
+    fragments: tuple[FragmentLayout, ...]
+    fingerprint: bytes
+
+    @property
+    def runs(self) -> list[FrameRun]:
+        """Each fragment as one run of frames."""
+        return [fragment.whole for fragment in self.fragments]
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameters of the model."""
+        return sum(fragment.length for fragment in self.fragments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A run of a tensor's flat elements, before it has an offset."""
+
+    tensor: int
+    start: int
+    length: int
+
+
+def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
+    """Lays tensors out in `fragments` fragments; 0: 24, or as many as the tensors allow.
+
+    Raises LayoutError when a fragment would be empty, or when tensors are malformed.
+    """
+    _check(tensors)
+    if fragments > MAX_FRAGMENTS:
+        raise LayoutError(f"{fragments} fragments: at most {MAX_FRAGMENTS} are possible")
+    if fragments:
+        bins = _pack(tensors, fragments)
+        if not all(bins):
+            while not all(bins):  # fewer, until none is empty
+                bins = _pack(tensors, len(bins) - 1 if len(bins) <= 64 else 3 * len(bins) // 4)
+            raise LayoutError(
+                f"{fragments} fragments are more than these tensors allow: use --fragments {len(bins)}, or leave it out"
+            )
+    else:
+        packed = (_pack(tensors, count) for count in range(DEFAULT_FRAGMENTS, 0, -1))
+        bins = next(bins for bins in packed if all(bins))
+    laid = tuple(_lay(index, tensors, cuts) for index, cuts in enumerate(bins))
+    return Layout(tuple(tensors), laid, _fingerprint(tensors, laid))
+
+
+def first_difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
+    """One line that names the first difference of two models' tensors; None when they are equal."""
+    known, given = {t.name: t for t in ours}, {t.name: t for t in theirs}
+    for name, tensor in known.items():
+        if name not in given:
+            return f'it has {len(given)} tensors, the run {len(known)}: missing "{name}"'
+        if given[name] != tensor:
+            return f'"{name}" is {_describe(given[name])}, in the run {_describe(tensor)}'
+    extra = next((name for name in given if name not in known), None)
+    if extra is not None:
+        return f'it has {len(given)} tensors, the run {len(known)}: "{extra}" is not in the run'
+    if list(known) != list(given):
+        name = next(mine for mine, other in zip(given, known, strict=True) if mine != other)
+        return f'its tensors come in another order, first at "{name}": build the model as the run\'s was built'
+    return None
+
+
+def _describe(tensor: TensorSpec) -> str:
+    tied = f" tied to {', '.join(tensor.tied_names)}" if tensor.tied_names else ""
+    return f"{tensor.dtype} {list(tensor.shape)} merged by {tensor.kind.value}{tied}"
+
+
+def _check(tensors: Sequence[TensorSpec]) -> None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.dtype not in DTYPES:
+            raise LayoutError(
+                f'"{tensor.name}" is {tensor.dtype}: trainable tensors must be one of {", ".join(DTYPES)}'
+            )
+        for name in (tensor.name, *tensor.tied_names):
+            if name in seen:
+                raise LayoutError(f'two tensors are named "{name}": names must be unique')
+            seen.add(name)
+    if not any(tensor.size for tensor in tensors):
+        raise LayoutError("the model has no trainable parameters: set requires_grad and give them to the optimizer")
+
+
+# ------------------------------------------------------------------------------------------------- packing
+
+
+def _pack(tensors: Sequence[TensorSpec], count: int) -> list[list[_Cut]]:
+    mean = sum(tensor.size for tensor in tensors) / count
+    bins: list[list[_Cut]] = [[] for _ in range(count)]
+    loads = [0] * count
+    by_direction = [
+        cut
+        for index, t in enumerate(tensors)
+        if t.kind is MergeKind.DIRECTION and t.size
+        for cut in _pieces(index, t, mean)
+    ]
+    emptiest = [(0, place) for place in range(count)]  # a heap
+    for cut in sorted(by_direction, key=lambda cut: (-cut.length, cut.tensor, cut.start)):
+        load, place = emptiest[0]
+        bins[place].append(cut)
+        loads[place] = load + cut.length
+        heapq.heapreplace(emptiest, (loads[place], place))
+    _pour([(index, t) for index, t in enumerate(tensors) if t.kind is MergeKind.AVERAGE and t.size], bins, loads)
+    return bins
+
+
+def _pieces(index: int, tensor: TensorSpec, mean: float) -> Iterable[_Cut]:
+    """The whole tensor; above twice the mean fragment size, nearly equal runs of it, of whole rows if possible."""
+    if tensor.size <= 2 * mean:
+        return [_Cut(index, 0, tensor.size)]
+    unit = tensor.row if len(tensor.shape) > 1 and tensor.row <= mean else 1
+    units = tensor.size // unit
+    parts = min(units, math.ceil(tensor.size / mean))
+    edges = [units * part // parts * unit for part in range(parts + 1)]
+    return [_Cut(index, start, stop - start) for start, stop in itertools.pairwise(edges)]
+
+
+def _pour(tensors: Sequence[tuple[int, TensorSpec]], bins: list[list[_Cut]], loads: list[int]) -> None:
+    """Fills all fragments up to one level with rows of embedding-like tensors, emptiest first."""
+    level = _level(loads, sum(tensor.size for _, tensor in tensors))
+    order = sorted(range(len(loads)), key=lambda place: (loads[place], place))
+    at = 0
+    for index, tensor in tensors:
+        start = 0
+        while start < tensor.size:
+            place = order[at]
+            room = level - loads[place]
+            rows = round(room / tensor.row)
+            last = at == len(order) - 1
+            length = tensor.size - start if last else min(tensor.size - start, rows * tensor.row)
+            if length > 0:
+                bins[place].append(_Cut(index, start, length))
+                loads[place] += length
+                start += length
+            if not last and start < tensor.size:
+                at += 1
+
+
+def _level(loads: Sequence[int], volume: int) -> float:
+    """The load that the fragments reach when `volume` parameters fill the emptiest ones up to one level."""
+    ordered = sorted(loads)
+    below = 0
+    for count, load in enumerate(ordered, start=1):
+        below += load
+        level = (volume + below) / count
+        if count == len(ordered) or level <= ordered[count]:
+            return level
+    raise AssertionError("there is at least one fragment")
+
+
+# ------------------------------------------------------------------------------------------------- laying out
+
+
+def _lay(index: int, tensors: Sequence[TensorSpec], cuts: Sequence[_Cut]) -> FragmentLayout:
+    pieces: list[Piece] = []
+    offset = 0
+    for cut in sorted(cuts, key=lambda cut: (cut.tensor, cut.start)):
+        tensor = tensors[cut.tensor]
+        whole = cut.length == tensor.size
+        name = tensor.name if whole else f"{tensor.name}[{cut.start}:{cut.start + cut.length}]"
+        pieces.append(Piece(cut.tensor, cut.start, cut.length, offset, tensor.kind, name))
+        offset += cut.length
+    return FragmentLayout(index, offset, tuple(pieces), _frames(pieces))
+
+
+def _frames(pieces: Sequence[Piece]) -> tuple[FrameSpan, ...]:
+    """Packs small whole pieces together, and cuts large ones; a frame never has parts of two pieces."""
+    groups: list[list[Segment]] = []
+    room = 0
+    for number, piece in enumerate(pieces):
+        if piece.length <= FRAME_PARAMETERS:
+            if piece.length > room:
+                groups.append([])
+                room = FRAME_PARAMETERS
+            groups[-1].append(Segment(number, piece.offset, piece.length))
+            room -= piece.length
+        else:
+            for start in range(0, piece.length, FRAME_PARAMETERS):
+                length = min(FRAME_PARAMETERS, piece.length - start)
+                groups.append([Segment(number, piece.offset + start, length)])
+            room = 0
+    return tuple(
+        FrameSpan(index, group[0].offset, sum(segment.length for segment in group), tuple(group))
+        for index, group in enumerate(groups)
+    )
+
+
+def _fingerprint(tensors: Sequence[TensorSpec], fragments: Sequence[FragmentLayout]) -> bytes:
+    text = {
+        "format": FORMAT,
+        "block": BLOCK,
+        "tensors": [[t.name, t.shape, t.dtype, t.kind.value, t.tied_names] for t in tensors],
+        "fragments": [[[p.tensor, p.start, p.length] for p in fragment.pieces] for fragment in fragments],
+        "frames": [[[f.offset, f.length] for f in fragment.frames] for fragment in fragments],
+    }
+    return hashlib.sha256(json.dumps(text, separators=(",", ":")).encode()).digest()

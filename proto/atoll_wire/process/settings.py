@@ -1,0 +1,302 @@
+"""Settings classes, and the command-line options that are generated from them.
+
+A setting is declared once, as a field with a type, a range, a default and a description. `cli` generates an option
+for each field with a description: `--name`, the environment variable ATOLL_COMMAND_NAME, and a line of `--help`. The
+field checks the value, however it was given. A field without a description is internal.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from rich.markup import escape
+
+from atoll_wire.errors import SettingsError
+from atoll_wire.process.logs import configure
+from atoll_wire.security.transport import TransportSecurity
+
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+TYPE_NAMES = {int: "int", float: "float", Path: "path"}
+REACH = "Certificates"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Overrides of a setting's option; empty: the default, which follows from its field and class.
+
+    name: without the leading dashes. metavar: the placeholder of the value in help. variable: the environment variable.
+    panel: the heading in help.
+    """
+
+    name: str = ""
+    metavar: str = ""
+    variable: str = ""
+    panel: str = ""
+
+
+class Settings(BaseModel):
+    """Base of all settings classes. command: the subcommand of `atoll`. panel: the heading of its options in help.
+
+    prefix: of its options' names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    command: ClassVar[str] = ""
+    panel: ClassVar[str] = ""
+    prefix: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:  # noqa: ANN401
+        """Settings with these values, which may be strings. Raises SettingsError that names the invalid option."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise _named(cls, error) from error
+
+
+def _bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d+)\s*([KMGT]iB|)\s*", value)
+    if found is None:
+        raise ValueError("give a whole number of bytes, or of KiB, MiB, GiB or TiB: 64GiB")
+    return int(found[1]) * UNITS[found[2]]
+
+
+BYTES = BeforeValidator(_bytes)
+Bytes: TypeAlias = Annotated[int, BYTES]  # given as 65536 or 64KiB
+Address: TypeAlias = Annotated[str, Option(metavar="HOST:PORT")]
+
+
+class Certificates(Settings):
+    """The certificates of a process, or permission to do without."""
+
+    tls: Annotated[
+        Path | None,
+        Field(description="Directory of certificates, see atoll certs."),
+        Option(variable="ATOLL_TLS", panel=REACH),
+    ] = None
+    insecure_plaintext: Annotated[
+        bool, Field(description="Allow an address beyond loopback without TLS."), Option(panel=REACH)
+    ] = False
+
+    @property
+    def security(self) -> TransportSecurity:
+        """The object that opens connections with these settings."""
+        return TransportSecurity(self.tls, self.insecure_plaintext)
+
+
+class Metrics(Settings):
+    """Where a process serves its metrics."""
+
+    metrics_listen: Annotated[Address | None, Field(description="Serve Prometheus metrics at this address.")] = None
+    metrics_plaintext: Annotated[bool, Field(description="Allow metrics beyond loopback: they are plain HTTP.")] = False
+
+
+class Logs(Settings):
+    """The level and the format of a process's log."""
+
+    log_json: Annotated[bool, Field(description="Log one JSON object per line.")] = False
+    log_level: Annotated[str, Field(description="debug, info, warning or error.")] = "info"
+
+    def begin(self) -> None:
+        """Configures the process's log. Raises UserError for an unknown level."""
+        configure(self.log_level, json=self.log_json)
+
+
+# ------------------------------------------------------------------------------------------------- what is declared
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A setting that is an option. path: names of the fields that lead to it, in nested classes. name: the option's."""
+
+    path: tuple[str, ...]
+    info: FieldInfo
+    name: str
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        """The option with its dashes, such as --inner-steps."""
+        return f"--{self.name}"
+
+    @property
+    def key(self) -> str:
+        """The option's name as an identifier, with which the environment variable ends."""
+        return self.name.replace("-", "_")
+
+    @property
+    def kind(self) -> Any:  # noqa: ANN401 - a type, or what typing makes of several
+        """The setting's type, without None and Annotated."""
+        kind = self.info.annotation
+        if get_origin(kind) in {Union, types.UnionType}:
+            kind = next(each for each in get_args(kind) if each is not type(None))
+        return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+    @property
+    def several(self) -> bool:
+        """Whether it may be given several times."""
+        return get_origin(self.kind) is tuple
+
+    @property
+    def switch(self) -> bool:
+        """Whether it is given without a value."""
+        return self.kind is bool
+
+    @property
+    def default(self) -> str:
+        """The default as a string for the command line; empty for None, False and empty tuples."""
+        value = self.info.default
+        if self.info.is_required() or value is None or value is False or value == ():
+            return ""
+        return " ".join(map(self._shown, value)) if self.several else self._shown(value)
+
+    @property
+    def form(self) -> str:
+        """The placeholder of the value in help."""
+        name = "bytes" if BYTES in self.info.metadata else TYPE_NAMES.get(self.kind, "text")
+        return self.option.metavar or f"<{name}>"
+
+    @property
+    def range(self) -> str:
+        """The allowed values, such as "1 to 100000"; empty when all values of the type are allowed."""
+        kind = self.kind
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            choices = tuple(each.lower() for each in kind.__members__)
+        if choices:
+            return " or ".join((", ".join(choices[:-1]), choices[-1]))
+        bound = {
+            name: self._shown(getattr(each, name))
+            for each in self.info.metadata
+            for name in ("ge", "gt", "le", "lt")
+            if getattr(each, name, None) is not None
+        }
+        low = bound.get("ge") or (f"above {bound['gt']}" if "gt" in bound else "")
+        high = bound.get("le") or (f"below {bound['lt']}" if "lt" in bound else "")
+        return f"{low} to {high}" if low and high else high or (f"at least {low}" if "ge" in bound else low)
+
+    @property
+    def help(self) -> str:
+        """The whole help text: description, and range."""
+        several = "May be given several times." if self.several else ""
+        return " ".join(filter(None, (self.info.description, several, self.range and f"({self.range})")))
+
+    def _shown(self, value: object) -> str:
+        if isinstance(value, Enum):
+            return value.name.lower()
+        if isinstance(value, float):
+            return f"{value:g}"
+        if isinstance(value, int) and BYTES in self.info.metadata:
+            unit = next(
+                name for name, size in reversed(UNITS.items()) if (value % size == 0 and value >= size) or not name
+            )
+            return f"{value // UNITS[unit]}{unit}"
+        return str(value)
+
+
+@cache
+def declared(cls: type[Settings]) -> tuple[Declared, ...]:
+    """All settings of a class and of nested classes that are options."""
+    return tuple(_declared(cls, ()))
+
+
+def _declared(cls: type[Settings], path: tuple[str, ...]) -> Iterator[Declared]:
+    """Yields a class's own fields before those of its bases."""
+    for field, info in sorted(cls.model_fields.items(), key=lambda each: each[0] not in cls.__annotations__):
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Settings):
+            yield from _declared(info.annotation, (*path, field))
+        elif info.description:
+            said = next((each for each in _metadata(info) if isinstance(each, Option)), Option())
+            name = "-".join(filter(None, (cls.prefix, said.name or field.replace("_", "-"))))
+            panel = said.panel or cls.panel
+            yield Declared((*path, field), info, name, Option(name, said.metavar, said.variable, panel))
+
+
+def _metadata(info: FieldInfo) -> Iterator[object]:
+    """Metadata of a field and of the types in its union, such as `Address | None`."""
+    yield from info.metadata
+    for part in get_args(info.annotation):
+        yield from getattr(part, "__metadata__", ())
+
+
+def _named(cls: type[Settings], error: ValidationError) -> SettingsError:
+    first = error.errors()[0]
+    names = tuple(each for each in first["loc"] if isinstance(each, str))
+    flag = next((each.flag for each in declared(cls) if each.path == names[: len(each.path)]), ".".join(names))
+    wrong = first["msg"].removeprefix("Value error, ")
+    return SettingsError(f"{flag} {first['input']}: {wrong[0].lower()}{wrong[1:]}; see atoll {cls.command} --help")
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """For `cli`: pass only the settings of a class that were given, as a dict of checked values."""
+
+    of: type[Settings]
+
+
+def command(function: Callable[..., None], *taken: type[Settings] | Given) -> Callable[..., None]:
+    """A typer function with an option for each setting. taken: the classes of `function`'s arguments, in order."""
+    classes = [each.of if isinstance(each, Given) else each for each in taken]
+
+    def run(**values: Any) -> None:  # noqa: ANN401
+        function(*(_collected(each, values) for each in taken))
+
+    all_of = [
+        (each, isinstance(which, Given)) for which, cls in zip(taken, classes, strict=True) for each in declared(cls)
+    ]
+    all_of.sort(key=lambda each: len(each[0].path))  # limits last
+    options = [_parameter(each, only_given=only) for each, only in all_of]
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in options}
+    return run
+
+
+def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
+    """A typer parameter: a string, or a bool for switches. only_given: None unless it was given."""
+    start: Any = None
+    kind: Any = bool if of.switch else list[str] if of.several else str
+    if of.info.is_required():
+        start = inspect.Parameter.empty
+    elif not only_given and (of.switch or of.default):
+        start = of.info.default if of.switch else of.default.split() if of.several else of.default
+    if start is None:
+        kind = kind | None
+    option = typer.Option(
+        f"{of.flag}/--no-{of.name}" if of.switch and start is not False else of.flag,
+        help=escape(of.help),
+        metavar=None if of.switch else of.form,
+        envvar=of.option.variable or None,
+        rich_help_panel=of.option.panel or None,
+        show_default=of.default if only_given and of.default else True,
+    )
+    return inspect.Parameter(of.key, inspect.Parameter.KEYWORD_ONLY, default=start, annotation=Annotated[kind, option])
+
+
+def _collected(which: type[Settings] | Given, values: dict[str, Any]) -> Settings | dict[str, Any]:
+    """One argument of a command, from the values of all options. Raises SettingsError."""
+    cls, tree = which.of if isinstance(which, Given) else which, dict[str, Any]()
+    for each in declared(cls):
+        if (value := values[each.key]) is not None:
+            place = tree
+            for name in each.path[:-1]:
+                place = place.setdefault(name, {})
+            place[each.path[-1]] = value
+    settings = cls.of(**tree)
+    return {name: getattr(settings, name) for name in tree} if isinstance(which, Given) else settings

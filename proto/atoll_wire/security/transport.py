@@ -1,0 +1,183 @@
+"""Connections and servers with TLS, or in plain text where that is safe.
+
+A directory of `atoll certs issue` has `ca.pem` (the trusted authority), `cert.pem` and `key.pem` (the process's
+identity). Files that change while a process runs apply to its next connections.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import grpc
+import grpc.aio
+import structlog
+
+from atoll_wire.errors import UserError
+
+log = structlog.get_logger()
+
+Stamp: TypeAlias = tuple[int, ...]  # modification times and inodes of the three files; empty: one is missing
+AUTHORITY = "ca.pem"
+CERTIFICATE = "cert.pem"
+KEY = "key.pem"
+
+
+class TransportSecurityError(UserError):
+    """Certificates cannot be used, or plain text would leave the machine; the message is one line with the fix."""
+
+
+def on_loopback(addresses: Iterable[str]) -> bool:
+    """Whether all these addresses (HOST:PORT or unix:PATH) are on this machine."""
+    return all(address.startswith("unix:") or _is_loopback(address.rpartition(":")[0]) for address in addresses)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """The contents of a directory's three files, PEM."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSecurity:
+    """How a process connects and serves. tls: directory of certificates; plaintext: allowed also beyond loopback."""
+
+    tls: Path | None = None
+    plaintext: bool = False
+
+    def check(self, addresses: Iterable[str]) -> None:
+        """Raises TransportSecurityError for certificates that cannot be used, and for plain text beyond loopback."""
+        if self.tls is not None:
+            read(self.tls)
+            return
+        for address in addresses:
+            if not self.plaintext and not on_loopback([address]):
+                raise TransportSecurityError(
+                    f"{address} is not loopback: give --tls DIR (see atoll certs), or say --insecure-plaintext "
+                    "on a network where nobody else listens"
+                )
+
+    def stamp(self) -> Stamp:
+        """A value that changes when new valid certificate files are there."""
+        return () if self.tls is None else _newest(self.tls).stamp
+
+    def dial(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+        """An asyncio channel to an address. Raises TransportSecurityError when the files cannot be used."""
+        if self.tls is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, _channel_credentials(self.tls), options=options)
+
+    def dial_and_wait(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+        """A blocking channel to an address. Raises TransportSecurityError when the files cannot be used."""
+        if self.tls is None:
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, _channel_credentials(self.tls), options=options)
+
+    def serving(self) -> grpc.ServerCredentials | None:
+        """Credentials for a server that requires client certificates; None: plain text. Raises
+        TransportSecurityError."""
+        return None if self.tls is None else _server_credentials(self.tls)
+
+
+LOCAL = TransportSecurity()  # plain text, on this machine
+
+
+def read(directory: Path) -> CertificateFiles:
+    """Reads a directory. Raises TransportSecurityError for files that are missing, malformed, or do not match."""
+    try:
+        authority, certificate, key = (directory / name for name in (AUTHORITY, CERTIFICATE, KEY))
+        found = CertificateFiles(authority.read_bytes(), certificate.read_bytes(), key.read_bytes())
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(authority)
+        context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        text = f"--tls {directory}: certificate and key cannot be used ({reason}): issue them again"
+        raise TransportSecurityError(text) from error
+    except OSError as error:
+        name = Path(error.filename).name if error.filename else AUTHORITY
+        raise TransportSecurityError(
+            f"--tls {directory}: {name} cannot be read ({error.strerror}): make it with `atoll certs issue`"
+        ) from error
+    return found
+
+
+@dataclass(slots=True)
+class _Known:
+    """The last valid contents of a directory. stamp: of these files; seen: of the files that were read last."""
+
+    pem: CertificateFiles
+    stamp: Stamp
+    seen: Stamp
+
+
+_KNOWN: dict[Path, _Known] = {}
+
+
+def _newest(directory: Path) -> _Known:
+    """The newest valid contents; the old ones while files are being replaced. Raises TransportSecurityError if
+    there are none."""
+    now, known = _look(directory), _KNOWN.get(directory)
+    if known is not None and now == known.seen:
+        return known
+    try:
+        pem = read(directory)
+        if _look(directory) != now:
+            raise TransportSecurityError(f"--tls {directory}: the files are being replaced: try again")
+    except TransportSecurityError as error:
+        if known is None:
+            raise
+        known.seen = now
+        log.warning("new certificates cannot be used: the old ones stay", error=str(error))
+        return known
+    if known is not None:
+        log.info("new certificates are in use", directory=str(directory))
+    _KNOWN[directory] = known = _Known(pem, now, now)
+    return known
+
+
+def _look(directory: Path) -> Stamp:
+    found = []
+    for name in (AUTHORITY, CERTIFICATE, KEY):
+        try:
+            stat = (directory / name).stat()
+        except OSError:
+            return ()  # being replaced
+        found += [stat.st_mtime_ns, stat.st_ino]
+    return tuple(found)
+
+
+def _channel_credentials(directory: Path) -> grpc.ChannelCredentials:
+    pem = _newest(directory).pem
+    return grpc.ssl_channel_credentials(pem.authority, pem.key, pem.certificate)
+
+
+def _server_credentials(directory: Path) -> grpc.ServerCredentials:
+    """Each new connection gets the newest valid certificate, and must present one itself."""
+    shown = _newest(directory)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:  # None, which the stubs do not allow, means unchanged
+        nonlocal shown
+        before, shown = shown, _newest(directory)
+        return None if shown.stamp == before.stamp else _configuration(shown.pem)
+
+    first, newer = _configuration(shown.pem), cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch)
+    return grpc.dynamic_ssl_server_credentials(first, newer, require_client_authentication=True)
+
+
+def _configuration(pem: CertificateFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.authority)

@@ -1,0 +1,121 @@
+"""Calls of the operator's subcommands to a core, over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.connections.calls import open_stream
+from atoll_wire.connections.link import is_unreachable
+from atoll_wire.contract import token_metadata
+from atoll_wire.errors import UserError
+from atoll_wire.security.transport import LOCAL, TransportSecurity
+
+from atoll_server.checkpoints.unshared_tensors import warning_of
+from atoll_server.cli.tables import checkpoint_row, print_checkpoints
+
+TIMEOUT_S = 10.0
+
+
+class OperatorError(UserError):
+    """The core could not be reached, or refused; the message is one line with the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTarget:
+    """How an operator reaches a core or a front. address: HOST:PORT; token: empty where the core asks for none."""
+
+    address: str
+    security: TransportSecurity = LOCAL
+    token: str = ""
+
+
+@contextlib.contextmanager
+def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
+    """A stub for a core. Raises OperatorError when it is unreachable or refuses, TransportSecurityError for
+    certificates."""
+    address = remote.address
+    remote.security.check([address])
+    if not (remote.token.isascii() and remote.token.isprintable()):
+        raise OperatorError("--token has characters that no token has: give what `atoll token` printed")
+    with remote.security.dial_and_wait(address) as dialled:
+        channel = grpc.intercept_channel(dialled, _Bearer(remote.token)) if remote.token else dialled
+        try:
+            yield rpc.OperatorStub(channel)
+        except grpc.RpcError as error:
+            if is_unreachable(error):
+                cure = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
+                raise OperatorError(f"no core answers at {address} ({error.details()}): {cure}") from error
+            raise OperatorError(f"the core at {address} refused: {error.details()}") from error
+
+
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Sends the operator's token with each call."""
+
+    def __init__(self, token: str) -> None:
+        self._metadata = token_metadata(token)
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
+        return continuation(self._shown(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
+        return continuation(self._shown(details), request)
+
+    def _shown(self, details: Any) -> Any:  # noqa: ANN401
+        return details._replace(metadata=(*(details.metadata or ()), *self._metadata))
+
+
+def pause(remote: OperatorTarget, reason: str) -> None:
+    """Pauses the run, or with an empty reason resumes it."""
+    with operator(remote) as stub:
+        stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
+    print(f"the run is paused: {reason}" if reason else "the run goes on")
+
+
+def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
+    """Evicts a learner, or with an empty reason lets it join again. tokens: how many of its reported tokens count."""
+    with operator(remote) as stub:
+        stub.Evict(pb.EvictRequest(learner=learner, reason=reason, tokens=tokens), timeout=TIMEOUT_S)
+    print(f"{learner} was evicted: {reason}" if reason else f"{learner} may join again")
+
+
+def list_checkpoints(remote: OperatorTarget) -> None:
+    """Prints the snapshots on a core's disk."""
+    with operator(remote) as stub:
+        reply = stub.ListCheckpoints(pb.ListCheckpointsRequest(), timeout=TIMEOUT_S)
+    print_checkpoints(reply.checkpoints)
+
+
+def take_checkpoint(remote: OperatorTarget) -> None:
+    """Takes a snapshot, waits until it is durable, and prints it."""
+    with operator(remote) as stub:
+        taken = stub.TakeCheckpoint(pb.TakeCheckpointRequest())
+    number, when, merges, size, _ = checkpoint_row(taken)
+    print(f"checkpoint {number} taken {when}: {merges} merges, {size} MB")
+
+
+def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool) -> None:
+    """Streams the published model into a file; a broken stream leaves no file."""
+    part = out.with_name(out.name + ".part")
+    try:
+        request = pb.ExportCheckpointRequest(initial=initial)
+        with (
+            operator(remote) as stub,
+            open_stream("ExportCheckpoint", stub.ExportCheckpoint(request)) as call,
+            part.open("wb") as file,
+        ):
+            file.writelines(reply.chunk for reply in call)
+        part.rename(out)
+    except OSError as error:
+        raise OperatorError(f"{out} cannot be written ({error.strerror}): give another path") from error
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
+    if not initial and (stale := warning_of(out)):
+        print(f"warning: {stale}")

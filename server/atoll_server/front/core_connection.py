@@ -1,0 +1,108 @@
+"""Where a front calls: connections to an address, dialled anew when they are dead, and what each shard there told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import grpc
+import structlog
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.connections.link import Link, close_gracefully, is_atoll_status
+from atoll_wire.process.clock import Clock
+from atoll_wire.security.transport import TransportSecurity
+
+from atoll_server.front.known_sessions import KnownSessions
+
+log = structlog.get_logger()
+
+WATCH_S = 0.5
+AGAIN_S = 5.0  # between dialling and dialling again
+
+Dial: TypeAlias = Callable[[str, TransportSecurity, Clock], Link]
+FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
+
+
+class CoreConnection:
+    """The connections to one address, which all learners of a region share. link: those of now."""
+
+    def __init__(self, address: str, security: TransportSecurity, clock: Clock, dial: Dial) -> None:
+        self.address, self.clock = address, clock
+        self._security, self._dial = security, dial
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open()
+
+    def _open(self) -> None:
+        self.link = self._dial(self.address, self._security, self.clock)
+        self._opened_at, self._suspected = self.clock.monotonic(), False
+
+    async def look(self) -> None:
+        """Called now and then: dials anew when that is due, and hangs up idle connections."""
+        now = self.clock.monotonic()
+        if self.link.stale or (self._suspected and now - self._opened_at > AGAIN_S):
+            why = "new certificates" if self.link.stale else "the core was away"
+            log.warning(f"{why}: dialling again", core=self.address)
+            self.again()
+        await self.link.rest()
+
+    def suspect(self, link: Link) -> None:
+        """A call failed with its connection: the others of its time may be dead, too, and nobody said so."""
+        self._suspected |= link is self.link
+
+    def again(self) -> None:
+        """New connections for whatever begins from now on. What waits on the old ones ends; what moves goes on."""
+        self._retire()
+        self._open()
+
+    def _retire(self) -> None:
+        self._closing.add(task := asyncio.get_running_loop().create_task(close_gracefully(self.link)))
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Hangs up at once."""
+        for task in self._closing:
+            task.cancel()
+        await self.link.close()
+
+
+class UpstreamShard:
+    """One shard as a front knows it. Several may be at one address.
+
+    fragments: that it has; None: all those at the address. up: whether it answered when it was last heard. sessions:
+    that it answered lately. counts: frames of its fragments. newest: versions of them that were heard of.
+    """
+
+    def __init__(self, core_connection: CoreConnection, fragments: frozenset[int] | None) -> None:
+        self.core_connection, self.fragments = core_connection, fragments
+        self.up = False
+        self.sessions = KnownSessions()
+        self.counts: dict[FragmentKey, int] = {}
+        self.newest: dict[FragmentKey, int] = {}
+        self._log = 0
+
+    @property
+    def link(self) -> Link:
+        """The connections of now."""
+        return self.core_connection.link
+
+    def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
+        """The shard spoke: of fragments and their versions. False: what is kept of its log before may never have been.
+
+        log: as of Happening.
+        """
+        same = log == self._log
+        if not same:
+            self._log = log
+            self.sessions.clear()
+            self.newest.clear()
+        self.sessions.answered(session, self.core_connection.clock.monotonic())
+        for number, version in versions:
+            fragment = (session.run, session.generation, number)
+            self.newest[fragment] = max(version, self.newest.get(fragment, 0))
+        return same
+
+
+def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call failed with its connection: the core did not say so, and nobody here hung up."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)

@@ -1,0 +1,83 @@
+"""Calls that go through a front unread: what operators ask, and the probes of `atoll doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_call
+from atoll_wire.connections.link import is_atoll_status
+from atoll_wire.contract import AUTHORIZATION
+
+from atoll_server.access.audit_log import AuditLog
+from atoll_server.access.identity import caller
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.front.core_connection import CoreConnection
+from atoll_server.rpc.calls import Context, abort, discard_rest, end
+
+PassThrough = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
+
+
+def pass_on(
+    server: grpc.aio.Server, core_connection: CoreConnection, region: str, audit_log: AuditLog, *, near: bool
+) -> None:
+    """Adds the services of operators and doctors. near: nobody but this machine can call.
+
+    A certificate says nothing at the core, which sees the front's; and a core that lets everybody on its machine do
+    everything did not mean this front's network. So operators need a token here.
+    """
+    marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
+    for name, mark in marks.items():
+        handlers: dict[str, Any] = {}
+        for method in pb.DESCRIPTOR.services_by_name[name].methods:
+            path, token_needed = f"/atoll.v1.{name}/{method.name}", name == "Operator" and not near
+            passing = _passing(core_connection, path, mark, audit_log, token_needed=token_needed)
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(passing)  # one message is a short stream
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"atoll.v1.{name}", handlers),))
+
+
+def _passing(
+    core_connection: CoreConnection, path: str, mark: bytes, audit_log: AuditLog, *, token_needed: bool
+) -> PassThrough:
+    """mark: put behind each answer; of a message in two parts protobuf makes one."""
+    method = path.rpartition("/")[2]
+
+    async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        try:
+            caller(context)
+            shown = tuple((key, value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION)
+            if token_needed and not shown:
+                text = "through this front operators need a token: give --token, or call the core"
+                raise Refused(Status.PERMISSION_DENIED, text)
+            with core_connection.link.carriers.use() as connection:
+                channel: Any = connection.channel
+                with open_stream(method, channel.stream_stream(path)(metadata=shown)) as call:
+                    sending = asyncio.create_task(_send(requests, call))
+                    try:
+                        async for reply in call:
+                            yield reply + mark
+                    finally:
+                        sending.cancel()
+                        await asyncio.gather(sending, return_exceptions=True)  # it reads what is let go below
+        except Refused as refused:
+            audit_log.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
+            await abort(context, refused)
+        except grpc.aio.AioRpcError as error:
+            await end(context, error.code(), error.details() or "", meant=is_atoll_status(error))
+        except LinkLost:
+            await end(context, grpc.StatusCode.UNAVAILABLE, "the core is silent: try again")
+        finally:
+            await discard_rest(requests)
+
+    return passing
+
+
+async def _send(requests: AsyncIterator[bytes], call: Any) -> None:  # noqa: ANN401 - gRPC's
+    with tolerate_ended_call():
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()

@@ -1,0 +1,340 @@
+"""PURE: goodput: useful / provisioned learner-seconds, and the causes of lost time.
+
+Provisioned: from a name's first join until it leaves or the run ends, downtime included; deliberate pauses are left
+out. Useful: time in inner steps whose tokens were merged or are pending. The core bounds what a learner reports: it
+cannot have trained for longer than it was joined. A process that was silent for longer than its steps explain was
+frozen. Tokens of a dead incarnation count only when the core acknowledged them. Times are wall-clock seconds, since
+accounts outlive a core process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from atoll_server.learners.plausibility import MaxRates, Rate, counted
+
+SILENT_S = 10.0
+RATE_STEPS = 4  # a learner must have made this many steps before others are compared with it
+SLOW = 2.0  # a step during a silence may take this many times the usual step time
+
+CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
+
+
+@dataclass(slots=True)
+class IncarnationCounters:
+    """Counters of one incarnation, as reported so far."""
+
+    joined_at: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+    stepping_s: float = 0.0
+    blocked_s: float = 0.0
+    joining_s: float = 0.0
+    paused_s: float = 0.0
+    abandoned_tokens: float = 0.0
+    grown_at: float = 0.0  # when new steps were last reported; 0: never
+    steps_paid: float = 0.0  # see plausibility.counted; 0: since it joined
+    tokens_paid: float = 0.0
+    frozen_s: float = 0.0  # part of the reported stepping_s in which the process was frozen unknowingly
+    undone_tokens: float = 0.0  # merged, then undone when an older checkpoint was restored; as accepted_tokens
+    restored_to: int | None = None  # an older checkpoint was restored since its last report: tokens that counted then
+    said_steps: int = 0  # as reported; `steps` and `tokens` are the counted part
+    said_tokens: int = 0
+
+    def tokens_counted(self, said: int, most: MaxRates, now: float) -> tuple[int, float]:
+        """How many of `said` tokens count now, and up to when the learner's time is used for them."""
+        return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
+
+    def given_up_tokens(self) -> float:
+        """By the learner, or with what a restored checkpoint left behind."""
+        return self.abandoned_tokens + self.undone_tokens
+
+    def thrown_away_s(self, accepted: float | None = None) -> float:
+        """Stepping time of tokens that will never be merged.
+
+        accepted: tokens of a dead incarnation that were acknowledged; None: it lives, and more may be.
+        """
+        tokens = max(self.tokens, self.said_tokens)
+        if not tokens:
+            return self.stepping_s if accepted is not None else 0.0
+        lost = max(self.given_up_tokens(), tokens - accepted if accepted is not None else 0.0)
+        return self.stepping_s * min(1.0, max(0.0, lost) / tokens)
+
+
+@dataclass(slots=True)
+class ShardSums:
+    """What one shard has of a learner's contributions.
+
+    merged_token_parameters: tokens of each merged one times its fragment's parameters, so that sums are exact.
+    bytes_up: payloads of acknowledged ones; parameters_up: that these stand for. accepted_tokens: of acknowledged ones
+    of the living incarnation, as a mean over all fragments of the run weighted by parameters; accepted_before: of the
+    dead ones.
+    """
+
+    merged_token_parameters: int = 0
+    bytes_up: int = 0
+    parameters_up: int = 0
+    accepted_tokens: float = 0.0
+    accepted_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputTotals:
+    """Learner-seconds of one learner, or of all. lost_s: by cause, see CAUSES."""
+
+    useful_s: float
+    provisioned_s: float
+    lost_s: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """Goodput; 1.0 before anything was provisioned."""
+        return self.useful_s / self.provisioned_s if self.provisioned_s > 0 else 1.0
+
+
+@dataclass(slots=True)
+class TimeAccount:
+    """The time account of one learner, over all its incarnations."""
+
+    first_joined_at: float
+    heard_at: float
+    began_at: float = 0.0  # when the learner's current process was started
+    left_at: float | None = None
+    away_s: float = 0.0  # between leaving and returning: not provisioned
+    down_s: float = 0.0
+    restarting_s: float = 0.0
+    bytes_down: int = 0  # payloads: of published updates,
+    bytes_whole: int = 0  # of whole fragments and first parameters, both ways
+    parameters_down: int = 0  # that bytes_down stand for
+    step_time_s: float | None = None  # of its inner steps, as last seen
+    silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
+    woke_at: float = 0.0  # when the last such silence ended
+    voided_tokens: int = 0  # reported tokens that an operator struck: they do not count
+    undone_tokens: int = 0  # reported tokens that do not count since an older checkpoint was restored
+    current: IncarnationCounters = field(default_factory=IncarnationCounters)
+    past: list[IncarnationCounters] = field(default_factory=list)  # sums of dead incarnations; at most one element
+    by_shard: dict[int, ShardSums] = field(default_factory=dict)  # each counts again when it starts
+
+    def joined(self, now: float, process_age_s: float, returning: bool) -> None:
+        """A new incarnation joins. The time since the last one was heard is lost, unless that one had left.
+
+        now: wall-clock seconds. process_age_s: since the new process was started. returning: the name had joined.
+        """
+        if returning:
+            gap = max(0.0, now - (self.left_at if self.left_at is not None else self.heard_at))
+            if self.left_at is not None:
+                self.away_s += gap
+            else:
+                restarting = min(gap, max(0.0, process_age_s))
+                self.restarting_s += restarting
+                self.down_s += gap - restarting
+            self._bury()
+        self.began_at = now - min(now, max(0.0, process_age_s))
+        self.left_at = None
+        self.heard_at = now
+        self.silence_s = 0.0
+        self.current = IncarnationCounters(joined_at=now)
+
+    def heard(self, now: float, seen: IncarnationCounters, most: MaxRates | None = None) -> None:
+        """Takes in a report's counters; reported times are capped by the time since joining.
+
+        most: the rates up to which its steps and tokens count; None: all count.
+        """
+        was = self.current
+        seen.said_steps = max(was.said_steps, seen.steps)
+        seen.said_tokens = max(was.said_tokens, seen.tokens)
+        if most is not None:
+            paid_until = was.steps_paid or was.joined_at
+            seen.steps, seen.steps_paid = counted(seen.steps, was.steps, most.steps_s, paid_until, now)
+            seen.tokens, seen.tokens_paid = was.tokens_counted(seen.tokens, most, now)
+        seen.grown_at = now if seen.steps > was.steps else was.grown_at
+        seen.joined_at = was.joined_at
+        seen.frozen_s = was.frozen_s
+        seen.undone_tokens = was.undone_tokens
+        there = max(0.0, now - seen.joined_at)
+        for name in ("stepping_s", "blocked_s", "joining_s", "paused_s"):
+            said = getattr(seen, name)
+            setattr(seen, name, min(max(0.0, said), there) if math.isfinite(said) else 0.0)
+        # The learner counts joining from its own start, but it is provisioned only from its first Join.
+        seen.joining_s = min(seen.joining_s, was.joining_s or there)
+        if silent_s := self._silent_s(now):
+            self.silence_s = self.silence_s + silent_s
+            self.woke_at = now
+        if seen.said_steps > was.said_steps:
+            self._explain(seen, seen.stepping_s - was.stepping_s - was.frozen_s, seen.said_steps - was.said_steps, now)
+        seen.stepping_s = max(0.0, seen.stepping_s - seen.frozen_s)
+        self.current = seen
+        if was.restored_to is not None:  # it trained on from parameters that the run does not have any more
+            self._count_only(was.restored_to)
+        self.heard_at = max(self.heard_at, now)
+        self.left_at = None
+
+    def _explain(self, seen: IncarnationCounters, stepping_s: float, steps: int, now: float) -> None:
+        """Splits a silence into step time and frozen time, by the steps that began before its end.
+
+        stepping_s: reported time of the new steps. A report after the silence may hold only steps that ended before
+        it; a later report then holds the step that was frozen. A learner that was only cut off kept training, and its
+        steps explain the time.
+        """
+        awake_s = now - self.woke_at
+        during_s = min(
+            self.silence_s, stepping_s - awake_s
+        )  # at least this much of the steps' time lies in the silence
+        if during_s > 0.0 and self.step_time_s is not None:
+            earlier = max(1.0, steps - awake_s / self.step_time_s)  # steps that were made before it woke
+            frozen_s = max(0.0, during_s - SLOW * earlier * self.step_time_s)
+            seen.frozen_s += frozen_s
+            self.down_s += frozen_s
+        if during_s > 0.0:
+            self.silence_s -= during_s
+        if stepping_s + SILENT_S < awake_s:  # all steps reported from now on began after the silence
+            self.silence_s = 0.0
+
+    @property
+    def merged_token_parameters(self) -> int:
+        """At all shards, as each of the three: see ShardSums."""
+        return sum(sums.merged_token_parameters for sums in self.by_shard.values())
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(sums.bytes_up for sums in self.by_shard.values())
+
+    @property
+    def parameters_up(self) -> int:
+        return sum(sums.parameters_up for sums in self.by_shard.values())
+
+    def uncounted_tokens(self) -> int:
+        """Of all that it reported: struck, or undone."""
+        return self.voided_tokens + self.undone_tokens
+
+    def counted_tokens(self) -> int:
+        """Of all that it reported, what counts."""
+        count: int = self.total("tokens") - self.uncounted_tokens()
+        return count
+
+    def void_tokens(self, tokens: int) -> None:
+        """Reduces its reported tokens to `tokens`; struck tokens never count again."""
+        self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
+
+    def restored(self, tokens: int, undone_tokens: float) -> None:
+        """The run goes back to an older checkpoint. tokens: that counted of this learner then.
+
+        undone_tokens: of the process that speaks for it: merged, and left behind; mean over fragments weighted by
+        parameters.
+        """
+        self._count_only(tokens)
+        self.current.undone_tokens = undone_tokens
+        self.current.restored_to = tokens
+
+    def _count_only(self, tokens: int) -> None:
+        self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
+
+    def at(self, shard: int) -> ShardSums:
+        """What a shard has of it, to be counted on."""
+        return self.by_shard.setdefault(shard, ShardSums())
+
+    def accepted(self, shard: int, tokens: float, current: bool) -> None:
+        """A shard acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
+        sums = self.at(shard)
+        if current or not self.past:
+            sums.accepted_tokens += tokens
+        else:
+            sums.accepted_before += tokens
+
+    def _bury(self) -> None:
+        """Adds the dead incarnation's counters to the past, its lost tokens included."""
+        dead = self.current
+        accepted = sum(sums.accepted_tokens for sums in self.by_shard.values())
+        dead.abandoned_tokens = max(dead.given_up_tokens(), dead.tokens - accepted)
+        dead.undone_tokens = 0.0
+        for sums in self.by_shard.values():
+            sums.accepted_before += sums.accepted_tokens
+            sums.accepted_tokens = 0.0
+        if not self.past:
+            self.past = [dead]
+            return
+        total = self.past[0]
+        for name in (
+            "steps",
+            "tokens",
+            "stepping_s",
+            "blocked_s",
+            "joining_s",
+            "paused_s",
+            "abandoned_tokens",
+            "frozen_s",
+            "said_steps",
+            "said_tokens",
+        ):
+            setattr(total, name, getattr(total, name) + getattr(dead, name))
+
+    def rate(self) -> Rate | None:
+        """How fast it trains; None before RATE_STEPS steps: the first ones compile."""
+        if not self.step_time_s or self.total("steps") < RATE_STEPS:
+            return None
+        current = self.current
+        if current.said_steps:
+            return Rate(1 / self.step_time_s, current.said_tokens / current.said_steps)
+        return Rate(1 / self.step_time_s, self.total("tokens") / self.total("steps"))
+
+    def total(self, name: str) -> Any:  # noqa: ANN401
+        """A counter summed over all incarnations."""
+        mine = getattr(self.current, name)
+        return mine + getattr(self.past[0], name) if self.past else mine
+
+    def balance(self, now: float) -> GoodputTotals:
+        """Useful, provisioned and lost seconds up to `now`."""
+        end = now if self.left_at is None else self.left_at
+        provisioned = max(0.0, end - self.first_joined_at - self.away_s - self.total("paused_s"))
+        accepted = sum(sums.accepted_before for sums in self.by_shard.values())
+        thrown = self.current.thrown_away_s() + sum(spent.thrown_away_s(accepted) for spent in self.past)
+        useful = max(0.0, min(self.total("stepping_s") - thrown, provisioned))
+        silent_s = self._silent_s(now)
+        lost = {
+            "down": self.down_s + (silent_s if self._trains() else 0.0),
+            "restarting": self.restarting_s,
+            "joining": self.total("joining_s") + (0.0 if self._trains() else silent_s),
+            "blocked": self.total("blocked_s"),
+            "thrown_away": thrown,
+        }
+        lost["other"] = max(0.0, provisioned - useful - sum(lost.values()))
+        return GoodputTotals(useful, provisioned, lost)
+
+    def _trains(self) -> bool:
+        """Whether the current process has reported anything: it does not before it has parameters."""
+        return bool(self.current.steps or self.current.joining_s)
+
+    def _silent_s(self, now: float) -> float:
+        """Seconds since its last report if above SILENT_S, else 0: a silent learner counts as down until it reports."""
+        silent_s = now - self.heard_at if self.left_at is None else 0.0
+        return silent_s if silent_s > SILENT_S else 0.0
+
+    def as_data(self) -> dict[str, Any]:
+        """For the run's part of the ledger: without `by_shard`, which the shards' parts have."""
+        spent = {"current": _fields(self.current), "past": [_fields(each) for each in self.past]}
+        data = _fields(self) | spent
+        del data["by_shard"]
+        return data
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> TimeAccount:
+        """Reads an account from what `as_data` returned."""
+        spent = {
+            "current": IncarnationCounters(**data["current"]),
+            "past": [IncarnationCounters(**each) for each in data["past"]],
+        }
+        return cls(**(data | spent))
+
+
+def _fields(of: TimeAccount | IncarnationCounters) -> dict[str, Any]:
+    return {field.name: getattr(of, field.name) for field in fields(of)}
+
+
+def total_goodput(balances: Iterable[GoodputTotals]) -> GoodputTotals:
+    """The run's balance: the sum over learners."""
+    parts = list(balances)
+    lost = {cause: sum(part.lost_s.get(cause, 0.0) for part in parts) for cause in CAUSES}
+    return GoodputTotals(sum(part.useful_s for part in parts), sum(part.provisioned_s for part in parts), lost)

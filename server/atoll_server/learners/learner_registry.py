@@ -1,0 +1,347 @@
+"""PURE: the learner names of a run, which process may use each, and their time accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll_wire.connections.arrival_estimator import ArrivalEstimator
+from atoll_wire.security.certificate import NAME
+
+from atoll_server.access.refusals import Refused, Status
+from atoll_server.learners.goodput import IncarnationCounters, TimeAccount
+from atoll_server.learners.plausibility import Rate, Rates
+
+LARGEST_REGION = 64
+MAX_REGIONS = 256  # of learners that have neither left nor been evicted: each region is a series of metrics
+MAX_TOKENS = (1 << 63) - 1  # the largest int64: what a message and the ledger can hold
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # how long a connected process may be without a report
+CALLS_COME_S = 5.0  # a process opens its Follow and Report calls within this time after its Join
+LATENCY_S = 0.5  # of a Join: error of the start times of processes
+RATES_KEPT = 8  # with fewer known rates, they are computed anew each time
+COMPARED_S = (
+    3600.0  # learners that were silent this long, or made no step since they joined this long ago, do not count
+)
+RATES_S = 1.0  # how long computed rates are used
+REMEMBERED = 64  # earlier processes of a name that are recognised as fenced
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How long the name's current process took until its first inner step, by phase."""
+
+    down_s: float = 0.0
+    prepared_s: float = 0.0
+    joining_s: float = 0.0
+    first_step_s: float = 0.0
+
+
+@dataclass(slots=True)
+class RegistryEntry:
+    """One name. nonces: of the processes that used it, newest last."""
+
+    name: str
+    region: str
+    incarnation: int
+    nonces: list[int]
+    account: TimeAccount
+    session: int = 0  # number of the one that may speak; 0: it has not joined since this core started, or has left
+    challenge: tuple[int, bytes] | None = None  # nonce of a process that may take the name over; proof that it lives
+    streams: dict[Callable[[Refused], None], None] = field(default_factory=dict)  # open Follow and Report calls
+    due_since: float | None = None  # monotonic: it joined again while connected, and must open its calls again
+    reports: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
+    loss: float = float("nan")
+    recovery: Recovery = Recovery()
+    evicted: str = ""  # why an operator evicted it; empty: not evicted
+    declined: dict[int, int] = field(default_factory=dict)  # by fragment, the newest cycle that it declined
+    adopted: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that it reported as adopted
+    announced: int = 0  # the newest incarnation whose joining is in the journal
+    capped: bool = False  # a warning was given that it reports more than it can have trained
+    unsaved: bool = False  # the account changed since it was last written to the ledger
+
+    @property
+    def nonce(self) -> int:
+        """The nonce of the name's current process."""
+        return self.nonces[-1]
+
+    @contextmanager
+    def stream(self, end: Callable[[Refused], None]) -> Iterator[None]:
+        """Context of an open Follow or Report call: the learner is connected. end: called when the session is over."""
+        self.streams[end], self.due_since = None, None
+        try:
+            yield
+        finally:
+            self.streams.pop(end, None)
+
+    @property
+    def connected(self) -> bool:
+        """Whether its process has open calls, or is expected to open them after a Join."""
+        return self.due_since is not None or bool(self.streams)
+
+    def occupied(self, now: float) -> bool:
+        """Whether a living process uses the name. A dead process's delayed Join is followed by no calls."""
+        coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
+        return (coming or bool(self.streams)) and not self.reports.overdue(now)
+
+    def start_session(self, session: int, why: Refused) -> None:
+        """Starts another session, or none (0); open calls of the previous session end with `why`."""
+        self.session = session
+        old = self.streams
+        self.streams = {}
+        self.due_since = None
+        for end in old:
+            end(why)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnerProcess:
+    """The process that a call came from. After every wait, a call checks `check_current` before it acts."""
+
+    entry: RegistryEntry
+    incarnation: int
+
+    def check_current(self) -> None:
+        """Raises Refused when the process was fenced or evicted meanwhile."""
+        if self.entry.evicted:
+            raise evicted(self.entry)
+        if self.entry.incarnation != self.incarnation:
+            raise fenced(self.entry.name)
+
+
+class LearnerRegistry:
+    """All names of a run. limit: how many there may be. Times in accounts are wall-clock seconds."""
+
+    def __init__(self, limit: int) -> None:
+        self.entries: dict[str, RegistryEntry] = {}
+        self._limit = limit
+        self._trained = 0  # tokens of all accounts, struck and undone ones included
+        self._uncounted = 0  # struck or undone ones of all accounts
+        self._sessions = 0  # so many were given
+        self._rates = Rates({})
+        self._rates_at = -RATES_S
+        self.since = 0.0  # when this core began to listen: before that, no learner could be heard
+
+    def join(
+        self,
+        name: str,
+        region: str,
+        nonce: int,
+        incarnation: int,
+        age_s: float,
+        proof: bytes,
+        challenge: bytes,
+        wall: float,
+        now: float,
+    ) -> RegistryEntry:
+        """Lets a process use a name: a retry gets the same incarnation, a restart the next one.
+
+        wall, now: seconds of the run's clock, and monotonic ones. A process takes a name over only with the proof that
+        it was given at its first attempt: a Join of a dead process that comes late cannot. Until then the entry is
+        returned as it was, with the challenge, a proof that nobody else can know.
+        Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
+        """
+        if not NAME.fullmatch(name):
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f'learner name "{name[:80]}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"',
+            )
+        if len(region) > LARGEST_REGION or not region.isprintable():
+            raise Refused(Status.INVALID_ARGUMENT, "region must be at most 64 printable characters")
+        if not nonce:
+            text = f'learner "{name}" sent nonce 0, which is invalid: draw a random nonce for each process'
+            raise Refused(Status.INVALID_ARGUMENT, text)
+        entry = self.entries.get(name)
+        if entry is not None and entry.evicted:
+            raise evicted(entry)
+        self._check_region(name, region, nonce)
+        if entry is None:
+            return self._add(name, region, nonce, age_s, wall)
+        over = Refused(
+            Status.UNAUTHENTICATED, f'learner "{name}" joined again: this call belongs to its earlier session'
+        )
+        was_here = entry.connected
+        if entry.nonce != nonce:
+            self._may_take_over(entry, nonce, incarnation, age_s, wall, now)
+            if entry.challenge != (nonce, proof):
+                entry.challenge = (nonce, challenge)
+                return entry
+            over, was_here = fenced(name), False
+            entry.nonces = [*entry.nonces[1 - REMEMBERED :], nonce]
+            entry.incarnation += 1
+            down_s = entry.account.down_s
+            entry.account.joined(wall, age_s, returning=True)
+            entry.recovery = Recovery(down_s=entry.account.down_s - down_s)
+        entry.start_session(self._next_session(), over)
+        entry.due_since = now if was_here else None
+        entry.region = region
+        entry.unsaved = True
+        entry.account.left_at = None
+        return entry
+
+    def _may_take_over(
+        self, entry: RegistryEntry, nonce: int, incarnation: int, age_s: float, wall: float, now: float
+    ) -> None:
+        """Raises Refused unless the process that used the name is gone."""
+        name = entry.name
+        if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # also a delayed Join of a dead process
+            raise fenced(name)
+        if entry.occupied(now):
+            raise Refused(
+                Status.ALREADY_EXISTS,
+                f'a learner named "{name}" is connected now: give each island a name of its own, '
+                "or stop the other one first",
+            )
+        if self._older(entry, age_s, wall):  # or only seems older, since the other one's Join was delayed
+            text = f'a younger process joined as "{name}" and may come back: wait for its {LONGEST_WAIT_S:.0f} s'
+            raise Refused(Status.UNAVAILABLE, text)
+
+    def _check_region(self, name: str, region: str, nonce: int) -> None:
+        """Raises Refused when a process changes its region, or when there are too many regions."""
+        entry = self.entries.get(name)
+        if entry is not None and entry.nonce == nonce and entry.region != region:
+            text = f'learner "{name}" is in region "{entry.region}", and a process does not move: start another one'
+            raise Refused(Status.INVALID_ARGUMENT, text)
+        if entry is not None and entry.region == region and entry.account.left_at is None:
+            return
+        used = self.regions(but=entry)
+        if region not in used and len(used) >= MAX_REGIONS:
+            text = f"the learners of this run are in {MAX_REGIONS} regions, the limit: use one of them"
+            raise Refused(Status.RESOURCE_EXHAUSTED, text)
+
+    def _older(self, entry: RegistryEntry, age_s: float, wall: float) -> bool:
+        """Whether a process is older than the name's current one, and that one may still come back."""
+        account = entry.account
+        waited = wall - max(account.heard_at, self.since)
+        older = wall - age_s < account.began_at - LATENCY_S
+        return older and account.left_at is None and waited < LONGEST_WAIT_S
+
+    def _next_session(self) -> int:
+        """Grows over all names, so that a session that is over is no other one's."""
+        self._sessions += 1
+        return self._sessions
+
+    def _add(self, name: str, region: str, nonce: int, age_s: float, wall: float) -> RegistryEntry:
+        if len(self.entries) >= self._limit:
+            text = f"this run has seen {self._limit} learners, its limit: use a known name, or raise --limit-learners"
+            raise Refused(Status.RESOURCE_EXHAUSTED, text)
+        twin = next((known for known in self.entries if known.lower() == name.lower()), None)
+        if twin is not None:  # names are file names of payloads, and some file systems ignore case
+            text = f'learner name "{name}" differs from "{twin}" in case only: use that one, or another name'
+            raise Refused(Status.INVALID_ARGUMENT, text)
+        account = TimeAccount(first_joined_at=wall, heard_at=wall)
+        account.joined(wall, age_s, returning=False)
+        entry = RegistryEntry(name, region, 1, [nonce], account, self._next_session(), unsaved=True)
+        self.entries[name] = entry
+        return entry
+
+    def check(self, name: str, incarnation: int, session: int) -> RegistryEntry:
+        """The entry that a session speaks for. session: its number as its token proves it; 0: the token proves nothing.
+
+        Raises Refused: unknown here (join again), fenced, or evicted.
+        """
+        entry = self.entries.get(name)
+        if entry is not None and entry.evicted:
+            raise evicted(entry)
+        if entry is None or not entry.session:
+            raise Refused(Status.UNAUTHENTICATED, f'learner "{name[:80]}" has not joined this core: join first')
+        if incarnation < entry.incarnation:
+            raise fenced(name)
+        if incarnation != entry.incarnation or session != entry.session:
+            raise Refused(Status.UNAUTHENTICATED, f'the session of learner "{name}" is not known here: join again')
+        return entry
+
+    def regions(self, but: RegistryEntry | None = None) -> set[str]:
+        """Regions of all learners that have neither left nor been evicted. but: an entry that does not count."""
+        entries = (each for each in self.entries.values() if each is not but and not each.evicted)
+        return {each.region for each in entries if each.account.left_at is None}
+
+    def evict(self, entry: RegistryEntry, reason: str, wall: float) -> None:
+        """Evicts a learner, or with an empty reason lets it join again."""
+        entry.evicted = reason
+        entry.unsaved = True
+        if reason:
+            entry.start_session(0, evicted(entry))
+            entry.account.left_at = wall
+
+    def rates(self, wall: float) -> Rates:
+        """How fast learners train, computed at most once per second.
+
+        It leaves out learners that were evicted, or silent for COMPARED_S while this core listened.
+        """
+        # With few learners a kept result could be empty, and then no report would be implausible.
+        if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
+            found: dict[str, Rate] = {}
+            starting: set[str] = set()
+            for entry in self.entries.values():
+                rate = None if entry.evicted else entry.account.rate()
+                if rate is not None and wall - max(entry.account.heard_at, self.since) < COMPARED_S:
+                    found[entry.name] = rate
+                elif rate is None and self._starts(entry, wall):
+                    starting.add(entry.name)
+            self._rates = Rates(found, starting)
+            self._rates_at = wall
+        return self._rates
+
+    def _starts(self, entry: RegistryEntry, wall: float) -> bool:
+        """Whether a learner without a rate is about to train."""
+        account = entry.account
+        here = entry.connected or wall - max(account.heard_at, self.since) < LONGEST_WAIT_S
+        young = wall - max(account.current.joined_at, self.since) < COMPARED_S
+        return here and young and account.left_at is None and not entry.evicted
+
+    def heard(self, entry: RegistryEntry, wall: float, spent: IncarnationCounters) -> None:
+        """Takes in the counters of a report, as far as they count."""
+        before: int = entry.account.total("tokens")
+        uncounted = entry.account.uncounted_tokens()
+        entry.account.heard(wall, spent, self.rates(wall).most(entry.name))
+        self._trained += entry.account.total("tokens") - before
+        self._uncounted += entry.account.uncounted_tokens() - uncounted
+
+    def void_tokens(self, entry: RegistryEntry, tokens: int) -> None:
+        """Reduces a learner's reported tokens to `tokens`; struck tokens never count again."""
+        before = entry.account.uncounted_tokens()
+        entry.account.void_tokens(tokens)
+        self._uncounted += entry.account.uncounted_tokens() - before
+        entry.unsaved = True
+
+    def counted_tokens(self) -> dict[str, int]:
+        """Trained by each learner so far, as reported, without those that are struck."""
+        return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
+
+    def voided_tokens(self) -> int:
+        """Of all learners: by operators, and with what a restored checkpoint left behind."""
+        return min(MAX_TOKENS, self._uncounted)
+
+    def tokens(self) -> int:
+        """Trained by all learners so far, as far as reports count, without struck ones."""
+        return min(MAX_TOKENS, self._trained - self._uncounted)
+
+    def restore(
+        self, name: str, region: str, incarnation: int, nonces: list[int], account: dict[str, Any], reason: str
+    ) -> None:
+        """Adds a name from the ledger; its process must join again. reason: why it is evicted; empty: it is not."""
+        restored = TimeAccount.from_data(account)
+        self.entries[name] = RegistryEntry(
+            name, region, incarnation, nonces, restored, evicted=reason, announced=incarnation
+        )
+        self._trained += restored.total("tokens")
+        self._uncounted += restored.uncounted_tokens()
+
+
+def fenced(name: str) -> Refused:
+    """The refusal of a process whose name another process has taken over."""
+    text = f'learner "{name}" was started again elsewhere: this older process is fenced off; stop it'
+    return Refused(Status.FAILED_PRECONDITION, text)
+
+
+def evicted(entry: RegistryEntry) -> Refused:
+    """The refusal of a learner that an operator evicted."""
+    cure = f"`atoll evict {entry.name} --undo` lets it in again"
+    return Refused(Status.FAILED_PRECONDITION, f'learner "{entry.name}" was evicted ({entry.evicted}): {cure}')
+
+
+def refuse_reason(reason: str) -> str:
+    """The reason in receipts of an evicted learner."""
+    return f"its learner was evicted: {reason}"

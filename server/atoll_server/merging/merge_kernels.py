@@ -1,0 +1,146 @@
+"""PURE: the inner loops of a merge over one frame of all contributions, block by block in the CPU cache.
+
+Arguments that the kernels share: contents: addresses of each contribution's content of the frame, all in one codec;
+scales_from: byte offset of the scales in a content; levels: of that codec; lengths: of the frame's segments;
+factors: float32 (contributions, segments).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from atoll_wire.codec.block_kernels import (
+    F32,
+    F64,
+    LANES,
+    add_block,
+    add_squares,
+    advance_block,
+    bytes_at,
+    coded_bytes,
+    floats_at,
+    kernel,
+    scale_of,
+    scales_at,
+    total,
+)
+from atoll_wire.codec.quantising import encode_block
+from atoll_wire.layout.frame_spans import BLOCK
+from numpy.typing import NDArray
+
+I64: TypeAlias = NDArray[np.int64]
+
+
+@kernel
+def _combine(
+    contents: I64, scales_from: int, levels: int, code_at: int, number: int, factors: F32, segment: int, block: F32
+) -> None:
+    """block = sum over contributions of factor x decoded values. code_at: byte offset; number: index of the block."""
+    block[:] = np.float32(0.0)
+    for given in range(len(contents)):
+        factor = factors[given, segment]
+        if levels == 0:
+            values = floats_at(contents[given] + code_at, len(block))
+            for i in range(len(block)):
+                block[i] += factor * values[i]
+        else:
+            codes = bytes_at(contents[given] + code_at, coded_bytes(len(block), levels))
+            scale = scale_of(scales_at(contents[given] + scales_from, number + 1)[number])
+            add_block(codes, scale * factor, levels, block)
+
+
+@kernel
+def frame_squares(contents: I64, scales_from: int, levels: int, lengths: I64, factors: F32, squares: F64) -> None:
+    """Writes the squared norm of each segment's combination to `squares`, float64 (segments,)."""
+    block, sums = np.empty(BLOCK, np.float32), np.empty(LANES, np.float64)
+    code_at, number = 0, 0
+    for segment in range(len(lengths)):
+        sums[:] = 0.0
+        for start in range(0, lengths[segment], BLOCK):
+            part = block[: min(BLOCK, lengths[segment] - start)]
+            _combine(contents, scales_from, levels, code_at, number, factors, segment, part)
+            add_squares(part, sums)
+            code_at += coded_bytes(len(part), levels)
+            number += 1
+        squares[segment] = total(sums)
+
+
+@kernel
+def frame_step(
+    contents: I64,
+    scales_from: int,
+    levels: int,
+    lengths: I64,
+    factors: F32,
+    scales: F32,
+    rates: F32,
+    theta: F32,
+    momentum: F32,
+    theta_pub: F32,
+    published: F32,
+    update: I64,
+    update_scales_from: int,
+    update_levels: int,
+) -> bool:
+    """Delta = scale x combination; momentum' = decay momentum + Delta; theta' = theta - lr (Delta + push momentum').
+
+    scales: float32 (segments,). rates: lr, decay, push. update: address of the content that receives
+    Q(theta' - theta_pub). published: receives theta_pub + Q. Returns False when a value is not finite.
+    """
+    block = np.empty(BLOCK, np.float32)
+    at = 0
+    code_at = 0
+    number = 0
+    update_at = 0
+    for segment in range(len(lengths)):
+        end = at + lengths[segment]
+        for start in range(at, end, BLOCK):
+            stop = min(start + BLOCK, end)
+            part = block[: stop - start]
+            old = theta_pub[start:stop]
+            new = published[start:stop]
+            _combine(contents, scales_from, levels, code_at, number, factors, segment, part)
+            _nesterov(part, scales[segment], rates, theta[start:stop], momentum[start:stop], old)
+            size = coded_bytes(stop - start, update_levels)
+            if update_levels == 0:
+                floats_at(update[0] + update_at, stop - start)[:] = part
+                for i in range(len(part)):
+                    new[i] = old[i] + part[i]
+            else:
+                codes = bytes_at(update[0] + update_at, size)
+                bits = encode_block(part, update_levels, codes)
+                if bits < 0:
+                    return False
+                scales_at(update[0] + update_scales_from, number + 1)[number] = bits
+                if old.ctypes.data == new.ctypes.data:  # aliased arrays would not be vectorised
+                    add_block(codes, scale_of(np.uint16(bits)), update_levels, new)
+                else:
+                    advance_block(old, codes, scale_of(np.uint16(bits)), update_levels, new)
+            code_at += coded_bytes(stop - start, levels)
+            update_at += size
+            number += 1
+        at = end
+    return True
+
+
+@kernel
+def _nesterov(
+    combined: F32,
+    scale: np.float32,
+    rates: F32,
+    theta: F32,
+    momentum: F32,
+    theta_pub: F32,
+) -> None:
+    """Nesterov's step on one block, in place. combined ends as theta' - theta_pub: what is to be published."""
+    lr = rates[0]
+    decay = rates[1]
+    push = rates[2]
+    for i in range(len(combined)):
+        delta = scale * combined[i]
+        moved = decay * momentum[i] + delta
+        momentum[i] = moved
+        stepped = theta[i] - lr * (delta + push * moved)
+        theta[i] = stepped
+        combined[i] = stepped - theta_pub[i]

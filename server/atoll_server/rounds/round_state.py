@@ -1,0 +1,149 @@
+"""PURE: the rounds of one fragment: which one is open, who answered, and what waits for a merge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atoll_server.learners.plausibility import parts_counted
+from atoll_server.rounds.outer_step import part_of
+from atoll_server.rounds.syncer_events import Cause, ContributionKey, Refusal, Share
+from atoll_server.settings import RunSettings
+
+Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
+AGES = 4096  # how many versions of a fragment keep their age; each older one counts as a whole outer step
+
+
+class Phase(Enum):
+    """What a fragment does now: nothing, collecting contributions, or merging."""
+
+    IDLE = "idle"
+    OPEN = "open"
+    MERGING = "merging"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingContribution:
+    """An acknowledged contribution that waits for its merge."""
+
+    cycle: int
+    base_version: int
+    tokens: int
+    steps: int
+
+
+@dataclass(slots=True)
+class RoundState:
+    """The rounds of one fragment. A new fragment is at version 0 and had no round."""
+
+    version: int = 0
+    cycle: int = 0
+    phase: Phase = Phase.IDLE
+    opened_at: float = 0.0
+    quorum_at: float | None = None
+    closed_at: float | None = None
+    adopters: set[str] = field(default_factory=set)  # learners in the newest version that did not adopt it yet
+    declined: dict[str, str] = field(default_factory=dict)
+    pending: dict[ContributionKey, PendingContribution] = field(default_factory=dict)
+    usual: dict[str, float] = field(
+        default_factory=dict
+    )  # by learner: what its last contribution would have weighed on time
+    # by version: the outer steps up to it; a merge of few counts as the part of one that it was
+    ages: dict[int, float] = field(default_factory=dict)
+    asked: int = 0  # the newest cycle that learners were asked for
+
+    def __post_init__(self) -> None:
+        self.ages = self.ages or {self.version: float(self.version)}
+
+    def resume(
+        self,
+        cycle: int,
+        synced_at: float,
+        ages: dict[int, float],
+        pending: Iterable[tuple[ContributionKey, PendingContribution]],
+    ) -> None:
+        """Continues from a ledger. Pending contributions become late answers.
+
+        synced_at: time of its last merge, on the syncer's clock. ages: of its newest versions, in outer steps.
+        """
+        self.cycle = self.asked = cycle
+        self.opened_at = synced_at
+        self.ages = ages
+        self.pending = dict(pending)
+
+    def age(self, version: int) -> float:
+        """Outer steps up to a version; a merge of few counts as the part of one that it was."""
+        near = min(max(version, next(iter(self.ages))), next(reversed(self.ages)))  # beyond, each counts as whole
+        return self.ages[near] + (version - near)
+
+    def staleness(self, base_version: int) -> float:
+        """Outer steps from a base version to the newest version."""
+        return round(self.age(self.version) - self.age(base_version), 6)  # four quarters are one
+
+    def decline(self, learner: str, cycle: int, reason: str) -> None:
+        """Notes that a learner has nothing for the open round; ignored when `cycle` names another round."""
+        if self.phase is Phase.OPEN and self.cycle == cycle:
+            self.declined[learner] = reason
+
+    def answered(self) -> set[str]:
+        """Learners that contributed or declined: the round does not wait for them."""
+        return set(self.declined) | {key.learner for key in self.pending}
+
+    def fresh(self) -> set[str]:
+        """Learners with a contribution that answers this round: they count towards the quorum."""
+        return {key.learner for key, waiting in self.pending.items() if waiting.cycle == self.cycle}
+
+    def settle(
+        self, counted: Set[str], weigh: Weigh, settings: RunSettings
+    ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
+        """Takes all pending contributions: returns the shares of a merge, and the refusals of those that are too stale.
+
+        The weights sum to this merge's part of what all counted learners would give on time. A merge of few, or of
+        late contributions, is therefore a small step. A learner that has not answered counts with its last weight, at
+        most with the largest weight here. `learners.plausibility` limits a weight that exceeds the others' by far.
+        """
+        silent = counted - self.answered()
+        taken: list[tuple[ContributionKey, float, float]] = []
+        refusals: list[Refusal] = []
+        on_time: dict[str, float] = {}
+        for key, waiting in sorted(self.pending.items()):
+            staleness = self.staleness(waiting.base_version)
+            if staleness > settings.max_staleness:
+                text = f"staleness {staleness:.3g} is above {settings.max_staleness}: adopt the fragment whole"
+                refusals.append(Refusal(key, text, True))
+                continue
+            sent = (waiting.tokens, waiting.steps)
+            on_time[key.learner] = on_time.get(key.learner, 0.0) + weigh(*sent, 0, settings.staleness_exponent)
+            taken.append((key, weigh(*sent, staleness, settings.staleness_exponent), staleness))
+        self.pending.clear()
+        self.usual.update(on_time)
+        part = parts_counted({name: self.usual[name] for name in counted | on_time.keys() if name in self.usual})
+        on_time = {learner: weight * part[learner] for learner, weight in on_time.items()}
+        most = max(on_time.values(), default=0.0)
+        missing = (min(most, self.usual.get(learner, most)) for learner in silent)
+        whole = math.fsum([*on_time.values(), *missing])
+        shares = tuple(Share(key, weight * part[key.learner] / whole, staleness) for key, weight, staleness in taken)
+        if shares:
+            self.ages[self.version + 1] = self.age(self.version) + part_of(share.weight for share in shares)
+            oldest = self.ages[self.version + 1] - settings.max_staleness - 1
+            while len(self.ages) > AGES or next(iter(self.ages.values())) < oldest:
+                del self.ages[next(iter(self.ages))]
+        return shares, tuple(refusals)
+
+
+@dataclass(frozen=True, slots=True)
+class StayOpen:
+    """The round stays open. until: when time alone would change that, on the syncer's clock."""
+
+    reason: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseNow:
+    """The round closes now. reason: a sentence for people."""
+
+    cause: Cause
+    reason: str

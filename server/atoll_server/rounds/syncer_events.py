@@ -1,0 +1,183 @@
+"""PURE: the syncer's inputs (events) and outputs (effects): two closed sets of plain values.
+
+`Syncer.on` takes an event's time as an argument (monotonic seconds). The shard carries out effects in the order in
+which they are returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ContributionKey(NamedTuple):
+    """Names one contribution within a generation of a run; a tuple, since it is hashed and sorted often."""
+
+    learner: str
+    incarnation: int
+    fragment: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.learner}/{self.incarnation}/{self.fragment}/{self.seq}"
+
+
+# ------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A learner joined, or joined again; a restarted one has a higher incarnation."""
+
+    learner: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A learner reported. steps: inner steps of this incarnation so far."""
+
+    learner: str
+    steps: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A learner has nothing to contribute to this round."""
+
+    learner: str
+    fragment: int
+    cycle: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """A contribution is whole, checked and durable."""
+
+    key: ContributionKey
+    cycle: int
+    base_version: int
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A merge that the syncer asked for is durable and published."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A learner trains on from this version of the fragment."""
+
+    learner: str
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A learner left: no round waits for it. refuse_reason: why its pending work is refused; empty: it is merged."""
+
+    learner: str
+    refuse_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """An operator paused or resumed the run."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Only time passed: deadlines, grace windows and the pace are checked."""
+
+
+SyncerEvent = Joined | Reported | Declined | Contributed | Merged | Adopted | Left | Paused | Ticked
+
+# ------------------------------------------------------------------------------------------------- effects
+
+
+class Cause(StrEnum):
+    """Why a round ends; the timeline shows it."""
+
+    EVERYBODY = "everybody"  # every live learner has answered
+    GRACE = "grace"  # a quorum has, and the grace window is over
+    DEADLINE = "deadline"
+    NOBODY = "nobody"  # all learners were silent for so long that none is expected back
+    LEFT = "left"  # all learners have left
+    LATE = "late"  # no round: late contributions are merged by themselves, without a grace window
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One contribution's part in a merge; the weights of a merge sum to one or less, see RoundState.settle."""
+
+    key: ContributionKey
+    weight: float
+    staleness: float  # outer steps since its base version, see RoundState.age
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A contribution that will not be merged. drop: its learner discards the work behind it."""
+
+    key: ContributionKey
+    reason: str
+    drop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """Ask every learner for a contribution to this fragment."""
+
+    fragment: int
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Combine these shares (sorted by key) into `version`, make it durable, publish it, then report Merged.
+
+    age: of that version, in outer steps, see RoundState. quorum_at: when the quorum was reached, on the clock of
+    the events; None: it never was.
+    """
+
+    fragment: int
+    version: int
+    cycle: int
+    shares: tuple[Share, ...]
+    refusals: tuple[Refusal, ...]
+    age: float
+    quorum_at: float | None
+    cause: Cause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Make these refusals durable, then tell their learners."""
+
+    fragment: int
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """The round ended without a merge."""
+
+    fragment: int
+    cycle: int
+    cause: Cause
+    reason: str
+
+
+Effect = OpenRound | Merge | Refuse | Lapse

@@ -1,0 +1,142 @@
+"""The payload of one contribution while it grows: each frame is checked, and written in the order of arrival.
+
+The file ends in `.part`. When it is whole it is fsynced, renamed to `.frames`, and its directory fsynced. It holds
+records: index, length, CRC-32C, payload. Frames are idempotent by index, so an upload that was cut goes on with the
+frames that are missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from atoll_wire import outer_pb2 as pb
+from atoll_wire.codec import frame_codec
+from atoll_wire.codec.checksums import Payload, crc32c
+from atoll_wire.codec.frame_codec import Content, FrameError
+from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.layout import FragmentLayout
+from atoll_wire.messages.frame_messages import WireFrame
+from numpy.typing import NDArray
+
+from atoll_server.rounds.syncer_events import ContributionKey
+from atoll_server.storage import crash_points
+from atoll_server.storage.disk import DISK, Disk, WritableFile
+from atoll_server.storage.spool import RECORD, ContentCache, StoredPayload
+
+
+class ChecksumError(ValueError):
+    """Bytes changed on their way: the sender should send them again."""
+
+
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True)
+class PayloadWriter:
+    """Worker threads write it, several at a time; the event loop reads `received` and the byte counts without the
+    lock."""
+
+    key: ContributionKey
+    fragment: FragmentLayout
+    codec: Codec
+    size_bytes: int  # of all payloads, as declared
+    digest: bytes  # as `frame_codec.frames_digest` gives it, as declared
+    final: Path  # its name when it is whole
+    kept: ContentCache
+    disk: Disk = DISK
+    received: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # frame -> offset, length, crc32c
+    squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> sum of squares of each segment
+    received_bytes: int = 0  # of payloads
+    path: Path = field(init=False)  # while it grows: a name of its own, since the same key may be begun again soon
+    _contents: dict[int, Content] = field(default_factory=dict)  # frame -> if there was room to keep it
+    _written_bytes: int = 0
+    _file: WritableFile | None = None
+    _closed: bool = False  # nothing more is written
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.path = self.final.with_name(f"{self.final.name}.{next(_numbers)}.part")
+
+    @property
+    def frames(self) -> int:
+        """How many there are when it is whole."""
+        return len(self.fragment.frames)
+
+    def write(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
+        """Checks frames and writes those that are missing; whether any was new. Runs in a worker thread.
+
+        Raises ChecksumError for a frame that should be sent again, FrameError for one that no learner of this run
+        sends (NotFiniteError for its values), OSError when the disk does not take it.
+        """
+        new = [self._write(frame.index, frame.crc32c, frame.payload) for frame in frames]
+        return any(new)
+
+    def _write(self, index: int, crc: int, payload: Payload) -> bool:
+        if crc32c(payload) != crc:
+            raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
+        try:
+            content, squares = frame_codec.check_frame(payload, self.fragment.frames[index], self.codec)
+        except FrameError as error:
+            raise type(error)(f"frame {index}: {error}") from error
+        with self._lock:
+            if index in self.received or self._closed:
+                return False
+            if self.received_bytes + len(payload) > self.size_bytes:
+                raise FrameError(f"{self.key} sends more than the {self.size_bytes} bytes that it declared")
+            if self._file is None:
+                self._file = self.disk.create(self.path)
+            try:
+                self._file.write(RECORD.pack(index, len(payload), crc))
+                self._file.write(payload)
+            except OSError:
+                self._closed = True  # where the next record would begin is not known
+                raise
+            crash_points.point("spool.frame written")
+            place = (self._written_bytes + RECORD.size, len(payload), crc)
+            self._written_bytes += RECORD.size + len(payload)
+            self.squares[index] = squares
+            self.kept.keep(content, self._contents, index)
+            self.received_bytes += len(payload)
+            self.received[index] = place  # the last: `complete` looks at it without the lock
+            return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether every frame is here."""
+        return len(self.received) == self.frames
+
+    def check(self) -> None:
+        """Compares a complete file with what was declared. Raises FrameError."""
+        table = [self.received[index][1:] for index in range(self.frames)]
+        if self.received_bytes != self.size_bytes or frame_codec.frames_digest(table) != self.digest:
+            raise FrameError(f"the frames of {self.key} are not those that its header declared")
+
+    def finish(self, norms_sq: NDArray[np.float64], scale: float) -> StoredPayload:
+        """Makes the file durable under its final name. Runs in a worker thread. norms_sq, scale: as judged."""
+        with self._lock:
+            assert self._file is not None, "a contribution has at least one frame"
+            self._file.sync()
+            crash_points.point("spool.synced")
+            self._file.close()
+            self.disk.rename(self.path, self.final)
+            crash_points.point("spool.renamed")
+            self.disk.sync_directory(self.final.parent)
+            crash_points.point("spool.directory synced")
+            contents, self._contents = self._contents, {}
+            return StoredPayload(
+                self.key.learner, self.codec, norms_sq, scale, self.final, self.received, self.disk, self.kept, contents
+            )
+
+    def discard(self) -> None:
+        """Deletes the file. Runs in a worker thread."""
+        with self._lock:
+            self._closed = True
+            self.kept.let_go(self._contents)
+            if self._file is not None:
+                self._file.close()
+            self.disk.remove(self.path)

@@ -1,0 +1,117 @@
+"""What a refusal means to a learner, how long it waits, and how the two threads meet."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import numpy as np
+import pytest
+from atoll.agent.call_errors import CURES, LONGEST_BACKOFF_S, Remedy, backoff_s, remedy
+from atoll.fragments.adoption import Fate
+from atoll.fragments.exchange import AT_ONCE, PreparedAnchor, Submission, ThreadExchange
+from atoll_wire.connections.link import ATOLL_STATUS
+from atoll_wire.process.clock import SYSTEM
+
+from tests.clocks import SetClock
+
+ONE = np.ones(1, np.float32)
+
+
+def test_every_status_of_the_contract_has_its_cure():
+    assert CURES[grpc.StatusCode.UNAUTHENTICATED] is Remedy.JOIN_AGAIN
+    assert CURES[grpc.StatusCode.FAILED_PRECONDITION] is Remedy.STOP
+    assert CURES[grpc.StatusCode.OUT_OF_RANGE] is Remedy.DROP_WORK
+    for passing in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DATA_LOSS):
+        assert passing not in CURES
+
+
+def drained(exchange: ThreadExchange) -> tuple[list, list, list]:
+    """What there is to do at a boundary, done."""
+    todo = exchange.next()
+    done = list(todo.released), list(todo.prepared), list(todo.due)
+    for each in (todo.released, todo.prepared, todo.due):
+        each.clear()
+    return done
+
+
+def refusal(code: grpc.StatusCode, *trailing: tuple[str, str]) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), "no")
+
+
+@pytest.mark.parametrize("code", grpc.StatusCode)
+def test_only_what_a_core_or_a_front_said_is_acted_upon(code):
+    assert remedy(refusal(code)) is Remedy.TRY_AGAIN
+    assert remedy(refusal(code, *ATOLL_STATUS)) is CURES.get(code, Remedy.TRY_AGAIN)
+
+
+@pytest.mark.parametrize("attempt", range(40))
+def test_back_off_grows_to_a_limit_and_is_never_the_same_for_all(attempt):
+    waits = {backoff_s(attempt, random.Random(seed)) for seed in range(20)}
+    assert len(waits) > 15
+    assert 0 < max(waits) <= LONGEST_BACKOFF_S
+    assert max(waits) <= 2 * min(waits)
+
+
+def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
+    exchange = ThreadExchange(SYSTEM)
+    exchange.offer(PreparedAnchor(0, 5, ONE, Fate(q=ONE)))
+    exchange.offer(PreparedAnchor(0, 6, 2 * ONE, Fate()))
+    _, (prepared,), _ = drained(exchange)
+    assert (prepared.version, prepared.anchor[0]) == (6, 2.0)
+    assert prepared.fate.q is ONE
+    assert not exchange.something
+
+
+def test_a_fragment_is_adopted_before_it_is_taken():
+    exchange = ThreadExchange(SYSTEM)
+    for fragment in range(AT_ONCE + 1):
+        exchange.ask(fragment, 1)
+        exchange.offer(PreparedAnchor(fragment, 5, ONE, Fate()))
+    _, prepared, due = drained(exchange)
+    assert [each.fragment for each in prepared] == [each.fragment for each in due] == list(range(AT_ONCE))
+    assert exchange.something
+    _, prepared, due = drained(exchange)
+    assert [each.fragment for each in prepared] == [each.fragment for each in due] == [AT_ONCE]
+
+
+def test_all_rounds_that_are_due_are_answered_at_a_boundary_but_never_too_many():
+    exchange = ThreadExchange(SYSTEM)
+    for fragment in range(2 * AT_ONCE + 1):
+        exchange.ask(fragment, 1)
+    assert [len(drained(exchange)[2]) for _ in range(4)] == [AT_ONCE, AT_ONCE, 1, 0]
+    assert drained(exchange) == ([], [], [])
+
+
+def test_rounds_that_found_no_step_boundary_are_taken_back():
+    exchange = ThreadExchange(SYSTEM)
+    exchange.ask(0, 4)
+    assert exchange.withdraw(60.0) == []
+    (late,) = exchange.withdraw(-1.0)
+    assert late.cycle == 4
+    assert drained(exchange)[2] == []
+
+
+def test_rounds_that_wait_for_their_turn_at_step_boundaries_are_not_taken_back():
+    clock = SetClock(steady=100.0)
+    exchange = ThreadExchange(clock)
+    for fragment in range(3 * AT_ONCE + 1):
+        exchange.ask(fragment, 1)
+    for _ in range(3):  # each takes long, and some of the rounds
+        clock.steady += 0.8
+        drained(exchange)
+        assert exchange.withdraw(1.0) == []
+    clock.steady += 1.1
+    (late,) = exchange.withdraw(1.0)
+    assert late.fragment == 3 * AT_ONCE
+
+
+def test_waiting_for_acknowledgements_ends_with_the_last_one():
+    exchange = ThreadExchange(SYSTEM)
+    assert exchange.wait_settled(0.0)
+    exchange.submitted(taken := Submission(0, 1, None))
+    exchange.submitted(taken)
+    assert not exchange.wait_settled(0.0)
+    exchange.settle(taken)
+    exchange.submitted(taken)  # after an interruption that nobody noticed
+    assert exchange.wait_settled(0.0)

@@ -1,0 +1,108 @@
+"""What is usual for a fragment, and what is too far from it."""
+
+from __future__ import annotations
+
+import pytest
+from atoll_server.merging.norm_limit import AGREED, NormLimiter, NormVerdict
+
+
+def limiter(norms, steps=24, limit: float = 10.0, clip: float = 0.0, window: int = 8) -> NormLimiter:
+    made = NormLimiter(window, limit, clip)
+    for norm in norms:
+        made.note("a", norm, steps)
+    return made
+
+
+def test_before_the_window_is_full_nothing_is_judged():
+    assert limiter([1.0] * 7).judge(1e9, 24) == NormVerdict()
+    assert limiter([1.0] * 8).judge(1e9, 24).refusal
+
+
+def test_a_refusal_names_the_norm_how_far_it_is_and_the_cure():
+    assert limiter([1.0] * 8).judge(9.9, 24) == NormVerdict()
+    refusal = limiter([1.0] * 8).judge(10.1, 24).refusal
+    for word in ("norm 10.1", "10.1 times", "limit 10", "continues from the others' parameters"):
+        assert word in refusal
+
+
+@pytest.mark.parametrize(
+    ("steps", "largest"), [(24, 10.0), (240, 100.0), (6, 5.0)], ids=["as many", "ten times as many", "a quarter"]
+)
+def test_more_steps_may_move_further_and_fewer_less(steps, largest):
+    usual = limiter([1.0] * 8)
+    assert not usual.judge(0.99 * largest, steps).refusal
+    assert usual.judge(1.01 * largest, steps).refusal
+
+
+def test_clipping_scales_down_to_the_limit_and_touches_nothing_below_it():
+    usual = limiter([1.0] * 8, clip=2.0)
+    assert usual.judge(2.0, 24).scale == 1.0
+    assert usual.judge(8.0, 24).scale == pytest.approx(0.25)
+    assert usual.judge(80.0, 24).refusal
+
+
+HERE = frozenset("abcd")
+
+
+def test_one_islands_garbage_does_not_move_the_median_however_much_it_sends():
+    usual = limiter([1.0] * 8)
+    for _ in range(40):
+        for name, norm in (("a", 1.0), ("b", 1.1), ("c", 0.9), *[("d", 1e6)] * 8):
+            assert bool(usual.enter(name, norm, 24, HERE).refusal) == (norm == 1e6)
+
+
+def test_what_is_within_the_limit_has_one_learners_share_of_the_window_however_often_it_comes():
+    usual = limiter([1.0] * 8)
+    for _ in range(40):
+        for name, norm in (("a", 1.0), ("b", 1.0), *[("d", 9.0)] * 8):
+            assert not usual.enter(name, norm, 24, HERE).refusal
+    assert usual.judge(10.1, 24).refusal, "else nine times as much has become what is usual"
+
+
+def test_a_change_of_all_is_followed_after_a_few_rounds():
+    usual = limiter([])
+    for _ in range(4):
+        for name in "abcd":
+            usual.enter(name, 1.0, 24, HERE)
+    refused = [bool(usual.enter(name, 5e3, 24, HERE).refusal) for _ in range(AGREED + 1) for name in "abcd"]
+    assert refused == [True] * (4 * AGREED) + [False] * 4
+    assert not usual.judge(5e3, 24).refusal
+    assert usual.judge(5e4 + 5e3, 24).refusal, "judging goes on"
+
+
+def test_half_of_the_learners_cannot_say_that_all_have_changed_and_who_has_left_has_no_say():
+    usual = limiter([])
+    for _ in range(4):
+        for name in "abcd":
+            usual.enter(name, 1.0, 24, HERE)
+    for _ in range(3 * AGREED):
+        assert usual.enter("c", 5e3, 24, HERE).refusal
+        assert usual.enter("d", 5e3, 24, HERE).refusal
+    assert not usual.enter("d", 5e3, 24, frozenset("bcd")).refusal
+
+
+def test_steps_that_are_declared_excuse_a_larger_norm_so_far_only():
+    usual = limiter([1.0] * 8)
+    assert not usual.judge(99.0, 1 << 40).refusal
+    assert usual.judge(101.0, 1 << 40).refusal
+
+
+def test_learners_without_end_take_no_memory_without_end():
+    usual = limiter([1.0] * 8)
+    for number in range(1000):
+        usual.enter(f"{number}", 1.0 if number % 2 else 1e6, 24, HERE)
+    assert (len(usual._usual.taken), len(usual._usual.refused)) == (8, 8)
+
+
+def test_a_limit_of_zero_is_none_and_zero_norms_judge_nothing():
+    assert limiter([1.0] * 8, limit=0.0).judge(1e9, 24) == NormVerdict()
+    assert limiter([0.0] * 8).judge(1e9, 24) == NormVerdict()
+
+
+def test_norms_that_grow_with_a_warm_up_are_not_refused():
+    rounds, learners = 40, 4
+    usual = NormLimiter(32, 10.0, 0.0)
+    for number in range(1, rounds):
+        norm = number**3 - (number - 1) ** 3  # of a rate that grows with the square of the steps
+        for learner in range(learners):
+            assert not usual.enter(f"{learner}", norm, 24, HERE).refusal, f"round {number}"

@@ -1,0 +1,48 @@
+"""Patience that is learnt."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from atoll_wire.connections.arrival_estimator import ArrivalEstimator
+
+
+def after(gaps, least_s: float = 0.0, most_s: float = 1e9) -> tuple[ArrivalEstimator, float]:
+    made, now = ArrivalEstimator(least_s, most_s), 100.0
+    made.saw(now)
+    for gap in gaps:
+        now += gap
+        made.saw(now)
+    return made, now
+
+
+def test_before_anything_is_known_it_is_as_long_as_it_may_be():
+    made = ArrivalEstimator(1.0, 60.0)
+    assert not made.overdue(1e6)
+    made.saw(0.0)
+    assert made.max_wait_s() == 60.0
+    assert not made.overdue(60.0)
+    assert made.overdue(60.1)
+
+
+def test_even_arrivals_leave_little_patience_and_uneven_ones_more():
+    even, _ = after([1.0] * 50)
+    assert even.max_wait_s() == pytest.approx(1.0, rel=0.01)
+    rng = random.Random(0)
+    uneven, _ = after([rng.expovariate(1.0) for _ in range(500)])
+    assert 2.0 < uneven.max_wait_s() < 12.0
+
+
+def test_it_stays_within_its_bounds():
+    assert after([0.001] * 50, least_s=4.0)[0].max_wait_s() == 4.0
+    assert after([1e4] * 50, most_s=60.0)[0].max_wait_s() == 60.0
+
+
+def test_the_next_is_overdue_only_after_the_patience_and_a_break_starts_anew():
+    made, now = after([1.0] * 50, least_s=3.0)
+    assert not made.overdue(now + 2.9)
+    assert made.overdue(now + 3.1)
+    made.again(now + 100.0)
+    assert not made.overdue(now + 102.0)
+    assert made.max_wait_s() == 3.0

@@ -1,0 +1,112 @@
+"""Memory that is used again: never while anything still looks at it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+from atoll_wire.codec import buffers
+from atoll_wire.process import allocator
+
+LLVM = "libllvmlite"
+LENGTH = buffers.MIN_BYTES  # in parameters: four times that in bytes
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    buffers._free.clear()
+
+
+def test_a_library_whose_code_was_let_go_of_works_on():
+    def resident_bytes() -> int:
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        rows = [next(line for line in lines if line.startswith("Rss:")) for at in lines if "r-xp" in at and LLVM in at]
+        return sum(int(row.split()[1]) << 10 for row in rows)
+
+    double = numba.njit(lambda x: 2 * x)
+    assert double(2) == 4
+    before = resident_bytes()
+    allocator.drop_code_pages(LLVM)
+    assert resident_bytes() < before // 2
+    assert double(2.5) == 5.0, "compiled once more"
+
+
+def test_a_vector_takes_over_the_memory_of_one_that_is_gone():
+    first = buffers.empty(LENGTH)
+    first.fill(7.0)
+    place = first.ctypes.data
+    del first
+    second = buffers.empty(LENGTH - 5)  # nearly as long
+    assert second.ctypes.data == place
+    assert len(second) == LENGTH - 5
+    assert second[3] == 7.0
+
+
+@pytest.mark.parametrize(
+    "look",
+    [lambda v: v[5:9], lambda v: v[5:90][::3], lambda v: v.view(np.uint8).data, lambda v: v.reshape(2, -1)[1]],
+)
+def test_memory_that_is_looked_at_is_not_given_out(look):
+    vector = buffers.empty(LENGTH)
+    vector.fill(1.0)
+    seen = look(vector)
+    before = bytes(seen)
+    place = vector.ctypes.data
+    del vector
+    other = buffers.empty(LENGTH)
+    other.fill(2.0)
+    assert other.ctypes.data != place
+    assert bytes(seen) == before
+
+
+def test_no_more_is_kept_than_was_said():
+    vectors = [buffers.empty(LENGTH) for _ in range(buffers.MAX_KEPT + 3)]
+    del vectors
+    gc.collect()
+    assert [len(blocks) for blocks in buffers._free.values()] == [buffers.MAX_KEPT]
+
+
+def test_of_very_large_ones_one_is_kept(monkeypatch):
+    monkeypatch.setattr(buffers, "MAX_KEPT_BYTES", LENGTH)
+    vectors = [buffers.empty(LENGTH) for _ in range(3)]
+    del vectors
+    gc.collect()
+    assert [len(blocks) for blocks in buffers._free.values()] == [1]
+
+
+def test_a_fork_has_memory_of_its_own():
+    vector = buffers.empty(LENGTH)
+    vector[0] = 1.0
+    child = os.fork()
+    if child == 0:
+        vector[0] = 2.0
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert vector[0] == 1.0
+
+
+def test_threads_never_share_a_vector():
+    wrong: list[float] = []
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            vector = buffers.empty(LENGTH)
+            vector[::4096] = number
+            if not (vector[::4096] == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_is_small_is_left_to_the_allocator():
+    assert buffers.empty(16).base is None

@@ -1,0 +1,115 @@
+"""How a streaming call is opened: it ends with its block, and counts until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import grpc
+import grpc.aio
+import pytest
+from atoll_wire import outer_pb2 as pb
+from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.connections.calls import LinkLost, open_calls, open_stream, unary_reply
+
+
+class Call:
+    """Ends when its other side says so."""
+
+    def __init__(self) -> None:
+        self.cancelled, self._told = False, []
+
+    def add_done_callback(self, callback) -> None:
+        self._told.append(callback)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def end(self) -> None:
+        for told in self._told:
+            told(self)
+
+
+@pytest.mark.parametrize("error", [None, KeyError, RuntimeError])
+def test_a_call_ends_with_its_block_whatever_ended_that_and_counts_until_it_has_ended(error):
+    before, call = open_calls()["Report"], Call()
+    with contextlib.suppress(*([error] if error else [])), open_stream("Report", call) as it:
+        assert (it, open_calls()["Report"], call.cancelled) == (call, before + 1, False)
+        if error:
+            raise error
+    assert call.cancelled
+    assert open_calls()["Report"] == before + 1, "gRPC has not said that it ended"
+    call.end()
+    assert open_calls()["Report"] == before
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_write_that_waits_for_a_connection_ends_with_its_call(end):
+    """gRPC's own goes on for ever: a front's Push hung so when connections were given up while they were dialled."""
+
+    async def written(address: str) -> None:
+        channel = grpc.aio.insecure_channel(address)
+        with open_stream("Push", rpc.OuterStub(channel).Push()) as call:
+            writing = asyncio.create_task(call.write(pb.PushRequest()))
+            await asyncio.sleep(0)
+            assert not writing.done()
+            if end == "cancel":
+                call.cancel()
+            else:
+                await channel.close()
+            await asyncio.wait_for(writing, 10)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(LinkLost),
+    ):
+        asyncio.run(written(f"127.0.0.1:{silent.getsockname()[1]}"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_whose_connection_is_given_up_raises_link_lost(stream):
+    async def asked(address: str) -> None:
+        channel = grpc.aio.insecure_channel(address)
+        stub = rpc.OuterStub(channel)
+
+        async def wait() -> None:
+            if not stream:
+                await unary_reply(stub.Leave(pb.LeaveRequest()))
+            with open_stream("Follow", stub.Follow(pb.FollowRequest())) as call:
+                await call.read()
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0.05)
+        await channel.close()
+        with pytest.raises(LinkLost):
+            await asyncio.wait_for(waiting, 10)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(asked(f"127.0.0.1:{silent.getsockname()[1]}"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_task_that_is_cancelled_ends_as_cancelled_and_ends_its_call(stream):
+    async def main() -> None:
+        channel = grpc.aio.insecure_channel("127.0.0.1:1")
+        calls = []
+
+        async def wait() -> None:
+            stub = rpc.OuterStub(channel)
+            call = stub.Follow(pb.FollowRequest()) if stream else stub.Leave(pb.LeaveRequest())
+            calls.append(call)
+            if not stream:
+                await unary_reply(call)
+            with open_stream("Follow", call):
+                await call.read()
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=10)
+        assert waiting.cancelled()
+        assert calls[0].done()
+        await channel.close()
+
+    asyncio.run(main())
