@@ -1,8 +1,8 @@
-"""The audit log: who joined, who was refused, and what operators did, as JSON lines in a file of bounded size.
+"""The audit log: joins, refusals and operator actions, as JSON lines in files of bounded size.
 
-Written by a thread of its own; refusals that repeat themselves within a minute are counted. Of each address's refusals,
-and each learner's coming and going, only so many lines a minute are written, and how many were left out: a peer cannot
-push the other lines out of the files. What operators did is always written.
+A thread of its own writes it. A refusal that repeats within a minute is only counted. At most LINES_PER_MINUTE lines
+are written of each address's refusals of a kind, and of each learner; then one line has the number left out. So a peer
+cannot push the other lines out of the files. Operator actions are always written.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from atoll_wire.process.clock import Clock
 log = structlog.get_logger()
 
 FILE_BYTES, FILES = 16 << 20, 4
-WAITING = 4096  # lines; beyond them they are counted only
+WAITING = 4096  # lines that wait for the thread; further ones are only counted
 AGAIN_S = 60.0
 KNOWN = 1024  # refusals that are watched for repetition
-LINES_PER_MINUTE = 30  # of one address's refusals of a kind, or of one learner: 64 MiB last half a day and more
+LINES_PER_MINUTE = 30  # of one address's refusals of a kind, or of one learner: 64 MiB last for half a day or more
 
 
 class _Lines(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's
-        """The disk is full, or gone: said once for each line, where logs go."""
+        """Logs the line that could not be written: the disk is full, or gone."""
         log.error("the audit log cannot be written", line=record.getMessage())
 
 
 @dataclass(slots=True)
 class _Minute:
-    """What one peer's lines were since `began`."""
+    """Counts of one peer's or learner's lines since `began`, monotonic seconds."""
 
     began: float
     lines: int = 0
@@ -47,14 +47,16 @@ class _Minute:
 
 
 class AuditLog:
-    """path: None keeps nothing. Nothing is kept before `start`."""
+    """path: of the file; None: nothing is written. Lines before `start` are dropped."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._path = path
         self._clock = clock
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(WAITING)
         self._lost = 0
-        self._seen: dict[tuple[str, ...], tuple[float, int]] = {}  # when it was written last, and how often since
+        self._seen: dict[
+            tuple[str, ...], tuple[float, int]
+        ] = {}  # when it was last written, and how often it came since then
         self._minutes: dict[str, _Minute] = {}  # by peer, or learner
         self._looked_at = clock.monotonic()
         self._thread: threading.Thread | None = None
@@ -71,17 +73,17 @@ class AuditLog:
         self._thread.start()
 
     def note(self, act: str, **what: str) -> None:
-        """An operator did something."""
+        """Records an operator's action. act: its name."""
         if self._thread is not None:
             self._put({"act": act, **what})
 
     def moved(self, act: str, learner: str, **what: str) -> None:
-        """A learner came or went; again and again, perhaps."""
+        """Records that a learner joined or left; the number of lines per minute is limited."""
         if self._thread is not None and self._fits(f"learner {learner}", self._clock.monotonic()):
             self._put({"act": act, "learner": learner, **what})
 
     def refused(self, act: str, peer: str, **what: str) -> None:
-        """Somebody was turned away; again and again, perhaps."""
+        """Records a refusal. Repetitions are counted, and lines per minute are limited. peer: ADDRESS:PORT."""
         if self._thread is None:
             return
         address = peer.rpartition(":")[0]
@@ -99,7 +101,7 @@ class AuditLog:
         self._put(line | {"repeated": times} if times else line)
 
     def _fits(self, who: str, now: float) -> bool:
-        """Whether a line of this one may be written now; counts it if not."""
+        """Whether another line may be written now; counts it either way. who: whose limit applies."""
         if now - self._looked_at >= AGAIN_S:
             self._looked_at = now
             self._tell_left_out(now - AGAIN_S)
@@ -114,14 +116,14 @@ class AuditLog:
         return True
 
     def _tell_left_out(self, until: float) -> None:
-        """Writes down, in a line each, how much was left out in the minutes that began before; forgets them."""
+        """Writes a line for each count of lines left out, for minutes that began at `until` or earlier; drops these."""
         for who, minute in [each for each in self._minutes.items() if each[1].began <= until]:
             if minute.left_out:
                 self._put({"act": "left out", "of": who, "lines": minute.left_out})
             del self._minutes[who]
 
     def _settle(self) -> None:
-        """What was only counted is written down, and forgotten."""
+        """Writes a line for each refusal that was only counted, and drops the counts."""
         for (act, peer, *what), (_, times) in self._seen.items():
             if times:
                 self._put({"act": act, "peer": peer, "what": what, "repeated": times})
@@ -139,7 +141,7 @@ class AuditLog:
             self._lost += 1
 
     def close(self) -> None:
-        """Writes what waits."""
+        """Writes all lines that wait, and ends the thread."""
         if self._thread is not None:
             self._settle()
             self._tell_left_out(math.inf)

@@ -1,6 +1,6 @@
-"""Certificates for a run's processes: an authority of one's own, and what it issues.
+"""Certificates for a run's processes: a certificate authority of its own, and the certificates that it issues.
 
-Who somebody is stands in the certificate as a URI, `atoll://ROLE/NAME`, beside the host names that it may serve under.
+A certificate has its owner's identity as a URI, `atoll://ROLE/NAME`, and the host names under which it may serve.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_KEY = "ca-key.pem"
-ANY_FILE = "+"  # in a directory's name, where a shell would take ANY for its own; no name has it
+ANY_FILE = "+"  # replaces ANY in a directory's name, since a shell would expand ANY; no name has it
 AUTHORITY_DAYS = 3650
-EARLIER = datetime.timedelta(minutes=5)  # valid already where the clock is behind
+EARLIER = datetime.timedelta(
+    minutes=5
+)  # a certificate is valid from so long before now: another machine's clock may be behind
 LONGEST = 64  # letters of a common name
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 SERVES, CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -30,7 +32,10 @@ USES = {Role.LEARNER: [CALLS], Role.OPERATOR: [CALLS], Role.FRONT: [SERVES, CALL
 
 
 def init(directory: Path) -> Path:
-    """Makes an authority: `ca.pem` for everybody, `ca-key.pem` for nobody else. Returns the former."""
+    """Makes an authority: `ca.pem`, which every process gets, and `ca-key.pem`, which stays secret.
+
+    Returns the path of `ca.pem`. Raises CertificateError.
+    """
     if (directory / AUTHORITY_KEY).exists():
         raise CertificateError(f"{directory} has an authority already: use it, or give another --dir")
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll")])
@@ -45,12 +50,15 @@ def init(directory: Path) -> Path:
 
 
 def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: float) -> Path:
-    """Makes, or renews, the directory that a process is given: authority, certificate and key. Returns it."""
+    """Makes or renews a process's directory: authority, certificate and key. Returns its path.
+
+    hosts: under which the process may serve. days: of validity. Raises CertificateError.
+    """
     if not NAME.fullmatch(name.removesuffix(ANY) if role is Role.LEARNER else name):
-        text = "a learner's may end in * for all that begin so"
+        text = "a learner's name may end in * to cover all names with that prefix"
         raise CertificateError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"; {text}')
     if hosts and SERVES not in USES[role]:
-        raise CertificateError(f"a {role.value} serves nobody: leave --host out")
+        raise CertificateError(f"a {role.value} does not serve: leave --host out")
     if not hosts and SERVES in USES[role]:
         raise CertificateError(f"a {role.value} is called by its host names: give each of them with --host")
     try:
@@ -62,7 +70,7 @@ def issue(directory: Path, role: Role, name: str, hosts: Sequence[str], days: fl
     own = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not own:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} is of none of the authorities in {AUTHORITY}: put it there"
+            f"{directory / AUTHORITY_KEY} belongs to none of the authorities in {AUTHORITY}: add its certificate there"
         )
     authority = own[0]
     key, subject = (
@@ -136,7 +144,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:
-    """Keys are for their owner's eyes. Each file is replaced whole, since processes may be reading it."""
+    """Replaces each file whole, since processes may be reading it; only the owner may read keys."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():

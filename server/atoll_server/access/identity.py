@@ -1,4 +1,4 @@
-"""PURE: who calls: what a certificate says, and what its role may do."""
+"""PURE: a caller's identity: what its certificate says, and which learners it may speak for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_server.access.refusals import Refused, Status
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """role: None in plain text, where nobody says who he is. peer: the address."""
+    """role: None in plain text, where callers have no certificates. peer: the address."""
 
     role: Role | None
     name: str
@@ -22,7 +22,7 @@ class Caller:
         return f"{self.role.value} {self.name} at {self.peer}" if self.role is not None else self.peer
 
     def speaks_for(self, learner: str) -> None:
-        """Raises Refused for a name that is not the caller's: a front may speak for those of its region."""
+        """Raises Refused unless the caller may use this learner's name; a front may use any."""
         if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and allows_name(self.name, learner)):
             return
         assert self.role is not None
@@ -32,7 +32,7 @@ class Caller:
 
 
 def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
-    """Who is behind a call. Raises Refused for a certificate that says no role."""
+    """The caller of a call. Raises Refused for a certificate without a role."""
     said = context.auth_context()
     if b"ssl" not in said.get("transport_security_type", ()):
         return Caller(None, "", context.peer())
@@ -41,5 +41,5 @@ def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
         role, _, name = text.removeprefix(SCHEME).partition("/")
         if text.startswith(SCHEME) and role in {each.value for each in Role} and NAME.fullmatch(name.removesuffix(ANY)):
             return Caller(Role(role), name, context.peer())
-    text = "the certificate says no role: issue one with `atoll certs issue ROLE NAME`"
+    text = "the certificate has no role: issue one with `atoll certs issue ROLE NAME`"
     raise Refused(Status.PERMISSION_DENIED, text)

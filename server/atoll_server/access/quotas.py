@@ -1,7 +1,7 @@
-"""PURE: what one caller may take up of a core or a front, in one place for both, and how much of it is left.
+"""PURE: how much of a core or a front one caller may use, and how much of that is left.
 
-A peer is a certificate, or where there is none an address: it is known before anything was read. A learner is known by
-its session, once a call's first message is here.
+A peer is a certificate, or an address if there is none: it is known before anything is read. A learner is known by its
+session, once a call's first message has arrived.
 """
 
 from __future__ import annotations
@@ -22,42 +22,47 @@ LIMITS = (
     "spoilt_per_s",
     "stalled",
 )  # as metrics name them
-FRONT_FACTOR = 16  # times, for a peer that speaks for many: a front, or whoever comes without a certificate
+FRONT_FACTOR = (
+    16  # multiplies quotas of a peer that speaks for many learners: a front, or an address without a certificate
+)
 
 
 class Quotas(Settings):
-    """Of each peer or learner. Reached: RESOURCE_EXHAUSTED, or a wait; `atoll_limited_total` counts by limit."""
+    """Limits for each peer or learner. A call that reaches one waits, or is refused with RESOURCE_EXHAUSTED.
+
+    `atoll_limited_total` counts both by limit.
+    """
 
     panel: ClassVar[str] = "Quotas of one caller"
     prefix: ClassVar[str] = "quota"
 
-    window_bytes: int = 64 << 10  # that gRPC takes of a call before it is read
-    first_calls: int = 12  # of a peer, whose first message is being read: what is half sent is held
-    first_waiting: int = 80  # of a peer, for a place among these
+    window_bytes: int = 64 << 10  # that gRPC buffers of a call before it is read
+    first_calls: int = 12  # of a peer: calls whose first message is being read; incomplete messages take memory
+    first_waiting: int = 80  # of a peer: calls that wait for one of these places
     first_message_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds until a call's first message is here.")
     ] = 60.0  # a Join may be large
-    fresh_s: float = 1.0  # so old a call without a first message makes room for a new one
+    fresh_s: float = 1.0  # a call without a first message that is older than this makes room for a new one
     pushes: Annotated[int, Field(ge=1, le=4096, description="Streams of a learner that send contributions.")] = (
-        72  # two for each of 32 connections, and those that ask
+        72  # two for each of 32 connections, and control-only ones
     )
     fetches: Annotated[int, Field(ge=1, le=4096, description="Streams of a learner that fetch parameters.")] = 72
     follows: int = 4
     reports: int = 4
-    initialises: int = 2  # of first parameters: a newer one ends the older
+    initialises: int = 2  # uploads of first parameters: a newer one ends an older one
     probes: int = 4  # of `atoll doctor`
     reflections: int = 4  # on loopback only
-    other_calls: int = 4  # of a peer or learner, to each other method: calls of one message
-    frame_bytes: int = (2 << 20) + (64 << 10)  # of a message of frames whose pieces are put together
+    other_calls: int = 4  # of a peer or learner, to each other method; these calls have one message
+    frame_bytes: int = (2 << 20) + (64 << 10)  # of a message with frames that is joined from pieces
     joining_bytes: Annotated[
         Bytes, Field(ge=64 << 10, le=1 << 30, description="Of a Join, which grows with the model's tensors.")
-    ] = 10 << 20  # a peer may send one at a time in pieces
-    assembling: int = 4  # messages of a learner or peer whose pieces are put together at a time
+    ] = 10 << 20  # a peer may send one Join at a time in pieces
+    assembling: int = 4  # messages of a learner or peer that are being joined from pieces at a time
     calls_per_s: Annotated[float, Field(gt=0, le=1e6, description="Calls per second of a peer.")] = 300.0
     calls_burst: Annotated[float, Field(ge=1, le=1e6, description="Calls of a peer that may come at once.")] = 600.0
     joins_per_s: Annotated[
         float, Field(gt=0, le=1e6, description="Joins per second of a peer that come in pieces.")
-    ] = 0.5  # each costs as much as its tensors are many
+    ] = 0.5  # the cost of each grows with its number of tensors
     joins_burst: Annotated[float, Field(ge=1, le=1e6, description="Such joins of a peer that may come at once.")] = 6.0
     spoilt_per_s: float = 0.5  # of a learner or peer: calls that end because of a wrong checksum
     spoilt_burst: float = 5.0
@@ -85,7 +90,7 @@ class Quotas(Settings):
         return self._read().get(method) or self._unread().get(method, self.other_calls)
 
     def _read(self) -> dict[str, int]:
-        """Places of methods that read on after a first message."""
+        """Quotas of the methods that read further messages after the first one."""
         return {
             "Push": self.pushes,
             "Report": self.reports,
@@ -98,9 +103,9 @@ class Quotas(Settings):
         return {"Fetch": self.fetches, "Follow": self.follows}
 
     def half_sent_bytes(self, message_bytes: int, methods: Collection[str]) -> int:
-        """The most that a peer that is one learner makes this process hold with messages that never come whole.
+        """Upper bound in bytes on the incomplete messages that a peer that is one learner can make this process hold.
 
-        methods: all that a server has, by name.
+        methods: names of all methods of the server.
         """
         read = self.first_calls + sum(self._read().values())
         unread = self.first_waiting + sum(self.streams(each) for each in methods if each not in self._read())
@@ -109,7 +114,7 @@ class Quotas(Settings):
 
 
 class RateBucket:
-    """A rate, of which some may come at once."""
+    """A token bucket: a rate with bursts. Times are monotonic seconds."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s = per_s
@@ -118,13 +123,13 @@ class RateBucket:
         self._at = 0.0
 
     def take(self, now: float, cost: float = 1.0) -> float:
-        """Counts it; returns the seconds until it is within the rate."""
+        """Takes `cost` from the bucket; returns the seconds until that is within the rate."""
         self._fill(now)
         self._left -= cost
         return max(0.0, -self._left / self._per_s)
 
     def full(self, now: float) -> bool:
-        """Whether it can be forgotten."""
+        """Whether nothing was taken lately: a new bucket would be equal."""
         self._fill(now)
         return self._left >= self._burst
 
@@ -137,27 +142,27 @@ T = TypeVar("T")
 
 
 class NoSlotError(Exception):
-    """All are taken, by calls that are too young to end, or that do not."""
+    """All slots are taken by calls that are too young to be ended, or that were ended and have not left yet."""
 
 
 class CallSlots(Generic[T]):
-    """Places of one owner, oldest first. Who comes when all are taken is given the oldest one's.
+    """Slots of one owner. When all are taken, a new call gets the oldest call's slot.
 
-    So a learner whose connections died is never kept out by what it left behind.
+    So a learner whose connections died is never kept out by calls that it left behind.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken: OrderedDict[T, float] = OrderedDict()  # since when
+        self._taken: OrderedDict[T, float] = OrderedDict()  # monotonic seconds since when; oldest first
         self._ending: set[T] = set()
 
     def __len__(self) -> int:
         return len(self._taken)
 
     def enter(self, call: T, now: float, young_s: float = 0.0) -> T | None:
-        """Takes a place; returns the call that has to end for it, if any. Raises NoSlotError.
+        """Takes a slot; returns the call that must end for it, or None. Raises NoSlotError.
 
-        young_s: of so young a call the place is not taken.
+        young_s: a call younger than this keeps its slot.
         """
         oldest = None
         if len(self._taken) - len(self._ending) >= self._most:
@@ -172,6 +177,6 @@ class CallSlots(Generic[T]):
         return oldest
 
     def leave(self, call: T) -> None:
-        """Its place is free."""
+        """Frees the call's slot."""
         self._taken.pop(call, None)
         self._ending.discard(call)

@@ -1,4 +1,4 @@
-"""PURE: who reads which version of what, so that a reader that stands still does not keep every version in memory."""
+"""PURE: limits on the versions that learners read at a time: a stalled reader must not keep every version in memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_OF_ONE = 2  # versions of one thing that a learner reads: its streams may begin before and after a merge
-MAX_OLD = 8  # versions that are kept for their readers alone, of all fragments together
+MAX_OF_ONE = 2  # versions of one thing that a learner may read: its streams may begin before and after a merge
+MAX_OLD = 8  # versions of all things together that are kept only for their readers
 
 
 class _Reader(NamedTuple):
@@ -20,11 +20,14 @@ class _Reader(NamedTuple):
 
 
 class ReaderLimits:
-    """Of one thing a learner reads two versions; and of all things together few are read that are not the newest."""
+    """Limits the versions of one thing that a learner reads to MAX_OF_ONE, and all versions that are not the newest.
+
+    most_old: how many versions that are not the newest may be read, of all things together.
+    """
 
     def __init__(self, most_old: int = MAX_OLD) -> None:
         self._most_old = most_old
-        self._readers: dict[int, _Reader] = {}  # in the order of coming
+        self._readers: dict[int, _Reader] = {}  # oldest first
         self._newest: dict[Hashable, Hashable] = {}
         self._count = 0
 
@@ -32,7 +35,7 @@ class ReaderLimits:
     def read(
         self, learner: Hashable, thing: Hashable, version: Hashable, end: Callable[[Refused], None]
     ) -> Iterator[None]:
-        """While it lasts, the learner reads the newest version of a thing. end: ends that, if it has to be."""
+        """Context in which a learner reads a thing's newest version. end: ends the read when a limit is reached."""
         self._count += 1
         number, self._newest[thing] = self._count, version
         self._readers[number] = _Reader(learner, thing, version, end)
@@ -48,11 +51,11 @@ class ReaderLimits:
             del self._readers[number]
 
     def reads(self, version: Hashable) -> bool:
-        """Whether anybody reads it."""
+        """Whether any learner reads this version."""
         return any(reader.version == version for reader in self._readers.values())
 
     def passed(self, thing: Hashable) -> None:
-        """There is a newer version of it: those that are read are kept for that alone."""
+        """Records that a thing has a newer version: those that are read are from now on kept only for their readers."""
         self._newest.pop(thing, None)
         self._trim()
 
@@ -62,8 +65,8 @@ class ReaderLimits:
         gone = set(old[: max(0, len(old) - self._most_old)])
         for reader in self._readers.values():
             if (reader.thing, reader.version) in gone:
-                reader.end(_old(f"{self._most_old} of them are kept at most"))
+                reader.end(_old(f"at most {self._most_old} old versions are kept"))
 
 
 def _old(why: str) -> Refused:
-    return Refused(Status.UNAVAILABLE, f"what was read is an old version, and {why}: ask again")
+    return Refused(Status.UNAVAILABLE, f"the version that was read is old, and {why}: ask again")

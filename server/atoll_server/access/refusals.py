@@ -1,4 +1,4 @@
-"""PURE: refusals at the door: what is wrong, what would help, and which gRPC status says so."""
+"""PURE: refusals: what is wrong, what would help, and the gRPC status that says so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """The gRPC statuses that a learner acts on; what each means to it stands at the head of outer.proto."""
+    """The gRPC statuses that a learner acts on; the table at the head of outer.proto says how."""
 
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission_denied"
@@ -24,10 +24,10 @@ LONGEST = 1000  # characters
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault of this program
-    """Nothing was changed; the caller is told why in one line."""
+    """A refused call, which changed nothing. detail: the reason in one line, which the caller gets."""
 
     def __init__(self, status: Status, detail: str) -> None:
-        line = " ".join(detail.split())  # what a peer called itself may hold line breaks, and be long
+        line = " ".join(detail.split())  # a name that a peer sent may have line breaks, and be long
         self.status = status
         self.detail = line if len(line) <= LONGEST else line[: LONGEST - 4] + " ..."
         super().__init__(self.detail)

@@ -1,4 +1,4 @@
-"""Tokens of operators: a file of names and SHA-256 sums; the tokens themselves are kept nowhere."""
+"""Tokens of operators: a file of names and SHA-256 sums; the tokens themselves are not stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class OperatorTokens:
-    """Read again whenever the file changes, so that a name that was taken out counts no more."""
+    """The tokens in a file, which is read again whenever it changes: a name that was removed is no longer accepted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,13 +33,13 @@ class OperatorTokens:
         self._stamp, self._sums = self._read()
 
     def name_of(self, token: str) -> str | None:
-        """Whose token it is; None: nobody's."""
+        """The name of the operator with this token, or None. A changed file that is invalid changes nothing."""
         if self._stamp != (now := self._look()):
             try:
                 self.load()
             except SettingsError as error:
                 self._stamp = now
-                log.error("new operators' tokens are not taken", error=str(error))
+                log.error("changed operator tokens cannot be used: the previous ones stay", error=str(error))
         found = hashlib.sha256(token.encode()).hexdigest()
         matching = [name for name, known in self._sums.items() if hmac.compare_digest(known, found)]
         return matching[0] if matching else None
@@ -59,12 +59,14 @@ class OperatorTokens:
             text = f"--operator-tokens {self._path} cannot be read ({error}): make it with `atoll token NAME`"
             raise SettingsError(text) from error
         if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
-            raise SettingsError(f"--operator-tokens {self._path}: a line is a name and a SHA-256 sum, see atoll token")
+            raise SettingsError(
+                f"--operator-tokens {self._path}: each line must be a name and a SHA-256 sum, see atoll token"
+            )
         return stamp, {line[0]: line[1] for line in lines}
 
 
 def new(path: Path, name: str) -> str:
-    """Adds a name to the file, or gives it another token; returns the token, which is shown once."""
+    """Adds a name to the file, or gives it another token; returns the token. Raises SettingsError."""
     if not NAME.fullmatch(name):
         raise SettingsError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
     token = secrets.token_urlsafe(32)
@@ -82,7 +84,7 @@ def new(path: Path, name: str) -> str:
 
 
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Which operator calls; "" where nobody has to say. Raises Refused."""
+    """The name of the operator that calls; "" where callers need neither certificate nor token. Raises Refused."""
     given = next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
     if given:
         name = None if tokens is None else tokens.name_of(given.removeprefix(BEARER))

@@ -1,4 +1,4 @@
-"""A front: the gateway of one region. It speaks the core's service up and down, and keeps nothing it cannot lose.
+"""A front: the gateway of one region. It serves and calls the core's service, and keeps nothing it cannot lose.
 
 `fetch_cache` keeps updates; `core_connection` dials the core; `pass_through` forwards operators' calls.
 

@@ -9,7 +9,7 @@ from atoll_wire.process import lazy_commands
 
 
 def register(app: typer.Typer) -> None:
-    """Adds it."""
+    """Adds `atoll front`."""
     text = (
         "Run the gateway of a region: learners near it call it, and each update crosses the WAN once for all of them."
     )

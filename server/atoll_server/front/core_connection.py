@@ -1,4 +1,4 @@
-"""Where a front calls: connections to an address, dialled anew when they are dead, and what each shard there told."""
+"""A front's connections to one address, which it dials again when they are dead, and its view of each shard there."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from atoll_server.front.known_sessions import KnownSessions
 log = structlog.get_logger()
 
 WATCH_S = 0.5
-AGAIN_S = 5.0  # between dialling and dialling again
+AGAIN_S = 5.0  # seconds at least from one dial to the next after a failure
 
 Dial: TypeAlias = Callable[[str, TransportSecurity, Clock], Link]
 FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
 
 
 class CoreConnection:
-    """The connections to one address, which all learners of a region share. link: those of now."""
+    """The connections to one address, which all learners of a region share. link: the current ones."""
 
     def __init__(self, address: str, security: TransportSecurity, clock: Clock, dial: Dial) -> None:
         self.address, self.clock = address, clock
@@ -38,7 +38,7 @@ class CoreConnection:
         self._opened_at, self._suspected = self.clock.monotonic(), False
 
     async def look(self) -> None:
-        """Called now and then: dials anew when that is due, and hangs up idle connections."""
+        """Dials again when that is due, and closes idle connections; call it every WATCH_S seconds."""
         now = self.clock.monotonic()
         if self.link.stale or (self._suspected and now - self._opened_at > AGAIN_S):
             why = "new certificates" if self.link.stale else "the core was away"
@@ -47,11 +47,11 @@ class CoreConnection:
         await self.link.rest()
 
     def suspect(self, link: Link) -> None:
-        """A call failed with its connection: the others of its time may be dead, too, and nobody said so."""
+        """Records that a call over this link lost its connection: the link's other connections may be dead too."""
         self._suspected |= link is self.link
 
     def again(self) -> None:
-        """New connections for whatever begins from now on. What waits on the old ones ends; what moves goes on."""
+        """Dials new connections for all later calls. On the old ones, waiting calls end and transfers go on."""
         self._retire()
         self._open()
 
@@ -60,17 +60,17 @@ class CoreConnection:
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Hangs up at once."""
+        """Closes all connections at once."""
         for task in self._closing:
             task.cancel()
         await self.link.close()
 
 
 class UpstreamShard:
-    """One shard as a front knows it. Several may be at one address.
+    """A front's view of one shard. Several shards may be at one address.
 
-    fragments: that it has; None: all those at the address. up: whether it answered when it was last heard. sessions:
-    that it answered lately. counts: frames of its fragments. newest: versions of them that were heard of.
+    fragments: that it has; None: all those at the address. up: whether its last call was answered. sessions: that it
+    answered lately. counts: number of frames per fragment. newest: newest known version per fragment.
     """
 
     def __init__(self, core_connection: CoreConnection, fragments: frozenset[int] | None) -> None:
@@ -83,13 +83,13 @@ class UpstreamShard:
 
     @property
     def link(self) -> Link:
-        """The connections of now."""
+        """The current connections."""
         return self.core_connection.link
 
     def told(self, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> bool:
-        """The shard spoke: of fragments and their versions. False: what is kept of its log before may never have been.
+        """Takes in a shard's message. versions: pairs of fragment and version.
 
-        log: as of Happening.
+        log: see Notification. Returns False for another log than before: versions from the old log may not exist.
         """
         same = log == self._log
         if not same:
@@ -104,5 +104,5 @@ class UpstreamShard:
 
 
 def is_connection_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call failed with its connection: the core did not say so, and nobody here hung up."""
+    """Whether a call failed because its connection broke: neither the core nor this front ended it."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)

@@ -1,6 +1,6 @@
-"""What is fetched from the core once, for all learners of a region: frames as they come, in bounded memory.
+"""A cache of fetches that a front makes once for all learners of its region: frames as they arrive, in bounded memory.
 
-A fetch that is cut leaves the frames that came: the next one asks the core for the others.
+A fetch that is cut leaves the frames that arrived; the next fetch asks the core only for the others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from atoll_wire.messages.frame_messages import WireFrame
 
 
 class CacheKey(NamedTuple):
-    """What stays the same under this name, as long as its shard has this log: an update, or a whole fragment.
+    """Identifies an update or a whole fragment. Its bytes stay the same as long as its shard keeps its log.
 
-    crc32c: of a whole fragment.
+    crc32c: of a whole fragment; 0 for an update.
     """
 
     run: str
@@ -32,42 +32,42 @@ class CacheKey(NamedTuple):
 
 
 class CacheFullError(Exception):
-    """It does not fit beside what others still read."""
+    """The item does not fit: the memory is taken by items that are being read or fetched."""
 
 
 class CorruptFetchError(Exception):
-    """It did not come as it should have: ask again."""
+    """The core sent something else than was asked for, or another version: fetch again."""
 
 
 class CachedFetch:
-    """One of them, as far as it is here. messages: its frames as they are sent on; empty: not here yet."""
+    """One item of the cache, complete or not. messages: its frames, encoded; b"": has not arrived."""
 
     def __init__(self, place: CacheKey, count: int, make_room: Callable[[CachedFetch, int], None]) -> None:
         self.place, self.header, self.readers = place, pb.FetchHeader(), 0
         self.messages = [b""] * count
         self._make_room = make_room
         self._coming: set[int] = set()  # frames that are being fetched
-        self._error: Callable[[], Exception] = CorruptFetchError  # of the fetch that failed last
+        self._error: Callable[[], Exception] = CorruptFetchError  # makes the error of the last failed fetch
         self._news = asyncio.Event()
 
     @property
     def size_bytes(self) -> int:
-        """As its header declares: 0 before that is here."""
+        """The size that its header declares; 0 before the header has arrived."""
         return self.header.size_bytes
 
     @property
     def idle(self) -> bool:
-        """Whether neither a learner nor a fetch needs it."""
+        """Whether neither a learner nor a fetch uses it."""
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:
-        """The frames among these that must be fetched: they are neither here nor coming. Now they are coming."""
+        """Those of these frames that the caller must fetch: they have not arrived, and no other fetch brings them."""
         claimed = [index for index in wanted if not self.messages[index] and index not in self._coming]
         self._coming.update(claimed)
         return claimed
 
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
-        """One frame came. Raises CacheFullError, and CorruptFetchError for a frame of something else."""
+        """Stores a frame. Raises CacheFullError, and CorruptFetchError for a frame of another version."""
         if not self.header.frames:
             if (header.version, header.frames) != (self.place.version, len(self.messages)):
                 raise CorruptFetchError
@@ -80,13 +80,13 @@ class CachedFetch:
         self._tell()
 
     def failed(self, claimed: Iterable[int], error: Callable[[], Exception]) -> None:
-        """A fetch of these frames ended early: who waits for one of them is told why. What is here stays."""
+        """Records that a fetch of these frames failed. Readers that wait for one raise `error()`; other frames stay."""
         self._error = error
         self._coming.difference_update(claimed)
         self._tell()
 
     async def begun(self) -> pb.FetchHeader:
-        """Its header, once that is here. Raises what `read` raises."""
+        """Waits for its header. Raises as `read`."""
         while not self.header.frames:
             if not self._coming:
                 raise self._error()
@@ -94,7 +94,10 @@ class CachedFetch:
         return self.header
 
     async def read(self, wanted: Sequence[int]) -> AsyncIterator[bytes]:
-        """These frames, some in a message, as soon as they are here. Raises an error above, LinkLost, or the core's."""
+        """Yields messages with these frames as soon as they arrive.
+
+        Raises CacheFullError, CorruptFetchError, LinkLost, or the core's AioRpcError.
+        """
         self.readers += 1
         try:
             while wanted:
@@ -115,7 +118,7 @@ class CachedFetch:
 
 
 class FetchCache:
-    """Items by place; the one that was asked for longest ago goes first, unless somebody reads it."""
+    """Items by key. When memory is full, it drops idle items, the least recently used first. limit_bytes: of frames."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -123,20 +126,20 @@ class FetchCache:
 
     @property
     def size_bytes(self) -> int:
-        """Of all that is here or declared."""
+        """The sum of all items' declared sizes."""
         return sum(item.size_bytes for item in self._items.values())
 
     def find(self, place: CacheKey) -> CachedFetch | None:
-        """What is here, or on its way."""
+        """The item with this key, complete or not, or None; it becomes the most recently used one."""
         item = self._items.get(place)
         if item is not None:
             self._items.move_to_end(place)
         return item
 
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
-        """A place for something of so many frames, none of which is here. Of many versions the oldest goes.
+        """Adds an item of `count` frames, none of which has arrived; keeps at most UPDATES_KEPT versions of a fragment.
 
-        The limit in bytes is not enough: beside its frames an item takes some kilobytes.
+        The limit in bytes is not enough, since an item takes some kilobytes besides its frames.
         """
         same = sorted(other for other in self._items if other[:4] == place[:4] and other != place)
         for old in same[: max(0, len(same) + 1 - UPDATES_KEPT)]:
@@ -145,12 +148,12 @@ class FetchCache:
         return item
 
     def drop(self, item: CachedFetch) -> None:
-        """It is not found here any more; who reads it still does."""
+        """Removes an item; its current readers can finish."""
         if self._items.get(item.place) is item:
             del self._items[item.place]
 
     def clear(self, fragments: Collection[int] | None) -> None:
-        """Nothing of these fragments is found any more, of all if None; who reads it still does."""
+        """Removes all items of these fragments (None: of all fragments); their current readers can finish."""
         for item in [each for each in self._items.values() if fragments is None or each.place.fragment in fragments]:
             self.drop(item)
 

@@ -1,4 +1,4 @@
-"""PURE: which sessions a shard has answered lately. It has to check any other session itself."""
+"""PURE: sessions that a shard has answered lately. A front lets the shard check every other session."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import OrderedDict
 
 from atoll_wire import outer_pb2 as pb
 
-KNOWN_S = 10.0  # after the core's last answer; a learner that follows is answered every second
+KNOWN_S = 10.0  # seconds after the shard's last answer; a learner that follows is answered every second
 MOST = 16_384
 
 
 class KnownSessions:
-    """A session counts as a whole: with another token, run or generation it is another."""
+    """Sessions are compared whole: with another token, run or generation it is another session."""
 
     def __init__(self) -> None:
         self._answered_at: OrderedDict[bytes, float] = OrderedDict()
 
     def answered(self, session: pb.Session, now: float) -> None:
-        """The core took this session for a living one."""
+        """Records that the shard accepted this session. now: monotonic seconds."""
         key = _key(session)
         self._answered_at[key] = now
         self._answered_at.move_to_end(key)
@@ -25,15 +25,15 @@ class KnownSessions:
             self._answered_at.popitem(last=False)
 
     def refused(self, session: pb.Session) -> None:
-        """The core did not, or nobody knows any more."""
+        """Removes a session that the shard refused, or whose state is unknown."""
         self._answered_at.pop(_key(session), None)
 
     def clear(self) -> None:
-        """Nobody is known any more."""
+        """Removes all sessions."""
         self._answered_at.clear()
 
     def known(self, session: pb.Session, now: float) -> bool:
-        """Whether the core would answer it, as far as can be told without asking."""
+        """Whether the shard accepted this session within the last KNOWN_S seconds."""
         at = self._answered_at.get(_key(session))
         return at is not None and now - at < KNOWN_S
 

@@ -1,4 +1,4 @@
-"""What a front tells Prometheus."""
+"""A front's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_NAMES, OTHERS = 1024, "others"
 
 
 class FrontMetrics:
-    """Its own registry, so that a process may hold several."""
+    """The metrics of one front, in a registry of their own, so that a process may have several."""
 
     def __init__(self, region: str) -> None:
         self.registry = CollectorRegistry()
@@ -42,10 +42,10 @@ class FrontMetrics:
         self.core_up = Gauge("atoll_front_core_up", "1 while the core answers", registry=self.registry)
 
     def vouched(self, name: str) -> None:
-        """The core knows this learner: a name that is only what a caller says takes nobody's place."""
+        """Records that the core knows this learner, which then gets a series of its own."""
         if len(self._names) < MAX_NAMES:
             self._names.add(name)
 
     def learner(self, name: str, direction: str) -> Counter:
-        """Of one learner; of all others together, when the core has not vouched for it, or there are too many."""
+        """The counter of a learner's bytes; names that the core has not vouched for, or beyond MAX_NAMES, share one."""
         return self._learners.labels(name if name in self._names else OTHERS, direction)

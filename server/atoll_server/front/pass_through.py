@@ -1,4 +1,4 @@
-"""Calls that go through a front unread: what operators ask, and the probes of `atoll doctor`."""
+"""Calls that a front passes on without reading them: those of operators, and the probes of `atoll doctor`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PassThrough = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 def pass_on(
     server: grpc.aio.Server, core_connection: CoreConnection, region: str, audit_log: AuditLog, *, near: bool
 ) -> None:
-    """Adds the services of operators and doctors. near: nobody but this machine can call.
+    """Adds the Operator and Doctor services. near: only this machine can call the front.
 
-    A certificate says nothing at the core, which sees the front's; and a core that lets everybody on its machine do
-    everything did not mean this front's network. So operators need a token here.
+    Unless `near`, operators need a token here: the core sees the front's certificate instead of theirs. A core that
+    allows every caller on its own machine must not thereby allow every caller in the front's network.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
     for name, mark in marks.items():
@@ -43,7 +43,7 @@ def pass_on(
 def _passing(
     core_connection: CoreConnection, path: str, mark: bytes, audit_log: AuditLog, *, token_needed: bool
 ) -> PassThrough:
-    """mark: put behind each answer; of a message in two parts protobuf makes one."""
+    """mark: appended to each reply; protobuf merges concatenated messages."""
     method = path.rpartition("/")[2]
 
     async def passing(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -62,14 +62,16 @@ def _passing(
                             yield reply + mark
                     finally:
                         sending.cancel()
-                        await asyncio.gather(sending, return_exceptions=True)  # it reads what is let go below
+                        await asyncio.gather(
+                            sending, return_exceptions=True
+                        )  # it reads requests, which are discarded below
         except Refused as refused:
             audit_log.refused("refused", context.peer(), status=refused.status.value, detail=refused.detail)
             await abort(context, refused)
         except grpc.aio.AioRpcError as error:
             await end(context, error.code(), error.details() or "", meant=is_atoll_status(error))
         except LinkLost:
-            await end(context, grpc.StatusCode.UNAVAILABLE, "the core is silent: try again")
+            await end(context, grpc.StatusCode.UNAVAILABLE, "the core does not answer: try again")
         finally:
             await discard_rest(requests)
 

@@ -1,4 +1,4 @@
-"""Fetches of a region's learners: each published update and whole fragment comes over the WAN once."""
+"""Fetches of a region's learners: each published update and whole fragment crosses the WAN once."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from atoll_server.rpc.calls import ending, wanted_frames
 
 log = structlog.get_logger()
 
-TRIES = 4  # for a whole fragment: each time another version may come between what is asked and what is sent
-ASK_S = 20.0  # for a header
+TRIES = 4  # of a whole fragment: another version may be published between the header and the frames
+ASK_S = 20.0  # timeout of a header, in seconds
 OF_THE_SESSION = {
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION,
 }  # fmt: skip
 
 
 class RegionFetches:
-    """Keeps what may be asked for again, in a bounded memory, and relays what does not fit."""
+    """Caches fetches for other learners, in bounded memory, and relays what does not fit. limit_bytes: of frames."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, limit_bytes: int) -> None:
         self._routes, self._metrics = routes, metrics
@@ -41,7 +41,7 @@ class RegionFetches:
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        """What a core would answer. Raises AioRpcError as the core did, LinkLost and Refused."""
+        """Yields the replies that the core would send. Raises the core's AioRpcError, LinkLost and Refused."""
         served = self._metrics.learner(request.session.learner, "down")
         if not request.header_only:
             for _ in range(TRIES):
@@ -69,13 +69,13 @@ class RegionFetches:
             yield reply
 
     def told(self, shard: UpstreamShard, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
-        """A shard spoke. log: of one process of it; versions: of fragments, that are."""
+        """Takes in a shard's message, see `UpstreamShard.told`; with another log it clears the shard's cached items."""
         if not shard.told(log, session, versions):
             self.cache.clear(shard.fragments)
         self._metrics.vouched(session.learner)
 
     async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, CachedFetch, Sequence[int]]:
-        """What is asked for, here or on its way; its header for who asks; and the frames that are wanted of it."""
+        """The header for this learner, the item (complete or not), and the indices of the wanted frames."""
         session, header = request.session, None
         shard = self._routes.owner(session, request.fragment)
         fragment = (session.run, session.generation, request.fragment)
@@ -83,14 +83,14 @@ class RegionFetches:
         known = shard.sessions.known(session, self._routes.clock.monotonic()) and fragment in shard.counts
         there = self.cache.find(place) is not None or request.version <= shard.newest.get(fragment, 0)
         if request.whole or not known or not there:
-            # The core says who may ask; and of a whole fragment, which version it is, and what became of whose work.
+            # The core checks the session; of a whole fragment it tells the version and the fate of this learner's work.
             header = await self._header(request)
             shard.counts[fragment] = header.frames
             place = place._replace(version=header.version, crc32c=header.crc32c if request.whole else 0)
         wanted = wanted_frames(request, shard.counts[fragment])
         item = self.cache.find(place) or self.cache.begin(place, shard.counts[fragment])
         if claimed := item.claim(wanted):
-            task = asyncio.create_task(self._bring(request, item, claimed))  # goes on when its learner goes away
+            task = asyncio.create_task(self._bring(request, item, claimed))  # continues when its learner leaves
             self._bringing.add(task)
             task.add_done_callback(self._bringing.discard)
         begun = await item.begun()
@@ -114,7 +114,7 @@ class RegionFetches:
         return reply.header
 
     async def _bring(self, request: pb.FetchRequest, item: CachedFetch, claimed: Sequence[int]) -> None:
-        """Fetches frames of what has been begun. What goes wrong is told to whoever waits for them."""
+        """Fetches frames into an item. Readers that wait for them raise its error."""
         shard = self._routes.owner(request.session, request.fragment)
         asked = pb.FetchRequest()
         asked.CopyFrom(request)
@@ -132,7 +132,7 @@ class RegionFetches:
             self.cache.drop(item)  # the core has another version by now, or this front has no room
             item.failed(claimed, type(error))
         except grpc.aio.AioRpcError as error:
-            if error.code() in OF_THE_SESSION:  # not of those who wait for it as well: each asks for itself
+            if error.code() in OF_THE_SESSION:  # concerns only this session: the others that wait ask for themselves
                 shard.sessions.refused(request.session)
                 item.failed(claimed, CorruptFetchError)
             else:
@@ -147,12 +147,12 @@ class RegionFetches:
             log.exception("a fetch failed", fragment=request.fragment)
             item.failed(claimed, partial(_again, grpc.StatusCode.UNAVAILABLE, f"this front failed: {error!r}"))
         finally:
-            if not item.header.frames:  # nothing came: what is asked for may not exist
+            if not item.header.frames:  # nothing arrived: the item may not exist at the core
                 self.cache.drop(item)
             self._metrics.cached.set(self.cache.size_bytes)
 
     async def _relay(self, request: pb.FetchRequest) -> AsyncIterator[Sent]:
-        """As the core sends it, for this learner alone."""
+        """Yields the core's replies for this learner, without caching them."""
         served = self._metrics.learner(request.session.learner, "down")
         counter = self._metrics.whole if request.whole else self._metrics.updates
         link = self._routes.owner(request.session, request.fragment).link
@@ -169,7 +169,7 @@ class RegionFetches:
                 yield reply
 
     async def end(self) -> None:
-        """Stops fetching."""
+        """Cancels all fetches, and waits until they have ended."""
         for task in self._bringing:
             task.cancel()
         await asyncio.gather(*self._bringing, return_exceptions=True)

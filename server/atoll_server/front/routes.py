@@ -1,4 +1,4 @@
-"""Which shard a call goes on to: the core's answer to Join says where each fragment is."""
+"""Selects the shard to which a call is passed on: the core's answer to Join says where each fragment is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from atoll_server.front.core_connection import WATCH_S, CoreConnection, Dial, Up
 
 
 class Routes:
-    """core: takes Join, Initialise and what operators ask. default: stands for its shards before a Join names them."""
+    """The shards that a front knows. core: takes Join, Initialise and operators' calls.
+
+    default: stands for the core's shards until a Join names them.
+    """
 
     def __init__(
         self,
@@ -27,20 +30,20 @@ class Routes:
         self.clock = clock
         self._security, self._dial = security, dial
         self.core = CoreConnection(address, security, clock, dial)
-        self._run = ("", 0)  # and generation, whose shards these are
+        self._run = ("", 0)  # run and generation of these shards
         self.default = UpstreamShard(self.core, None)
         self._shards: list[UpstreamShard] = []  # by number
         self._owners: dict[int, UpstreamShard] = {}  # by fragment
 
     @property
     def up(self) -> bool:
-        """Whether every shard answered when it was last heard."""
+        """Whether every shard answered its last call."""
         return all(shard.up for shard in self._shards or [self.default])
 
     async def joined(self, reply: pb.JoinReply) -> None:
-        """Takes over where a ready run's shards are, and hides that: learners call all of them here.
+        """Takes over the shards that a Join names, and removes their addresses: learners call all shards at this front.
 
-        Raises Refused for an address that this front must not call.
+        reply: changed in place. Raises Refused for an address that this front must not call.
         """
         if reply.state != pb.JoinReply.STATE_READY:
             return
@@ -72,30 +75,30 @@ class Routes:
         return known[address]
 
     def owner(self, session: pb.Session, fragment: int) -> UpstreamShard:
-        """The shard that has a fragment, or the default."""
+        """The shard that has a fragment; the default for an unknown fragment, or for another run or generation."""
         mine = (session.run, session.generation) == self._run
         return self._owners.get(fragment, self.default) if mine else self.default
 
     def numbered(self, session: pb.Session, number: int) -> UpstreamShard:
-        """The shard of this number, or the default."""
+        """The shard with this number; the default for an unknown number, or for another run or generation."""
         mine = (session.run, session.generation) == self._run and number < len(self._shards)
         return self._shards[number] if mine else self.default
 
     def near(self, session: pb.Session) -> UpstreamShard:
-        """The first shard where the run is joined, or the default."""
+        """The first shard at the address where learners join; else the default."""
         mine = (session.run, session.generation) == self._run
         shards = self._shards if mine else []
         return next((shard for shard in shards if shard.core_connection is self.core), self.default)
 
     async def watch(self) -> None:
-        """Goes on for ever: looks after the connections."""
+        """Maintains all connections, for ever."""
         while True:
             await asyncio.sleep(WATCH_S)
             for core_connection in self._upstreams():
                 await core_connection.look()
 
     async def close(self) -> None:
-        """Hangs up at once."""
+        """Closes all connections at once."""
         for core_connection in self._upstreams():
             await core_connection.close()
 

@@ -27,11 +27,11 @@ from atoll_server.rpc.process import RpcServer, open_files, stop_signal
 
 log = structlog.get_logger()
 
-GOODBYE_S = 2.0  # for calls that run: whoever follows was told to go elsewhere
+GOODBYE_S = 2.0  # seconds for open calls to end: followers were told to reconnect elsewhere
 
 
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
-    """Runs a front until SIGTERM or SIGINT. announce: told each address once it serves. Raises SettingsError."""
+    """Runs a front until SIGTERM or SIGINT. announce: called with each address that it serves. Raises SettingsError."""
     settings.check()
     check_role(settings.security.tls, Role.FRONT)
     allocator.return_freed_memory()
@@ -82,5 +82,8 @@ def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:
-    """Whose a session is: a certificate says who may use the name; without one only the core knows a token."""
+    """The owner of a session: with certificates the learner's name, which the certificate allows; else name and token.
+
+    Only the core can check a token, so callers with other tokens are other owners.
+    """
     return session.learner if who.role is not None else (session.learner, session.token)

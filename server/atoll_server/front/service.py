@@ -1,4 +1,4 @@
-"""gRPC <-> gRPC: learners below, the core above. What is decided about a run is decided there."""
+"""The gRPC service of a front: passes learners' calls on to the core, which decides everything about a run."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ QUICK_S = 20.0
 
 
 class Route:
-    """Where a call goes on to. link: the shard's connections when that was found."""
+    """The shard to which a call is passed on. link: the shard's connections when it was chosen."""
 
     def __init__(self, shard: UpstreamShard) -> None:
         self.to(shard)
 
     def to(self, shard: UpstreamShard) -> Link:
-        """The call goes on to this shard."""
+        """Chooses this shard; returns its current connections."""
         self.shard = shard
         self.address = shard.core_connection.address
         self.link = shard.link
@@ -50,23 +50,22 @@ class Route:
 
 
 class FrontService(rpc.OuterServicer):
-    """What learners of a region call."""
+    """The Outer service for the learners of a region. cache_bytes: limit on cached updates and whole fragments."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, audit_log: AuditLog) -> None:
-        """cache_bytes: of updates and whole fragments."""
         self._routes, self._metrics, self._audit_log = routes, metrics, audit_log
         self.fetching = RegionFetches(routes, metrics, cache_bytes)
         self._waits, self._stopping = InterruptibleWaits(), False
 
     def stop(self) -> None:
-        """Ends what would go on for long, and tells every follower that it has to go elsewhere."""
+        """Ends long calls, and tells every follower to reconnect elsewhere."""
         self._stopping = True
         self._waits.end("this front is going away: reconnect, here or through another")
 
     # ------------------------------------------------------------------------------ passed on as they are
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        """The core lets in; the session that it gives, and where the shards are, is known here from now on."""
+        """Passes a Join on, and remembers the session and the shards that the core's reply names."""
         core = self._routes.core
         async with self._answering(context):
             self._may(context, request.learner)
@@ -87,7 +86,7 @@ class FrontService(rpc.OuterServicer):
             return reply
 
     async def Initialise(self, requests: AsyncIterator[pb.InitialiseRequest], context: Context) -> pb.InitialiseReply:
-        """The first parameters go through."""
+        """Passes the first parameters on."""
         wait = self._waits.begin()
         async with self._answering(context):
             try:
@@ -116,7 +115,7 @@ class FrontService(rpc.OuterServicer):
                 await discard_rest(requests)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Notification]:
-        """What a shard tells, until it, the learner or this front goes."""
+        """Passes a shard's notifications on until the shard, the learner or this front ends the call."""
         shard = self._routes.numbered(request.session, request.shard)
         async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
@@ -136,7 +135,7 @@ class FrontService(rpc.OuterServicer):
                     yield pb.Notification(shutting_down=pb.ShuttingDown())
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
-        """How training goes, for a shard to count."""
+        """Passes a learner's progress reports on to a shard."""
         wait = self._waits.begin()
         async with self._answering(context) as route:
             try:
@@ -161,7 +160,7 @@ class FrontService(rpc.OuterServicer):
                 await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """A good-bye."""
+        """Passes a learner's clean leave on."""
         shard = self._routes.numbered(request.session, request.last.shard)
         async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
@@ -173,13 +172,13 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ contributions
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Passes frames on that are what they say; what the core has is the core's to say."""
+        """Passes frames on after checking them. Only the core's replies say which frames it has."""
         wait = self._waits.begin()
         async with self._answering(context) as route:
             try:
                 request = await wait.first(requests, "a Push stream")
                 if not isinstance(request, pb.PushRequest) or request.frames:
-                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
+                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream must begin with a header alone")
                 header = request.header
                 self._may(context, header.session.learner)
                 name = contribution_name(header.session, header.fragment, header.seq)
@@ -203,7 +202,7 @@ class FrontService(rpc.OuterServicer):
                 await discard_rest(requests)
 
     async def _frames(self, call: Any, requests: AsyncIterator[Pushed], header: pb.PushHeader) -> None:  # noqa: ANN401
-        """Upwards, as long as the core takes them. Raises Refused for what is not what it says."""
+        """Sends frames to the core as long as it takes them. Raises Refused for invalid frames."""
         up = self._metrics.learner(header.session.learner, "up")
         with tolerate_ended_call():
             async for request in requests:
@@ -216,7 +215,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ updates
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
-        """From this front's memory, or through it."""
+        """Answers a Fetch from this front's cache, or with the core's replies."""
         owner = self._routes.owner(request.session, request.fragment)
         async with self._answering(context, owner, request.session):
             self._may(context, request.session.learner)
@@ -227,7 +226,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ ends
 
     def _may(self, context: Context, learner: str) -> None:
-        """Raises Refused for a name that is not the caller's: above it counts that this front says so."""
+        """Raises Refused for a name that is not the caller's: the core trusts this front to check that."""
         who = caller(context)
         if who.role not in {None, Role.LEARNER}:
             assert who.role is not None
@@ -240,25 +239,28 @@ class FrontService(rpc.OuterServicer):
     async def _answering(
         self, context: Context, shard: UpstreamShard | None = None, session: pb.Session | None = None
     ) -> AsyncIterator[Route]:
-        """Ends a call as the shard ended it, or with what was refused here. shard: as far as it is known by now."""
+        """Context of a call: ends it with the shard's status, or with a refusal of this front.
+
+        shard: None if it is not known yet. session: None where a failure says nothing about it.
+        """
         route = Route(shard or self._routes.default)
         try:
             yield route
         except Refused as refused:
             code, details = grpc.StatusCode[refused.status.name], refused.detail
-            if refused.status is not Status.UNAVAILABLE:  # that is no judgement on who called
+            if refused.status is not Status.UNAVAILABLE:  # UNAVAILABLE is no fault of the caller
                 self._audit_log.refused("refused", context.peer(), status=refused.status.value, detail=details)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
             if is_connection_lost(error):
                 self._answered(route.shard, up=False)
                 route.shard.core_connection.suspect(route.link)
-            if not is_atoll_status(error):  # by gRPC, or by a stranger on the core's port: it ends no learner
+            if not is_atoll_status(error):  # from gRPC, or another server on the core's port: it must end no learner
                 code, details = grpc.StatusCode.UNAVAILABLE, f"from the core at {route.address}: {details}"
             if session is not None:
                 route.shard.sessions.refused(session)
         except LinkLost:
-            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {route.address} is silent: try again"
+            code, details = grpc.StatusCode.UNAVAILABLE, f"the core at {route.address} does not answer: try again"
         else:
             return
         self._metrics.refused.labels(code.name.lower()).inc()
@@ -271,14 +273,17 @@ class FrontService(rpc.OuterServicer):
 
 @asynccontextmanager
 async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterator[None]:  # noqa: ANN401 - gRPC's
-    """Sends while its answers are awaited: either may end the other, and what was wrong with it is what is raised."""
+    """Context that runs `sending` while the body awaits the call's replies. Either side's end ends the other.
+
+    Raises the error of `sending` if that ended the call.
+    """
     task = asyncio.create_task(sending)
     task.add_done_callback(lambda ended: ended.cancelled() or (ended.exception() and call.cancel()))
     try:
         yield
     except (asyncio.CancelledError, grpc.aio.AioRpcError):
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error from None  # it was what ended the call
+            raise error from None  # sending failed first, and ended the call
         raise
     finally:
         task.cancel()
@@ -286,12 +291,15 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
-    """Bytes of a message's payloads. Raises Refused for frames that are not what they say, or not of this header."""
+    """The size of a message's payloads in bytes. Raises Refused for frames that are invalid or not of this header."""
     brought = frame_messages.frames_in(request)
     if header.control_only:
-        raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
+        raise Refused(
+            Status.INVALID_ARGUMENT,
+            "frames arrived over a stream that was declared control_only: send them over another",
+        )
     if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
-        text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are taken"
+        text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
         raise Refused(Status.INVALID_ARGUMENT, text)
     for frame in brought:
         if frame.index >= header.frames or len(frame.payload) > header.size_bytes:
@@ -302,7 +310,7 @@ def _checked(request: Pushed, header: pb.PushHeader) -> int:
 
 
 def _versions(notification: pb.Notification) -> Iterable[tuple[int, int]]:
-    """Of fragments, that a notification tells."""
+    """Pairs of fragment and version in a notification."""
     if notification.HasField("current"):
         return notification.current.versions.items()
     published = notification.published

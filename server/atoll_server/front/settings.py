@@ -13,7 +13,7 @@ from atoll_server.settings import ServerLimits, Serving
 
 
 class FrontSettings(Serving):
-    """One front process."""
+    """The options of `atoll front`."""
 
     command: ClassVar[str] = "front"
 
@@ -32,9 +32,9 @@ class FrontSettings(Serving):
 
     @property
     def cache_bytes(self) -> int:
-        """The same in bytes."""
+        """Memory for updates and whole fragments, in bytes."""
         return self.cache_mib << 20
 
     def check(self) -> None:
-        """Refuses an address that would offer the run to a network in plain text."""
+        """Raises SettingsError for an address that would offer the run to a network in plain text."""
         self.check_reach(*self.listen, self.core)

@@ -1,4 +1,4 @@
-"""What the core tells `atoll doctor`; bounded, since anybody with a certificate may ask."""
+"""The service for `atoll doctor`, with limits, since every process with a certificate may call it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, discard_rest
 from atoll_server.run.core import Core
 
-MAX_BYTES = 64 << 20  # over one call, each way
+MAX_BYTES = 64 << 20  # of padding in one call, each way
 PIECE_BYTES = 256 << 10
 AT_ONCE = 2
-IDLE_S, LONGEST_S = 10.0, 60.0  # without a request; a call in all
+IDLE_S, LONGEST_S = 10.0, 60.0  # seconds without a request; seconds of a whole call
 
 
 class DoctorService(rpc.DoctorServicer):
-    """Probes of the way to this core."""
+    """Answers probes of the connection to this core."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def Probe(self, requests: AsyncIterator[pb.ProbeRequest], context: Context) -> AsyncIterator[pb.ProbeReply]:
-        """Answers each request, as long as the call has not moved too much."""
+        """Answers each request until the call reaches a limit; then it ends as RESOURCE_EXHAUSTED."""
         up = down = 0
         try:
             caller(context)

@@ -1,4 +1,4 @@
-"""Once a second the run is looked at: changes go into the journal, figures to Prometheus, as one Reading."""
+"""Reads the run once a second: records changes in the journal, and gives Prometheus all figures of one moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from atoll_server.telemetry.metrics import Metrics, MetricSamples
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-SETTLED_S = 10.0  # after a start, until learners have reported what the last second before it may have lost
+SETTLED_S = 10.0  # seconds after a start: learners report again what the last second before it may have lost
 
 
 async def keep_gauges(
@@ -37,7 +37,7 @@ async def keep_gauges(
     events: EventLog,
     facts: Callable[[], CoreFacts],
 ) -> None:
-    """For as long as the core runs. facts: those of the moment."""
+    """Reads the run once a second, for ever. facts: returns the core's current facts."""
     while True:
         ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:
@@ -59,7 +59,7 @@ def reading(
     ledger_bytes: int,
     now: float,
 ) -> MetricSamples:
-    """The run at this moment. now: monotonic seconds."""
+    """The run's current figures. now: monotonic seconds."""
     made = MetricSamples()
     _read_learners(run, made, states, run.clock.at(now))
     _read_run(run, made, facts, now)
@@ -76,7 +76,9 @@ def _read_learners(run: Registrar, reading: MetricSamples, states: Mapping[str, 
         balances.append(balance)
         observed = liveness_of(run, name)
         reading.set("atoll_learner_info", 1, name, entry.region, states[name])
-        if account.heard_at > run.registry.since:  # until then a start may lack a second of it, and no counter falls
+        if (
+            account.heard_at > run.registry.since
+        ):  # a restarted core may lack a second until then, and no counter may fall
             reading.set("atoll_learner_inner_steps", account.total("steps"), name)
             reading.set("atoll_learner_tokens", account.total("tokens"), name)
             reading.set("atoll_learner_blocked_seconds", account.total("blocked_s"), name)
@@ -131,7 +133,7 @@ def _read_shards(run: Registrar, reading: MetricSamples, trained: int, now: floa
 
 
 def _size_bytes(ledger: Path) -> int:
-    """Of the file and what is still to be written into it; one that is not there, or not to be looked at, has none."""
+    """The size of the ledger and its write-ahead log in bytes; a file that is missing or unreadable counts as 0."""
     size = 0
     for path in (ledger, Path(f"{ledger}-wal")):
         with contextlib.suppress(OSError):

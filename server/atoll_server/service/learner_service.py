@@ -1,4 +1,4 @@
-"""gRPC <-> core, for learners. Each method converts, asks, and answers; nothing is decided here."""
+"""The gRPC service for learners. Each method converts messages and calls the core, which decides."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from atoll_server.shard.upload_state import UploadState
 from atoll_server.shard.uploads import Upload
 from atoll_server.telemetry import entries
 
-HEADER_BYTES = 4096  # of a Push, which is kept as long as its upload grows
-MAX_PATIENCE = 4.0  # with one stream of many, times the patience with an upload
-HEARD_S = 0.05  # between two messages that tell what came over a stream: how quick a link is shows in them
+HEADER_BYTES = 4096  # limit on a Push header, which stays in memory as long as its upload grows
+MAX_PATIENCE = 4.0  # longest wait for one stream's next message, as a multiple of the upload's idle timeout
+HEARD_S = 0.05  # seconds between two messages that acknowledge frames: learners measure the link's rate by them
 
 
 class OuterService(rpc.OuterServicer):
-    """What learners call."""
+    """The Outer service of a core."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -50,11 +50,11 @@ class OuterService(rpc.OuterServicer):
         self._waits = InterruptibleWaits()
 
     def stop(self) -> None:
-        """Ends what would go on for long; what is being made durable goes on. Followers are told by the core."""
+        """Ends long calls, except what is being made durable, and Follow calls: these end with the shard's log."""
         self._waits.end("the core is going away: reconnect, here or elsewhere")
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        """Makes a learner known, or known again."""
+        """Joins a learner to the run, or joins it again."""
         try:
             process = caller(context)
             process.speaks_for(request.learner)
@@ -77,7 +77,7 @@ class OuterService(rpc.OuterServicer):
                 await asyncio.to_thread(staging.take, request.chunk)
                 self._joining.came(process, staging)
             accepting = self._core.underway(self._joining.accept(process, staging))
-            await asyncio.shield(accepting)  # once it has begun, the learner's going away does not stop it half-way
+            await asyncio.shield(accepting)  # a learner that leaves must not stop it half-way
             return pb.InitialiseReply()
         except Refused as refused:
             self._run.record(entries.FirstParametersRefused(refused.detail))
@@ -94,13 +94,13 @@ class OuterService(rpc.OuterServicer):
             await discard_rest(requests)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.Notification]:
-        """Tells what happens until the learner or this core goes."""
+        """Sends a shard's notifications until the learner or this core ends the call."""
         try:
             process = self._session(context, request.session)
             shard = self._run.shard(request.shard)
         except Refused as refused:
             await abort(context, refused)
-        wait = InterruptibleWait()  # not until this core stops: that is told as a notification
+        wait = InterruptibleWait()  # `stop` does not end it: the log's last notification does
         try:
             with process.entry.stream(wait.end):
                 news = shard.follower_log.follow(process.entry.name, request.log, request.sequence)
@@ -111,13 +111,13 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Takes one contribution, or what is missing of it."""
+        """Takes a contribution, or the frames of it that are missing, and replies with its receipt."""
         header, wait = pb.PushHeader(), self._waits.begin()
         try:
             request = await wait.first(requests, "a Push stream")
             if isinstance(request, pb.PushRequest):
                 if request.ByteSize() > HEADER_BYTES:
-                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream begins with a header, and nothing beside it")
+                    raise Refused(Status.INVALID_ARGUMENT, "a Push stream must begin with a header alone")
                 header = request.header
             process = self._session(context, header.session)
             shard, _ = self._run.owner(header.fragment)
@@ -150,17 +150,20 @@ class OuterService(rpc.OuterServicer):
         intake: Intake,
         header: pb.PushHeader,
     ) -> AsyncGenerator[list[int], None]:
-        """Takes what a stream brings, until nothing more needs to come; tells what has come."""
+        """Takes a stream's frames while the upload grows; yields the indices of those that arrived."""
         came, told_at = list[int](), self._core.clock.monotonic()
         while upload.state is UploadState.GROWING and (request := await self._next(requests, wait, upload)) is not None:
             process.check_current()
             brought, now = frame_messages.frames_in(request), self._core.clock.monotonic()
-            size_bytes = sum(len(frame.payload) for frame in brought)  # that count whatever becomes of them
+            size_bytes = sum(len(frame.payload) for frame in brought)  # counted even if they are refused
             self._core.metrics.moved(process.entry.region, "up", upload.part.codec, size_bytes)
             if header.control_only:
-                raise Refused(Status.INVALID_ARGUMENT, "frames came over a stream that said that it brings none")
+                raise Refused(
+                    Status.INVALID_ARGUMENT,
+                    "frames arrived over a stream that was declared control_only: send them over another",
+                )
             if not 0 < len(brought) <= frame_messages.FRAMES_PER_MESSAGE:
-                text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are taken"
+                text = f"{len(brought)} frames in one message: 1 to {frame_messages.FRAMES_PER_MESSAGE} are allowed"
                 raise Refused(Status.INVALID_ARGUMENT, text)
             await intake.take(upload, brought, now)
             came.extend(frame.index for frame in brought)
@@ -217,7 +220,9 @@ class OuterService(rpc.OuterServicer):
         spans = fragment.place.frames
         wanted = wanted_frames(request, len(spans))
         async with shard.readers.newest(fragment, None if request.header_only else entry.name) as state:
-            newest = shard.uploads.newest_receipt(entry.name, entry.incarnation, fragment.index)  # of this moment too
+            newest = shard.uploads.newest_receipt(
+                entry.name, entry.incarnation, fragment.index
+            )  # of the same moment as the state
             crc = await asyncio.to_thread(frame_codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
@@ -234,7 +239,7 @@ class OuterService(rpc.OuterServicer):
                 yield frame_messages.encode(span.index, crc32c(payload), payload)
 
     async def Report(self, requests: AsyncIterator[pb.Progress], context: Context) -> pb.ReportReply:
-        """Takes in how training goes."""
+        """Takes a learner's progress reports."""
         wait = self._waits.begin()
         try:
             told: pb.Progress | None = await wait.first(requests, "a Report stream")
@@ -252,7 +257,7 @@ class OuterService(rpc.OuterServicer):
             await discard_rest(requests)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Says good-bye to a learner."""
+        """Takes a learner's clean leave."""
         try:
             entry = self._session(context, request.session).entry
             last = request.last if request.HasField("last") else None
@@ -266,7 +271,7 @@ class OuterService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ checks
 
     def _session(self, context: Context, session: pb.Session) -> LearnerProcess:
-        """Whom a call comes from. Raises Refused."""
+        """The learner process that a call comes from. Raises Refused."""
         try:
             caller(context).speaks_for(session.learner)
             return self._run.session(session)
@@ -275,8 +280,11 @@ class OuterService(rpc.OuterServicer):
             raise
 
     async def _next(self, requests: AsyncIterator[Pushed], wait: InterruptibleWait, upload: Upload) -> Pushed | None:
-        """The stream's next message, unless it takes longer than this upload's frames make likely."""
+        """The stream's next message; None at its end.
+
+        Raises Refused when it takes longer than this upload's earlier frames make likely.
+        """
         with upload.heard() as usual_s:
             max_wait_s = min(usual_s, MAX_PATIENCE * self._core.settings.limits.upload_idle_s)
-            text = f"no frame of {upload.key} came for {max_wait_s:.1f} s: go on with it"
+            text = f"no frame of {upload.key} came for {max_wait_s:.1f} s: resume the upload"
             return await wait.next(requests, max_wait_s, text)

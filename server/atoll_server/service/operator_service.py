@@ -1,4 +1,4 @@
-"""gRPC <-> core, for operators."""
+"""The gRPC service for operators."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ LARGEST_REASON = 200
 
 
 class OperatorService(rpc.OperatorServicer):
-    """What `atoll status`, `receipts`, `evict` and `checkpoint` call."""
+    """The Operator service of a core: `atoll status`, `receipts`, `evict`, `checkpoint` and the dashboard call it."""
 
     def __init__(self, core: Core, tokens: OperatorTokens | None = None) -> None:
         self._core = core
         self._tokens = tokens
 
     async def _may(self, context: Context, act: str = "", **what: str) -> str:
-        """Who calls; ends the call of who is no operator. act: written down with who did it."""
+        """The operator's name; ends the call of any other caller. act: recorded with the operator; "": not recorded."""
         try:
             who = caller(context)
             name = operator_name(self._tokens, who, context.invocation_metadata() or ())
@@ -55,19 +55,19 @@ class OperatorService(rpc.OperatorServicer):
         return name
 
     async def _shard(self, context: Context) -> Shard:
-        """The one of this process; ends the call while the run has no parameters."""
+        """This process's shard; ends the call while the run has no parameters."""
         if not (shards := self._core.registrar.shards):
             await end(context, grpc.StatusCode.UNAVAILABLE, NOTHING_YET)
         return shards[0]
 
     async def Status(self, _request: pb.StatusRequest, context: Context) -> pb.StatusReply:
-        """The run at this moment."""
+        """The current state of the run."""
         await self._may(context)
         core = self._core
         return status(core.registrar, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
-        """What became of contributions, read beside the thread that writes."""
+        """The fates of contributions, newest first, read over a connection of its own to the ledger."""
         await self._may(context)
         most = self._core.settings.limits.receipts
         limit = min(request.limit or most, most)
@@ -82,7 +82,7 @@ class OperatorService(rpc.OperatorServicer):
             return shard_ledger.receipts(db, *wanted)
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
-        """Sends a learner away, or lets it in again."""
+        """Evicts a learner, or with an empty reason lets it join again."""
         reason = request.reason[:LARGEST_REASON]
         tokens = request.tokens if request.HasField("tokens") else None
         what = {} if tokens is None else {"tokens": str(tokens)}
@@ -90,13 +90,13 @@ class OperatorService(rpc.OperatorServicer):
         await self._may(context, act, learner=request.learner[:80], reason=reason, **what)
         try:
             evicting = asyncio.create_task(self._core.registrar.evict(request.learner, reason, tokens))
-            await asyncio.shield(evicting)  # once it has begun, the operator's going away does not stop it half-way
+            await asyncio.shield(evicting)  # an operator that disconnects must not stop it half-way
             return pb.EvictReply()
         except Refused as refused:
             await abort(context, refused)
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
-        """Lets all learners stand, or go on."""
+        """Pauses the run, or with an empty reason resumes it."""
         reason = request.reason[:LARGEST_REASON]
         name = await self._may(context, "pause" if reason else "resume", reason=reason)
         said = f"by {name or 'an operator'}: {reason}" if reason else ""
@@ -104,7 +104,7 @@ class OperatorService(rpc.OperatorServicer):
         return pb.PauseReply()
 
     async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsReply:
-        """How the newest rounds went."""
+        """The newest rounds, newest first."""
         await self._may(context)
         try:
             return list_rounds(self._core.registrar, self._core.timeline, request)
@@ -112,7 +112,7 @@ class OperatorService(rpc.OperatorServicer):
             await abort(context, refused)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsReply:
-        """What happened after what the caller has seen."""
+        """The events after the newest one that the caller has seen."""
         await self._may(context)
         events = self._core.events
         told = (
@@ -128,7 +128,7 @@ class OperatorService(rpc.OperatorServicer):
         return pb.ListCheckpointsReply(checkpoints=map(checkpoint, rows))
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
-        """Takes a snapshot now."""
+        """Takes a snapshot now, and answers when it is durable."""
         await self._may(context, "take a checkpoint")
         shard = await self._shard(context)
         try:
@@ -140,12 +140,14 @@ class OperatorService(rpc.OperatorServicer):
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
-        """Streams the published model, as it is at this moment or as it began."""
+        """Streams the published model, at its current versions or with the first parameters."""
         await self._may(context, "export the model")
         shard = await self._shard(context)
         try:
             with tempfile.TemporaryFile(dir=self._core.settings.directory) as file:
-                async with contextlib.AsyncExitStack() as reading:  # not while it is streamed: merges need the room
+                async with (
+                    contextlib.AsyncExitStack() as reading
+                ):  # the states are released before streaming, since merges need the memory
                     if request.initial:
                         states = await asyncio.to_thread(initial_states, shard.layout, shard.initial)
                     else:
@@ -165,14 +167,14 @@ class OperatorService(rpc.OperatorServicer):
 
 
 def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
-    """A row of the ledger as operators are told it."""
+    """A snapshot's ledger row as a message."""
     return pb.Checkpoint(
         id=row.id, taken_at=row.taken_at, versions=row.versions, size_bytes=row.size_bytes, generation=row.generation
     )
 
 
 def logged_receipt(number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
-    """A row of the ledger as operators are told it."""
+    """A contribution's ledger rows as a message. number: grows with each contribution."""
     return pb.LoggedReceipt(
         number=number,
         receipt=receipt_of(fate),

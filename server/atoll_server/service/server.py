@@ -1,4 +1,4 @@
-"""One core as a process: gRPC server, health, reflection, metrics, signals; from SERVING to a clean end."""
+"""A core as a process: its gRPC server, health, reflection, metrics and signals, up to a clean end."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from atoll_server.telemetry.audited import audited
 log = structlog.get_logger()
 
 
-class CoreFailed(UserError):  # noqa: N818 - what it says is that the core failed
-    """Acknowledged work cannot be carried on with; one line with the remedy."""
+class CoreFailed(UserError):  # noqa: N818 - says what happened
+    """The core cannot continue with acknowledged work; the message is one line with the fix."""
 
 
 T = TypeVar("T")
@@ -51,9 +51,10 @@ AUDIT_LOG = "audit.jsonl"
 
 
 async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None]) -> None:
-    """Runs a core until SIGTERM or SIGINT. announce: told each address once it serves.
+    """Runs a core until SIGTERM or SIGINT. given: settings that were given explicitly, see Core.
 
-    Raises SettingsError for what the operator can mend, and whatever made acknowledged work impossible to carry on.
+    announce: called with each address that it serves. Raises SettingsError for problems that an operator can fix, and
+    CoreFailed or another error that stopped the core.
     """
     settings.check()
     check_role(settings.security.tls, Role.CORE)
@@ -65,7 +66,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
         log.info("standing by for --dir", directory=str(settings.directory))
     if not await _unless(told, core.take_directory()):
         return
-    core.failed.add_done_callback(lambda _: told.set())  # the shard could not carry something out
+    core.failed.add_done_callback(lambda _: told.set())  # an effect could not be carried out
     audit_log = _audit_log(core)
     tokens = None if settings.operator_tokens is None else _tokens(settings.operator_tokens)
     gate = CallLimiter(
@@ -92,7 +93,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             log.info("serving", addresses=addresses, metrics_port=scraped and scraped.port, **_names(core.registrar))
             audit = RunVerifier(settings.directory, core.disk, core.clock, core.damaged)
             audit.begin(core.registrar.initial_sha256)
-            with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
+            with contextlib.suppress(OSError):  # stdout is closed, or its disk is full
                 for address in addresses:
                     announce(address)
             await _serve_until(told, core, public, service, gauges, health)
@@ -101,7 +102,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             core.failed.result()
     except (OSError, sqlite3.Error) as error:
         raise CoreFailed(
-            f"the disk failed ({error}): nothing acknowledged is lost; make room or mend it, then start the core again"
+            f"the disk failed ({error}): nothing acknowledged is lost; free space or repair it, then restart the core"
         ) from error
     finally:
         beating.cancel()
@@ -137,7 +138,7 @@ def _limited(core: Core, method: str, peer: str, detail: str) -> None:
 
 
 def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
-    """The learner that a session is of, if it is one of this core's."""
+    """The name of the learner with this session; None when this core does not know the session."""
     try:
         return core.registrar.session(session).entry.name
     except Refused:
@@ -145,7 +146,7 @@ def _vouched(core: Core, _: Caller, session: pb.Session) -> str | None:
 
 
 async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether it came to its end; False when this process was asked to stop before: it is given up then."""
+    """Runs `work`; returns whether it came to its end. It is cancelled when the process is asked to stop first."""
     working, asked = asyncio.create_task(work), asyncio.create_task(told.wait())
     await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
@@ -179,7 +180,7 @@ async def _serve_until(
 
 
 async def _patiently(bind: Callable[[], T], settings: CoreSettings, clock: Clock) -> T:
-    """A standby waits a moment: of a process that dies the lock may go before its ports."""
+    """Binds a port; a standby retries for PORT_S, since a dying process may release its lock before its ports."""
     deadline = clock.monotonic() + (PORT_S if settings.standby else 0.0)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The state of a run as operators see it: one message, built at one moment."""
+"""The state of a run as operators see it, and its newest rounds, as messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answered = Mapping[int, set[str]]
 
 
 def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float]) -> pb.StatusReply:
-    """Everything that `atoll status` shows. since: by learner, when its state began."""
+    """Everything that `atoll status` shows. since: by learner, when its state began, in seconds since 1970."""
     now = run.clock.monotonic()
     wall = run.clock.at(now)
     entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
@@ -62,12 +62,12 @@ def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapp
 
 
 def trained_tokens(run: Registrar) -> int:
-    """By all learners so far. What was merged was trained, also where its learner died before its next report."""
+    """Tokens trained by all learners; merged work counts even if its learner died before it reported that."""
     return max(run.registry.tokens(), math.ceil(merged_tokens(run)))
 
 
 def merged_tokens(run: Registrar) -> float:
-    """Mean over parameters; never more than `trained_tokens`. 0 before there are parameters."""
+    """Merged tokens, as a mean over parameters; at most `trained_tokens`. 0 before there are parameters."""
     if isinstance(run.state, Waiting) or run.layout is None:
         return 0.0
     merged = sum(entry.account.merged_token_parameters for entry in run.registry.entries.values())
@@ -146,7 +146,7 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered) -> str
 
 
 def _answered(run: Registrar) -> Answered:
-    """By fragment with an open round, the learners that have answered: looked at once, however many there are."""
+    """The learners that have answered, by fragment with an open round; computed once for all learners."""
     return {
         index: fragment.rounds.answered()
         for shard in run.shards
@@ -174,7 +174,7 @@ def _wire(entries: list[RegistryEntry]) -> pb.WireBytes:
 
 # ---------------------------------------------------------------------------------- rounds
 
-MAX_ANSWERS = 64  # told of one round
+MAX_ANSWERS = 64  # reported for one round
 LARGEST_NAME = 64
 
 
@@ -182,7 +182,7 @@ def list_rounds(run: Registrar, timeline: Timeline, request: pb.ListRoundsReques
     """The newest rounds, newest first."""
     reply = pb.ListRoundsReply()
     if len(request.learner) > LARGEST_NAME:
-        raise Refused(Status.INVALID_ARGUMENT, "no learner has so long a name")
+        raise Refused(Status.INVALID_ARGUMENT, "learner: no name is that long")
     for seen in islice(timeline.newest(), request.last or None):
         reply.rounds.append(_round(run, seen, request))
     return reply
