@@ -104,7 +104,7 @@ class LearnerToCheck:
 
 
 def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] = ()) -> dict[str, Any]:
-    """Arguments that add a model to a Patient: Patient(address, access, name, **of_model(model, optimizer)).
+    """Arguments that add a model to a LearnerToCheck: LearnerToCheck(..., **of_model(model, optimizer)).
 
     The arguments are those of a Learner. Raises LearnerError for a model that a Learner would refuse.
     """

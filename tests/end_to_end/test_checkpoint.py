@@ -84,7 +84,7 @@ def test_a_file_of_another_model_is_refused_and_the_run_stays_empty(tmp_path, te
     with core(tmp_path, "--init", str(tmp_path / "init.safetensors")) as running:
         trainee = Trainee(running.address, "a", lambda _: True)
         trainee.start()
-        with pytest.raises(atoll.LearnerError, match="cannot go on") as caught:
+        with pytest.raises(atoll.LearnerError, match="cannot continue") as caught:
             trainee.done()
         assert said in str(caught.value)
         assert running.status().parameters == 0

@@ -1,4 +1,4 @@
-"""gRPC as a learner uses it: channels, limits, back-off, and what a refusal means to it."""
+"""A learner's reaction to failed gRPC calls: the remedy for each status, texts, and back-off."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import grpc.aio
 from atoll_wire.connections.link import is_atoll_status
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
-GOODBYE_S = 5.0  # a core that hangs is not waited for longer
+GOODBYE_S = 5.0  # timeout of a leave: a core that hangs delays it no longer
 
 
 class Remedy(Enum):
-    """What a learner does about a failed call."""
+    """The learner's reaction to a failed call."""
 
     JOIN_AGAIN = "join again"
     STOP = "stop: it would fail again"
@@ -36,20 +36,20 @@ CURES = {
 
 
 def remedy(error: grpc.aio.AioRpcError) -> Remedy:
-    """See the table at the head of outer.proto; what is not in it, or no core or front has said, may pass by itself."""
+    """The remedy, by the table at the head of outer.proto; TRY_AGAIN for statuses that are not from a core or front."""
     return CURES.get(error.code(), Remedy.TRY_AGAIN) if is_atoll_status(error) else Remedy.TRY_AGAIN
 
 
 def one_line(error: grpc.aio.AioRpcError) -> str:
-    """For people: the status and its details."""
+    """The status and its details on one line, for people."""
     return f"{error.code().name.lower()}: {detail(error)}"
 
 
 def detail(error: grpc.aio.AioRpcError) -> str:
-    """What the other side said, on one line: it may be anybody."""
+    """The details on one line: they are untrusted and may have line breaks."""
     return " ".join((error.details() or "no details").split())
 
 
 def backoff_s(attempt: int, rng: random.Random) -> float:
-    """Exponential, with full jitter, so that learners do not come back all at once. attempt counts from 0."""
+    """Seconds to wait: exponential with full jitter, so that learners do not retry together. attempt: from 0."""
     return rng.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempt, 16))

@@ -1,4 +1,4 @@
-"""What the agent knows of the run, of each shard, and of each fragment; its parts share it on one event loop."""
+"""The agent's view of the run, of each shard, and of each fragment; its parts share it on one event loop."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from atoll.agent.partial_fetch import PartialFetch
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
 
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # with a shard that is silent; between them, by what was usual
-KEPT = 1024  # declined rounds, and adoptions, that wait to be reported
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds of the wait for a silent shard; earlier gaps decide
+KEPT = 1024  # declined rounds, and adoptions, that may wait to be reported
 
 
 @dataclass(slots=True)
@@ -33,16 +33,16 @@ class InFlight:
     seq: int
     messages: Mapping[int, bytes] = field(default_factory=dict)
     table: tuple[tuple[int, int], ...] = ()
-    session: pb.Session | None = None  # as it was last sent
+    session: pb.Session | None = None  # with which it was last sent
     acknowledged: bool = False
-    asking: bool = False  # what became of it, after it was acknowledged
+    asking: bool = False  # its fate is being asked for, after it was acknowledged
 
 
 @dataclass(slots=True, eq=False)
 class FragmentTrack:
-    """The frames of one fragment that this learner owns, as the agent sees them.
+    """The agent's view of the frames of one fragment that this learner owns.
 
-    version, anchor: newest prepared; target: newest heard of.
+    version, anchor: newest prepared; target: newest version that the shard announced.
     """
 
     run: FrameRun
@@ -50,22 +50,22 @@ class FragmentTrack:
     anchor: F32 = field(default_factory=lambda: np.empty(0, np.float32))
     version: int = 0
     target: int = 0
-    whole: bool = True  # the next fetch must be the fragment itself
-    drop: bool = False  # ... and gives the outstanding work up
+    whole: bool = True  # the next fetch must be of the whole fragment
+    drop: bool = False  # ... and drops the outstanding work
     seq: int = 0  # of the newest contribution
     in_flight: InFlight | None = None
     fetching: asyncio.Task[None] | None = None
-    incoming: PartialFetch | None = None  # what has come of the fetch that is under way, or was cut
-    setbacks: int = 0  # how often the shard came back with less than was known: from a backup, or a checkpoint
+    incoming: PartialFetch | None = None  # frames of a fetch that runs, or was cut
+    setbacks: int = 0  # how often the shard lost known versions: it was restored from a backup or a checkpoint
     restores: int = 0  # how often the run was restored to a checkpoint since training began here
 
     @property
     def fragment(self) -> int:
-        """Its number."""
+        """The fragment's number."""
         return self.run.fragment.index
 
     def behind(self) -> bool:
-        """Whether there is something to fetch."""
+        """Whether a fetch is needed."""
         return self.whole or self.version < self.target
 
     def known(self) -> int:
@@ -73,7 +73,7 @@ class FragmentTrack:
         return self.target if self.whole else max(self.version, self.target)
 
     def stands_at(self, version: int, known: int) -> None:
-        """The shard tells its newest version after a break. known: what it is known to have had before the break."""
+        """Takes in the shard's newest version after a break. known: its newest known version before the break."""
         if version >= known:
             self.target = max(self.target, version)
             return
@@ -84,10 +84,10 @@ class FragmentTrack:
 
 @dataclass(slots=True, eq=False)
 class ShardView:
-    """One shard as it was last seen.
+    """The agent's view of one shard.
 
-    address: empty where the run was joined. link: its own; the first of the shards where the run was joined shares the
-    run's. arrivals: of what happens, and of signs of life. declined, adopted: wait to be reported to it.
+    address: empty for the address where the run was joined. link: its own, except that the first shard at that address
+    shares the run's. arrivals: of notifications. declined, adopted: to be reported to it.
     """
 
     address: str
@@ -98,33 +98,33 @@ class ShardView:
     log: int = 0  # position of its last notification
     sequence: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: asyncio.Event = field(default_factory=asyncio.Event)  # some call found the session or the shard gone
+    lost: asyncio.Event = field(default_factory=asyncio.Event)  # a call found that the session or the shard is gone
     arrivals: ArrivalEstimator = field(default_factory=lambda: ArrivalEstimator(SHORTEST_WAIT_S, LONGEST_WAIT_S))
     declined: deque[pb.Declined] = field(default_factory=lambda: deque(maxlen=KEPT))
     adopted: deque[pb.Adopted] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def joined(self, session: pb.Session) -> None:
-        """Calls may be made with this session."""
+        """Sets the session; calls may begin."""
         self.session = session
         self.lost.clear()
         self.connected.set()
 
     def lose(self, session: pb.Session | None) -> None:
-        """A call found this session gone: the learner joins again, unless it has a newer one by now."""
+        """Records that a call found this session gone: the learner joins again unless it has a newer session."""
         if session is self.session:
             self.connected.clear()
             self.lost.set()
 
     def track(self, fragment: int) -> FragmentTrack:
-        """What is known of a fragment that the shard speaks of. LearnerError when it is none of the shard's."""
+        """The track of a fragment that the shard names. Raises LearnerError if the shard does not have it."""
         if fragment not in self.tracks:
             raise LearnerError(
-                f"the core speaks of fragment {fragment}, this shard has {len(self.tracks)} others: {NONSENSE}"
+                f"the core named fragment {fragment}, which is none of this shard's {len(self.tracks)}: {NONSENSE}"
             )
         return self.tracks[fragment]
 
     def newest(self, versions: Mapping[int, int]) -> Iterator[tuple[FragmentTrack, int]]:
-        """Each track with the version that the shard has of it. LearnerError unless it is every fragment's."""
+        """Each track with the shard's version of it. Raises LearnerError unless `versions` has every fragment once."""
         if len(versions) != len(self.tracks):
             raise LearnerError(f"the core has {len(versions)} fragments, this shard {len(self.tracks)}: {NONSENSE}")
         return ((self.track(fragment), version) for fragment, version in sorted(versions.items()))
@@ -132,7 +132,7 @@ class ShardView:
 
 @dataclass(slots=True, eq=False)
 class CoreView:
-    """The run as it was last seen. link: where it was joined, or will be."""
+    """The agent's view of the run. link: where it was joined, or will be."""
 
     link: Link
     session: pb.Session = field(default_factory=pb.Session)
@@ -140,11 +140,11 @@ class CoreView:
     layout: Layout | None = None
     shards: list[ShardView] = field(default_factory=list)
     tracks: dict[int, FragmentTrack] = field(default_factory=dict)  # of all shards, by fragment, ascending
-    said_goodbye: bool = False  # nothing is joined or followed again
-    leaving: bool = False  # connections end for good
+    said_goodbye: bool = False  # the learner neither joins nor follows again
+    leaving: bool = False  # all connections are being closed
 
     def place(self, shards: Sequence[ShardView]) -> None:
-        """The run has these shards. What waits for another shard of a fragment goes on at the new one."""
+        """Sets the run's shards. Calls that wait for a fragment's old shard continue at its new one."""
         before = [shard for shard in self.shards if shard not in shards]
         self.shards = list(shards)
         for shard in shards:
@@ -156,17 +156,17 @@ class CoreView:
             shard.connected.set()
 
     def track(self, fragment: int) -> FragmentTrack:
-        """What is known of a fragment that the core speaks of. LearnerError when there is none of that number."""
+        """The track of a fragment that the core names. Raises LearnerError if the run does not have it."""
         if fragment not in self.tracks:
-            raise LearnerError(f"the core speaks of fragment {fragment}, the run has {len(self.tracks)}: {NONSENSE}")
+            raise LearnerError(f"the core named fragment {fragment}, and the run has {len(self.tracks)}: {NONSENSE}")
         return self.tracks[fragment]
 
     def connected(self) -> bool:
-        """Whether every shard is there."""
+        """Whether every shard is connected."""
         return all(shard.connected.is_set() for shard in self.shards)
 
     def sort_answers(self, exchange: ThreadExchange) -> None:
-        """Gives each shard what step boundaries declined and adopted of its fragments."""
+        """Moves declined rounds and adoptions of step boundaries to the shards of their fragments."""
         while exchange.declined:
             declined = exchange.declined.popleft()
             self.tracks[declined.fragment].shard.declined.append(declined)
@@ -175,7 +175,7 @@ class CoreView:
             self.tracks[adopted.fragment].shard.adopted.append(adopted)
 
     def near(self) -> list[ShardView]:
-        """Shards at the address where the run was joined."""
+        """The shards at the address where the run was joined."""
         return [shard for shard in self.shards if not shard.address]
 
 

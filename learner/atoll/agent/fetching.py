@@ -1,8 +1,8 @@
-"""Published updates and whole fragments on their way in, up to anchors that are ready to be adopted.
+"""Fetches published updates and whole fragments, and prepares anchors to be adopted.
 
 Updates are added one at a time and in order, and the result must have the checksum that the core published.
-Whatever does not fit (a gap, an update that is gone, another checksum) is repaired by fetching the fragment whole.
-A fetch that is cut goes on with the frames that have not come.
+A gap, an update that is no longer kept, or another checksum is repaired by fetching the fragment whole.
+A fetch that is cut continues with the frames that are missing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-MANY = 3  # failures of one fetch in a row: by then somebody should know
+MANY = 3  # failures of one fetch in a row before a warning
 
 
 class Fetcher:
-    """Brings each fragment up to the newest version heard of."""
+    """Brings each fragment up to its newest announced version. stop: ends the learner with an error."""
 
     def __init__(
         self,
@@ -48,15 +48,15 @@ class Fetcher:
         self._core, self._exchange, self._counters = core, exchange, counters
         self._stop, self._sender = stop, sender
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._at_once = asyncio.Semaphore(2)  # bounds memory: fragments being brought up at a time
+        self._at_once = asyncio.Semaphore(2)  # bounds memory: fragments that are fetched at a time
 
     def heard_of(self, track: FragmentTrack, version: int) -> None:
-        """A version exists; begins to fetch if that is news. A lower one is of a core that lost nothing durable."""
+        """Takes in an announced version, and fetches it if it is new. A lower version changes nothing."""
         track.target = max(track.target, version)
         self.begin(track)
 
     def begin(self, track: FragmentTrack) -> None:
-        """Fetches what the track lacks, in a task of its own."""
+        """Starts a task that fetches what the track lacks, unless one runs."""
         if track.behind() and track.fetching is None:
             track.fetching = asyncio.get_running_loop().create_task(self._bring(track))
             track.fetching.add_done_callback(self._ended)
@@ -66,7 +66,7 @@ class Fetcher:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def all_here(self) -> None:
-        """Waits for the first anchors. Raises what stopped a fetch. Cancelled, it leaves the fetches to go on."""
+        """Waits for the first anchors. Raises the error that stopped a fetch. If it is cancelled, fetches continue."""
         while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -102,7 +102,7 @@ class Fetcher:
         return True
 
     async def _step(self, track: FragmentTrack) -> bool:
-        """One update, or the fragment whole. False when what came is not what was published."""
+        """Fetches one update, or the whole fragment. Returns False when the result is not what was published."""
         if track.target - track.version > MAX_UPDATES:
             track.whole = True
         incoming, setbacks = self._incoming(track), track.setbacks
@@ -114,18 +114,18 @@ class Fetcher:
         return await self._take_in(track, incoming, setbacks)
 
     def _incoming(self, track: FragmentTrack) -> PartialFetch:
-        """What has come of this fetch at earlier tries, or nothing yet."""
+        """The frames that earlier tries of this fetch brought, or an empty fetch."""
         version = 0 if track.whole else track.version + 1
         if track.incoming is None or track.incoming.version != version:
             track.incoming = PartialFetch(track.run, Codec(self._core.settings.codec), version)
         return track.incoming
 
     async def _ask(self, track: FragmentTrack, incoming: PartialFetch, ask: FrameRequest) -> bool:
-        """Fetches some frames. False when the core sent something else. Raises AioRpcError and LinkLost."""
+        """Fetches some frames. Returns False when the core sent something else. Raises AioRpcError and LinkLost."""
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
         )
-        aside = ask.version != incoming.version  # an update for frames that came at an older version
+        aside = ask.version != incoming.version  # an update of frames that arrived at an older version
         before = incoming.size_bytes
         try:
             took = incoming.took_update if aside else incoming.took
@@ -150,7 +150,7 @@ class Fetcher:
             log.error("anchor does not have the published checksum: fetching it whole", fragment=track.fragment)
             return False
         if track.setbacks != setbacks:
-            return True  # meanwhile the core came back without this version
+            return True  # meanwhile the core was restored, and lost this version
         fate = self._fate(track, header, whole=whole)
         track.anchor, track.version = anchor, header.version
         if track.setbacks != setbacks:
@@ -163,7 +163,7 @@ class Fetcher:
         return True
 
     def _fate(self, track: FragmentTrack, header: pb.FetchHeader, *, whole: bool) -> Fate:
-        """What this version means for the contribution in flight; a refusal may be heard of here first."""
+        """What this version means for the contribution in flight. It also acts on a refusal that the header tells."""
         session = track.shard.session
         for receipt in header.receipts:
             in_flight = track.in_flight
@@ -181,5 +181,5 @@ class Fetcher:
 
 
 def _came(track: FragmentTrack) -> int:
-    """Bytes of what is being fetched that are here: a try that brought some was worth it."""
+    """Bytes of the current fetch that have arrived: a try that brought some counts as progress."""
     return track.incoming.size_bytes if track.incoming is not None else 0

@@ -1,4 +1,4 @@
-"""Joining a run: saying who one is and what model one has, and sending the first parameters when asked to."""
+"""Joining a run: sends the learner's identity and model, and the first parameters if the core asks for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHUNK_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this learner is and where it dials. addresses: tried in turn; security: how."""
+    """A learner's name and the servers that it dials. addresses: HOST:PORT, tried in turn."""
 
     name: str
     region: str
@@ -44,7 +44,7 @@ class Identity:
     security: TransportSecurity = LOCAL
 
     def problem(self) -> LearnerError | None:
-        """Why nobody can be called, if so."""
+        """Why no server can be dialled, or None."""
         if not self.addresses:
             return LearnerError("no server was given: name at least one HOST:PORT")
         try:
@@ -56,13 +56,13 @@ class Identity:
 
 
 def own_name(region: str) -> str:
-    """Of a learner that was given none: REGION.HOSTNAME, which a restarted container or pod has again."""
+    """The default name, REGION.HOSTNAME: a restarted container or pod has the same one."""
     return ".".join(filter(None, (region, socket.gethostname())))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a core must know of the model. save: writes the first parameters to a file."""
+    """The model as a Join describes it. save: writes the first parameters to a file."""
 
     tensors: tuple[TensorSpec, ...]
     frozen_digest: bytes
@@ -70,7 +70,7 @@ class ModelDescription:
 
 
 class Joiner:
-    """Joins, and joins again: the same process keeps its incarnation."""
+    """Joins a run, repeatedly if need be: a process keeps its incarnation."""
 
     def __init__(
         self, identity: Identity, model: ModelDescription, core: CoreView, counters: Counters, clock: Clock
@@ -80,14 +80,17 @@ class Joiner:
         self._nonce = secrets.randbits(63) | 1
 
     async def join(self) -> pb.JoinReply:
-        """Returns once the run has parameters. Raises AioRpcError when the core is away or refuses, and LinkLost."""
+        """Returns once the run has parameters.
+
+        Raises AioRpcError when the core is away or refuses, LinkLost, and LearnerError for an invalid reply.
+        """
         proof, confirming = b"", False
         while True:
             request = self._request(proof)
             with self._core.link.quick.use() as connection:
                 reply: pb.JoinReply = await unary_reply(connection.stub.Join(request, timeout=JOIN_S))
             if reply.state == pb.JoinReply.STATE_CONFIRM:
-                if confirming:  # once more: another one of this name joined in between
+                if confirming:  # a second time: another process with this name joined in between
                     await asyncio.sleep(SHORTEST_RETRY_S)
                 proof, confirming = reply.token, True
                 continue
@@ -99,10 +102,10 @@ class Joiner:
                 log.info("another learner sends the first parameters", learner=self._identity.name)
                 await asyncio.sleep(reply.retry_s if SHORTEST_RETRY_S < reply.retry_s < JOIN_S else SHORTEST_RETRY_S)
             else:
-                raise LearnerError(f"the core answers Join with state {reply.state}, which is none: {NONSENSE}")
+                raise LearnerError(f"the core answered Join with state {reply.state}, which does not exist: {NONSENSE}")
 
     def session(self, reply: pb.JoinReply) -> pb.Session:
-        """What goes with every later call."""
+        """The session that every later call sends."""
         return pb.Session(
             run=reply.run, learner=self._identity.name, incarnation=reply.incarnation,
             generation=reply.generation, token=reply.token,
@@ -117,7 +120,7 @@ class Joiner:
         )  # fmt: skip
 
     async def _initialise(self, reply: pb.JoinReply) -> None:
-        """Sends the whole state_dict as a file: declared first, then in chunks."""
+        """Sends the whole state_dict as a safetensors file: a header, then chunks."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "first.safetensors"
             await asyncio.to_thread(self._model.save, path)
@@ -141,7 +144,7 @@ class Joiner:
 
 
 def process_age_s(clock: Clock) -> float:
-    """Since this process was started."""
+    """Seconds since this process was started."""
     return clock.wall() - psutil.Process().create_time()
 
 
@@ -151,14 +154,14 @@ def _sha256(path: Path) -> bytes:
 
 
 def planned(tensors: Sequence[TensorSpec], reply: pb.JoinReply, codecs: Collection[int]) -> Layout:
-    """The run's layout, the same here as in the core. codecs: that the run may have. Raises LearnerError."""
+    """The run's layout, which is checked to be the core's. codecs: those that the run may use. Raises LearnerError."""
     if reply.settings.codec not in codecs:
         raise LearnerError(f"the core wants codec {reply.settings.codec}, which is not the run's: {NONSENSE}")
     try:
         layout = plan(tensors, reply.settings.fragments)
     except LayoutError as error:
-        raise LearnerError(f"the core lays the model out as it cannot be ({error}): {NONSENSE}") from error
+        raise LearnerError(f"the core sent an invalid layout ({error}): {NONSENSE}") from error
     if layout.fingerprint != reply.fingerprint:
-        raise LearnerError(f"the core lays the model out differently: {NONSENSE}")
+        raise LearnerError(f"the core computes another layout of the model: {NONSENSE}")
     checked_places(reply.shards, len(layout.fragments))
     return layout

@@ -1,7 +1,7 @@
-"""PURE: the frames of one fetch that have come, kept when the link is cut until the others are here too.
+"""PURE: the frames of one fetch that have arrived. They are kept when the link is cut.
 
-A merge may change a fragment between two tries of a whole fetch. Frames that are here then stay at their older version,
-and the published updates of those frames alone bring them up: 0.4 bytes per parameter instead of 4.
+A merge may change a fragment between two tries of a whole fetch. Frames that have arrived then have an older version.
+The published updates of only those frames bring them up: 0.4 bytes per parameter instead of 4.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from atoll_wire.layout.frame_spans import Codec, FrameSpan
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages.frame_messages import WireFrame
 
-MAX_UPDATES = 8  # more than these cost more bytes than the frames themselves
+MAX_UPDATES = 8  # more updates than this take more bytes than the frames
 
 
 class UnsoundError(Exception):
-    """The core sent something else than was asked for."""
+    """The core sent something else than the request asked for."""
 
 
 class FrameRequest(NamedTuple):
-    """What to fetch next: these frames of the update that leads to `version`, or of the fragment itself (version 0)."""
+    """The next request: frames of the update that leads to `version`, or of the fragment itself (version 0)."""
 
     version: int
     frames: Sequence[int]
@@ -36,7 +36,7 @@ class FrameRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """One frame. payload: empty until it is here; updates: to be added to it, oldest first."""
+    """One frame. payload: empty until it arrives; updates: to be added to it, oldest first."""
 
     payload: Payload = b""
     version: int = 0
@@ -44,21 +44,21 @@ class _Part:
 
 
 class PartialFetch:
-    """What one fetch brings of a run of frames: a published update, or the values themselves."""
+    """A fetch of a run of frames: of a published update, or of the values."""
 
     def __init__(self, run: FrameRun, update_codec: Codec, version: int) -> None:
-        """version: that the update leads to; 0: the values, at whichever version the fragment has."""
+        """version: to which the update leads; 0: fetches the values, at the fragment's current version."""
         self.version, self.header = version, pb.FetchHeader()
-        self.size_bytes = 0  # of payloads that came
+        self.size_bytes = 0  # of payloads that arrived
         self._run, self._update_codec = run, update_codec
         self._codec = update_codec if version else Codec.FLOAT32
         self._parts = {span.index: _Part() for span in run.frames}
-        self._floor = 0  # frames that are asked for now cannot be older, unless the core lost a version
+        self._floor = 0  # requested frames cannot be older, unless the core lost a version
 
     def next(self, target: int) -> FrameRequest | None:
-        """What to fetch next; None when all frames are here at one version. target: the newest version heard of.
+        """The next request; None when all frames have arrived at one version. target: the newest announced version.
 
-        Updates of frames that are here come first: the core keeps few of them. Frames that are too old begin anew.
+        Updates of frames that have arrived come first: the core keeps few. Frames that are too old are fetched again.
         """
         missing = [index for index, part in self._parts.items() if not part.payload]
         if not self.version:
@@ -74,7 +74,7 @@ class PartialFetch:
         return FrameRequest(self.version, missing) if missing else None
 
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
-        """A frame of what is fetched came. Raises UnsoundError."""
+        """Stores a frame of the fetch. Raises UnsoundError."""
         fits = self.version in {0, header.version} and header.version >= self._floor
         if not (fits and int(header.codec) == self._codec and frame.payload):
             raise UnsoundError
@@ -84,7 +84,7 @@ class PartialFetch:
         self.size_bytes += len(frame.payload)
 
     def took_update(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
-        """A frame of the update that an older frame needs next came. Raises UnsoundError."""
+        """Stores a frame of the update that an older frame needs next. Raises UnsoundError."""
         part = self._parts[frame.index]
         if int(header.codec) != self._update_codec or header.version != part.version + 1:
             raise UnsoundError
@@ -93,15 +93,15 @@ class PartialFetch:
         self.size_bytes += len(frame.payload)
 
     def forget(self, frames: Sequence[int]) -> None:
-        """The core does not keep the updates that these need: they are fetched again."""
+        """Drops frames whose updates the core no longer keeps: they are fetched again."""
         for index in frames:
             self._parts[index] = _Part()
 
     def decoded(self, base: F32 | None) -> tuple[F32 | None, int]:
-        """The run at the header's version, as a new array, and its CRC-32C; None when a frame does not decode.
+        """The run's values at the header's version, as a new array, and their CRC-32C; None if a frame does not decode.
 
-        base: float32 (run.length,), which an update is added to; None where the values themselves came. The header's
-        checksum is that of the whole fragment: see `checksums.joined`.
+        base: float32 (run.length,), to which an update is added; None for a fetch of the values. The header's checksum
+        is that of the whole fragment: see `checksums.joined`.
         """
         out, checksum = buffers.empty(self._run.length), 0
         try:

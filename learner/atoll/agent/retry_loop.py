@@ -18,7 +18,7 @@ from atoll.errors import LearnerError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed try. session: of the learner when the try began; before: failures in a row before this one."""
+    """A failed try. session: the learner's when the try began; before: failures in a row before this one."""
 
     error: grpc.aio.AioRpcError
     remedy: Remedy
@@ -35,14 +35,14 @@ async def retry(
     rng: random.Random,
     came: Callable[[], int] = lambda: 0,
 ) -> None:
-    """Returns after a success, or when it is not `wanted` any more, or the learner leaves.
+    """Retries until a try succeeds, `wanted` is false, or the learner leaves.
 
     track: of the fragment; each try begins when its shard is connected.
     once: one try; returns whether it succeeded. It may raise AioRpcError and LinkLost.
-    After LinkLost the next try waits for no more than a session over another link.
-    failed: returns whether it acted on the cure, so that the next try need not wait.
-    came: bytes here so far; a failure after progress counts as the first.
-    Raises LearnerError when a core or front says that trying again is of no use.
+    After LinkLost the next try waits only for a session over another link.
+    failed: returns whether it applied the remedy, so that the next try need not wait.
+    came: bytes that have arrived so far; a failure after progress counts as the first.
+    Raises LearnerError when a core or front says that a retry cannot help.
     """
     failures = 0
     while wanted() and not core.leaving:
@@ -50,7 +50,7 @@ async def retry(
         await shard.connected.wait()
         if track.shard is not shard:
             continue  # the run has other shards now
-        if not wanted():  # the run was restored meanwhile: what was in flight is not sent to it
+        if not wanted():  # such as when the run was restored meanwhile: old work is not sent
             return
         session, before, acted = shard.session, came(), False
         try:

@@ -1,7 +1,7 @@
-"""A learner's membership of a run: it joins, is at every shard, and joins again when the run was away.
+"""A learner's membership of a run: it joins, has a session at every shard, and joins again after an outage.
 
-Lives on the agent's event loop and owns all that is known of the run. What must be fetched or sent goes to the
-Fetcher and the Sender; what the training loop must do goes to the ThreadExchange.
+It runs on the agent's event loop and owns the CoreView. The Fetcher and the Sender fetch and send; the ThreadExchange
+has the work for the training loop.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-HELD_S = 2.0  # a connection that lasted so long was a good one: the next back-off begins anew
-DUPLICATE_S = 12.0  # a core may not know yet that this name's last process is dead
-PART_OF_AN_OUTAGE = 0.1  # waited between attempts to join: it gets at most so much longer by that
+HELD_S = 2.0  # seconds after which a connection counts as good: the next back-off starts from its beginning
+DUPLICATE_S = 12.0  # seconds in which a core may not know yet that this name's last process is dead
+PART_OF_AN_OUTAGE = 0.1  # share of an outage to wait between attempts to join: the wait adds at most this to it
 
 
 class RunSession:
-    """Made and used on one event loop. on_ready: told the layout when the first anchors are here."""
+    """Use it on one event loop only. on_ready: called with the layout when the first anchors are here.
+
+    stop: ends the learner with an error.
+    """
 
     def __init__(
         self,
@@ -65,11 +68,11 @@ class RunSession:
         self._running: dict[ShardView, asyncio.Task[None]] = {}  # of sessions
 
     def _fetch(self, track: FragmentTrack) -> None:
-        """Fetching cures what was refused for good: the Sender asks, the Fetcher does."""
+        """The Sender's access to the Fetcher: a final refusal is followed by a whole fetch."""
         self._fetcher.begin(track)
 
     async def live(self) -> None:
-        """Goes on for ever; raises LearnerError when trying again is of no use."""
+        """Stays in the run for ever. Raises LearnerError when a retry cannot help."""
         attempt, short, began = 0, 0, self._clock.monotonic()  # short: connections in a row that did not last
         try:
             while True:
@@ -83,10 +86,10 @@ class RunSession:
                         if self._clock.monotonic() - joined_at > HELD_S:
                             short, began = 0, self._clock.monotonic()
                 except grpc.aio.AioRpcError as error:
-                    if not self.core.said_goodbye:  # else it is how the core says that it heard
+                    if not self.core.said_goodbye:  # after a leave the core ends the session with an error
                         self._note(error, self._clock.monotonic() - began)
                 except LinkLost:
-                    pass  # there is another link
+                    pass  # another link has replaced it
                 if self.core.said_goodbye:
                     await asyncio.Event().wait()
                 self._counters.connected = False
@@ -104,17 +107,17 @@ class RunSession:
                 task.cancel()
 
     def _pause_s(self, away_s: float, short: int) -> float:
-        """Until the next attempt: a part of the outage so far, or longer with a core that lets in and hangs up."""
+        """Seconds until the next attempt: a share of the outage; longer if the core keeps ending new sessions."""
         part_s = min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, PART_OF_AN_OUTAGE * away_s))
         return max(self._rng.uniform(0.5, 1.0) * part_s, backoff_s(short, self._rng) if short else 0.0)
 
     def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
-        """Says once why the core is away; raises LearnerError when that will not pass."""
+        """Logs once per outage why the core is away. Raises LearnerError when a retry cannot help."""
         self._counters.last_error = one_line(error)
         address, name = self.core.link.address, self._identity.name
         duplicate = error.code() is grpc.StatusCode.ALREADY_EXISTS and waited_s < DUPLICATE_S
         if remedy(error) in {Remedy.STOP, Remedy.GIVE_UP} and not duplicate:
-            raise LearnerError(f"learner {name!r} cannot go on: {detail(error)}")
+            raise LearnerError(f"learner {name!r} cannot continue: {detail(error)}")
         if not self._entered and waited_s > self._identity.connect_timeout_s:
             raise LearnerError(
                 f"no core at {address} within {waited_s:.0f} s ({one_line(error)}): start one, or check --server"
@@ -128,7 +131,7 @@ class RunSession:
     # ------------------------------------------------------------------------------ joining
 
     async def _join(self) -> None:
-        """Joins, and begins to fetch what the run has that is newer."""
+        """Joins, and begins to fetch all newer versions."""
         core, reply = self.core, await self._joiner.join()
         known = {core.settings.codec} if core.tracks else CODECS
         layout = planned(self._model.tensors, reply, known)
@@ -141,7 +144,7 @@ class RunSession:
         core.settings, core.session = reply.settings, self._joiner.session(reply)
         await self._take_over(shards)
         self._counters.connected = core.connected()
-        # A run restored from a backup may have fewer.
+        # A run that was restored from a backup may have fewer.
         self._counters.voided_tokens = min(self._counters.voided_tokens, reply.voided_tokens)
         self._counters.told(reply.run_tokens, reply.voided_tokens, anew=restored)
         self._counters.total_tokens = reply.settings.total_tokens
@@ -155,9 +158,9 @@ class RunSession:
             self._fetcher.begin(track)
 
     def _placed(self, reply: pb.JoinReply, layout: Layout) -> list[ShardView]:
-        """The run's shards as a Join names them: the known one where address and fragments are the same.
+        """The run's shards as a Join names them; a known shard is reused if address and fragments are the same.
 
-        Raises LearnerError for an address that must not be called.
+        Raises LearnerError for an address that must not be dialled.
         """
         known = {(shard.address, frozenset(shard.tracks)): shard for shard in self.core.shards}
         shards = list[ShardView]()
@@ -181,7 +184,7 @@ class RunSession:
         return shards
 
     async def _take_over(self, shards: list[ShardView]) -> None:
-        """The run has these shards. A session at a shard elsewhere goes on, unless the run gave another one."""
+        """Takes over the run's shards. Sessions at other addresses continue unless the Join gave another session."""
         core = self.core
         gone = [shard for shard in core.shards if shard not in shards]
         core.place(shards)
@@ -201,7 +204,7 @@ class RunSession:
     # ------------------------------------------------------------------------------ being at the shards
 
     def _restored(self, reply: pb.JoinReply) -> None:
-        """The run went back to a checkpoint. The work since then is given up, and fragments are fetched whole."""
+        """The run was restored to a checkpoint: drops the work since then, and fetches all fragments whole."""
         log.warning("the run was restored to a checkpoint: this learner follows", generation=reply.generation)
         self._exchange.adopted.clear()
         for shard in self.core.shards:
@@ -215,7 +218,7 @@ class RunSession:
             self._sender.forget(track)
 
     async def _stay(self) -> None:
-        """Is at every shard until the run has to be joined again. Raises what says why, if anything does."""
+        """Runs a session at every shard until the run must be joined again. Raises the error that ended one, if any."""
         for shard, session in self._sessions.items():
             if shard not in self._running:
                 self._running[shard] = task = asyncio.create_task(session.live())
@@ -232,13 +235,13 @@ class RunSession:
             await asyncio.gather(entering, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """At a shard elsewhere it may end while the run is away: what joining again does not cure stops the learner."""
+        """Stops the learner for an error that a rejoin cannot cure. A session may end while the run is away."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, grpc.aio.AioRpcError | LinkLost):
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def _leave(self, shards: Iterable[ShardView]) -> None:
-        """Follows them no longer."""
+        """Cancels the sessions at these shards, and waits until they have ended."""
         tasks = [self._running.pop(shard) for shard in shards if shard in self._running]
         for task in tasks:
             task.cancel()
@@ -246,7 +249,7 @@ class RunSession:
             await asyncio.wait(tasks)
 
     async def _enter(self) -> None:
-        """At the first time lets training begin when all fragments are here."""
+        """Lets training begin when all fragments are here, the first time; then it waits for ever."""
         if not self._entered:
             await self._fetcher.all_here()
             assert self.core.layout is not None, "joining comes first"
@@ -264,13 +267,13 @@ class RunSession:
         return self._dial(address, self._identity.security, self._clock)
 
     def _dial_again(self, shard: ShardView) -> None:
-        """A shard's link is dead. The run is joined over the same one, perhaps."""
+        """Replaces a shard's dead link, also for joins if they use the same one."""
         old, shard.link = shard.link, self._redialled(shard.link)
         if self.core.link is old:
             self.core.link = shard.link
 
     def _redialled(self, old: Link) -> Link:
-        """A new link to the same address; the old one ends when its frames have moved."""
+        """A new link to the same address; the old one closes when its frames have been transferred."""
         new = self._dial(old.address, self._identity.security, self._clock)
         self._links = [new if link is old else link for link in self._links]
         self._retire(old)
@@ -283,10 +286,10 @@ class RunSession:
     # ------------------------------------------------------------------------------ told by the agent
 
     def submit(self, taken: Submission) -> None:
-        """A pseudo-gradient to be sent."""
+        """Sends a pseudo-gradient; returns at once."""
         self._sender.send(self.core.tracks[taken.fragment], taken)
 
     async def say_goodbye(self) -> None:
-        """Leaves every shard that is there. Whoever calls it ends `live` then: there is no joining again."""
+        """Leaves every connected shard. Afterwards the caller must end `live`: the learner cannot join again."""
         self.core.said_goodbye = True
         await asyncio.gather(*(session.say_goodbye() for session in self._sessions.values()))

@@ -1,7 +1,7 @@
-"""Contributions on their way out: coded once, then sent until the core acknowledges or refuses them.
+"""Sends contributions: each is coded once, then sent until the core acknowledges or refuses it.
 
-An upload of unknown fate is never replaced: the same bytes under the same key are offered again, and the core says
-which frames it has, or what became of them.
+An upload whose fate is unknown is never replaced: the same bytes are offered again under the same key, and the core
+answers with the frames that it has, or with the fate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class Sender:
-    """One contribution of each fragment at a time."""
+    """Sends at most one contribution of each fragment at a time."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Sender:
         stop: Callable[[Exception], None],
         fetch: Callable[[FragmentTrack], None],
     ) -> None:
-        """stop: ends the learner. fetch: brings a track up to date, whole if it says so."""
+        """stop: ends the learner with an error. fetch: brings a track up to date, whole if its `whole` is set."""
         self._core, self._exchange, self._counters = core, exchange, counters
         self._stop, self._fetch = stop, fetch
         self._rng = random.Random()  # noqa: S311 - jitter
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, track: FragmentTrack, taken: Submission) -> None:
-        """Takes a pseudo-gradient on; returns at once. One that was handed over before is on its way."""
+        """Starts to send a pseudo-gradient, unless it was handed over before; returns at once."""
         if taken.received:
             return
         taken.received = True
@@ -64,14 +64,14 @@ class Sender:
         task.add_done_callback(self._ended)
 
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
-        """It was trained from parameters that the run does not have any more: it goes with the next adoption."""
-        log.info("work of before the run was restored is given up", fragment=track.fragment)
+        """Drops work from an anchor that the run no longer has, and fetches the fragment whole."""
+        log.info("work from before the run was restored is dropped", fragment=track.fragment)
         self._exchange.settle(taken)
         track.whole = track.drop = True
         self._fetch(track)
 
     def ask_again(self, shard: ShardView) -> None:
-        """After a shard was away: what became of contributions that it had acknowledged?"""
+        """Asks for the fates of contributions that a shard acknowledged before it was away."""
         for track in shard.tracks.values():
             if track.in_flight is not None and track.in_flight.acknowledged and not track.in_flight.asking:
                 track.in_flight.asking = True
@@ -80,7 +80,7 @@ class Sender:
                 task.add_done_callback(self._ended)
 
     async def _ask(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        # Until it is known: a refusal that nobody hears would leave the fragment in flight for ever.
+        # It retries until the fate is known: a missed refusal would leave the fragment in flight for ever.
         try:
             await self._offer(track, in_flight)
         finally:
@@ -98,16 +98,16 @@ class Sender:
         await self._offer(track, in_flight)
 
     async def _offer(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        """Pushes until the core has answered, or the fate came another way."""
+        """Pushes until the core has answered, or the fate is known from an update."""
         once, failed = partial(self._push, track, in_flight), partial(self._failed, track, in_flight)
         await retry(self._core, track, lambda: track.in_flight is in_flight, once, failed, self._rng)
 
     async def _push(self, track: FragmentTrack, in_flight: InFlight) -> bool:
-        """Offers the contribution, sends the frames that the core lacks, and takes in what it answers, if it does."""
+        """Offers the contribution, and sends the frames that the core lacks. Returns whether there is a receipt."""
         outstanding, offered = in_flight.taken.outstanding, track.shard.session
 
         def head() -> pb.PushHeader:
-            # When its turn comes the run may have been restored: then the core refuses it with the session of before.
+            # If the run was restored in between, it keeps the old session, so that the core refuses it.
             same = track.shard.session.generation == offered.generation
             in_flight.session = track.shard.session if same else offered
             return pb.PushHeader(
@@ -141,10 +141,10 @@ class Sender:
         error, name = failure.error, self._name(track, in_flight)
         self._counters.last_error = one_line(error)
         if track.in_flight is not in_flight:
-            return True  # its fate came another way meanwhile
+            return True  # its fate became known meanwhile
         match failure.remedy:
             case Remedy.DROP_WORK:
-                log.warning("outstanding work is given up", contribution=name, detail=detail(error))
+                log.warning("outstanding work is dropped", contribution=name, detail=detail(error))
                 self._drop(track)
             case Remedy.GIVE_UP:
                 log.error("contribution refused", contribution=name, detail=detail(error))
@@ -158,7 +158,7 @@ class Sender:
     # ------------------------------------------------------------------------------ fates
 
     def decided(self, shard: ShardView, receipt: pb.Receipt) -> None:
-        """A receipt that came outside of an update: acts on a refusal; a merge is left to its update."""
+        """Acts on a refusal in a receipt that did not come with an update. A merge takes effect with its update."""
         track = shard.track(receipt.fragment)
         if (
             track.in_flight is None
@@ -175,7 +175,7 @@ class Sender:
                 self.end(track, merged=False)
 
     def end(self, track: FragmentTrack, *, merged: bool) -> None:
-        """The flight is over. A merge is adopted with its update; refused work is free at once."""
+        """Ends a flight. A merge is adopted with its update; refused work can be sent again at once."""
         assert track.in_flight is not None, "only a flight can end"
         in_flight, track.in_flight = track.in_flight, None
         self._acknowledged(in_flight)
@@ -188,12 +188,12 @@ class Sender:
             self._exchange.release(track.fragment)
 
     def forget(self, track: FragmentTrack) -> None:
-        """Another generation: what was in flight means nothing any more."""
+        """Drops the contribution in flight: the run has another generation."""
         if track.in_flight is not None:
             self._drop(track)
 
     def _drop(self, track: FragmentTrack) -> None:
-        """Refused for good: the work goes with the next adoption, of the whole fragment; until then nothing is sent."""
+        """Drops work that was refused for good, and fetches the fragment whole; until its adoption nothing is sent."""
         assert track.in_flight is not None, "only a flight can be dropped"
         self._acknowledged(track.in_flight)
         track.in_flight = None
@@ -212,7 +212,7 @@ class Sender:
 
 
 def _messages(coded: Coded, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
-    """Frames of a run as they are sent, by their numbers in the fragment; length and CRC-32C of their payloads."""
+    """A run's frames as messages, by their numbers in the fragment; and length and CRC-32C of their payloads."""
     payloads = list(map(frame_codec.compress, coded.contents))
     table = tuple((len(payload), crc32c(payload)) for payload in payloads)
     numbered = zip(run.frames, table, payloads, strict=True)

@@ -1,6 +1,6 @@
-"""A learner's membership at one shard: it follows what happens there, and reports.
+"""A learner's session at one shard: it follows the shard's notifications, and reports progress.
 
-A shard that goes away stalls its own fragments: the learner calls it again, while it stays at the others.
+A shard that is away stalls only its own fragments: the learner retries it, and stays connected to the others.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-LOOK_S = 0.25  # between looks whether there is something to report
-PATIENCE_STEPS = 4.0  # a round that finds no step boundary for so many steps is declined
+LOOK_S = 0.25  # seconds between checks for something to report
+PATIENCE_STEPS = 4.0  # a round is declined when there was no step boundary for so many step times
 WATCH_S = 0.5
 
 
 class ShardSession:
-    """From a Join to the next one. dial_again: gives a shard a new link, since its own is of no use any more."""
+    """A session at one shard. dial_again: replaces a shard's link, which no longer works."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ShardSession:
         self._clock = clock
 
     async def live(self) -> None:
-        """Returns, or raises AioRpcError or LinkLost, when the run has to be joined again."""
+        """Runs until the run must be joined again; then returns, or raises AioRpcError or LinkLost."""
         failures = 0
         while True:
             try:
@@ -75,7 +75,7 @@ class ShardSession:
                 self._dial_again(self._shard)
 
     def _ends_with(self, error: grpc.aio.AioRpcError | LinkLost | None = None) -> bool:
-        """Whether the run has to be joined again, and not this shard be called once more."""
+        """Whether the run must be joined again; otherwise this shard is retried."""
         if self._shard.lost.is_set() or self._core.said_goodbye:
             return True
         if isinstance(error, grpc.aio.AioRpcError) and remedy(error) is not Remedy.TRY_AGAIN:
@@ -84,7 +84,7 @@ class ShardSession:
         return not self._shard.address and not any(shard.connected.is_set() for shard in others)
 
     async def _stay(self) -> None:
-        """Follows and reports until either breaks or some other call finds the shard gone."""
+        """Follows and reports until either fails or another call finds that the shard is gone."""
         works = (self.follow(), self._report(), self._shard.lost.wait(), self._watch())
         tasks = {asyncio.ensure_future(work) for work in works}
         try:
@@ -97,9 +97,9 @@ class ShardSession:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Ends when the shard is silent for longer than is likely: its connections are dead, and no call failed.
+        """Dials again and returns when the shard is silent for longer than is likely: its connections are dead.
 
-        Or when there are new certificates: what moves on the old connections goes on there.
+        It does the same for new certificates; transfers on the old connections continue there.
         """
         shard = self._shard
         shard.arrivals.again(self._clock.monotonic())
@@ -109,13 +109,13 @@ class ShardSession:
         why = "new certificates" if shard.link.stale else "the core is silent"
         max_wait_s = round(shard.arrivals.max_wait_s(), 1)
         log.warning(f"{why}: dialling again", learner=shard.session.learner, max_wait_s=max_wait_s)
-        shard.connected.clear()  # before the old one hangs up: no call may begin there
+        shard.connected.clear()  # before the old link closes: no call may begin on it
         self._dial_again(shard)
 
     # ------------------------------------------------------------------------------ following
 
     async def follow(self) -> None:
-        """Takes in what happens until the shard ends that. Raises AioRpcError, LinkLost and LearnerError."""
+        """Takes in notifications until the shard ends the call. Raises AioRpcError, LinkLost and LearnerError."""
         shard = self._shard
         request = pb.FollowRequest(session=shard.session, log=shard.log, sequence=shard.sequence, shard=shard.number)
         known = {fragment: track.known() for fragment, track in shard.tracks.items()}
@@ -130,13 +130,13 @@ class ShardSession:
                     return
 
     def _back(self) -> None:
-        """The shard was away, and answers again."""
+        """Records that the shard answers again."""
         log.info("the shard is there", server=self._shard.link.address)
         self._shard.connected.set()
         self._counters.connected = self._core.connected()
 
     def _happened(self, notification: pb.Notification, known: dict[int, int]) -> bool:
-        """Takes in what the shard tells; whether it goes on telling. known: versions when following began."""
+        """Takes in a notification. Returns False when the shard shuts down. known: versions when following began."""
         shard = self._shard
         shard.log, shard.sequence = notification.log, notification.sequence
         shard.arrivals.saw(self._clock.monotonic())
@@ -205,7 +205,7 @@ class ShardSession:
             await call
 
     def _progress(self) -> pb.Progress:
-        """All counters, and what was adopted and declined since the last message, as much as one takes."""
+        """All counters, and adoptions and declined rounds since the last message, up to one message's limit."""
         progress, shard = self._counters.progress(self._clock.monotonic()), self._shard
         progress.shard = shard.number
         progress.declined.extend(shard.declined.popleft() for _ in range(min(REPORTED, len(shard.declined))))
@@ -213,7 +213,7 @@ class ShardSession:
         return progress
 
     async def say_goodbye(self) -> None:
-        """Leaves cleanly if the shard is there."""
+        """Leaves cleanly if the shard is connected; a failure is only logged."""
         shard = self._shard
         if not shard.connected.is_set():
             return
@@ -224,4 +224,4 @@ class ShardSession:
                 await unary_reply(connection.stub.Leave(request, timeout=GOODBYE_S))
         except (grpc.aio.AioRpcError, LinkLost) as error:
             why = str(error) if isinstance(error, LinkLost) else one_line(error)
-            log.warning("good-bye was not heard", learner=shard.session.learner, error=why)
+            log.warning("the leave call failed", learner=shard.session.learner, error=why)

@@ -1,6 +1,6 @@
-"""The thread beside training: one event loop for the network, workers for what takes time.
+"""The agent's thread: one event loop for the network, and worker threads for slow work.
 
-The training thread starts it, hands pseudo-gradients over, and ends it; everything else it learns from the
+The training thread starts it, hands pseudo-gradients over, and ends it. Everything else goes through the
 ThreadExchange.
 """
 
@@ -31,11 +31,11 @@ from atoll.stats import Counters
 
 log = structlog.get_logger()
 
-ENDING_S = 1.0  # from the interpreter's closing its thread pools to the end of its main thread
+ENDING_S = 1.0  # seconds from when the interpreter closes its thread pools to the end of its main thread
 
 
 class Agent:
-    """Started once, ended once."""
+    """A learner's agent. It can be started once. failure: why it stopped, or None."""
 
     def __init__(
         self, identity: Identity, model: ModelDescription, exchange: ThreadExchange, counters: Counters, clock: Clock
@@ -54,39 +54,39 @@ class Agent:
     # ------------------------------------------------------------------------------ called by the training thread
 
     def start(self) -> None:
-        """Begins to dial."""
+        """Starts the thread, which joins the run."""
         logs.configure_unless()
         self._thread = threading.Thread(target=self._run, name=f"atoll {self._identity.name}", daemon=True)
         self._thread.start()
 
     def wait_ready(self) -> Layout:
-        """Waits for the first anchors; raises LearnerError when they never come."""
+        """Waits for the first anchors; returns the layout. Raises LearnerError when the learner cannot join."""
         while not self._ready.done():
             wait((self._ready,), PIECE_S)
         return self._ready.result()
 
     def anchors(self) -> list[tuple[int, F32]]:
-        """Version and anchor of each fragment, once ready."""
+        """Version and anchor, float32 (fragment.length,), of each fragment; only after `wait_ready`."""
         assert self._session is not None, "ready comes first"
         return [(track.version, track.anchor) for track in self._session.core.tracks.values()]
 
     @property
     def run_codec(self) -> Codec:
-        """Of contributions and updates."""
+        """The codec of contributions and updates; only after `wait_ready`."""
         assert self._session is not None, "ready comes first"
         return Codec(self._session.core.settings.codec)
 
     def submit(self, taken: Submission) -> None:
-        """Hands a pseudo-gradient over to be sent; again is as good as once."""
+        """Hands a pseudo-gradient over to be sent; it is idempotent."""
         assert self._session is not None, "ready comes first"
         self._exchange.submitted(taken)
         self._call(lambda session: session.submit(taken))
 
     def leave(self) -> None:
-        """Says good-bye if the core is there, and ends the thread; also one that has not joined yet."""
+        """Leaves the run if the core is connected, and ends the thread, also before it has joined."""
         self._leaving = True
         if self._loop is not None and self.failure is None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed this moment: it has ended
+            with contextlib.suppress(RuntimeError):  # the loop has closed in between
                 self._loop.call_soon_threadsafe(self._say_goodbye)
         if self._thread is not None:
             self._thread.join(GOODBYE_S)
@@ -102,7 +102,7 @@ class Agent:
         try:
             asyncio.run(self._live())
         except asyncio.CancelledError:
-            if not self._leaving and self.failure is None:  # some call was cancelled with its connection, unforeseen
+            if not self._leaving and self.failure is None:  # an unexpected cancellation
                 self._fail(RuntimeError("it was cancelled"))
         except Exception as error:
             self._fail(error)
@@ -125,11 +125,11 @@ class Agent:
         )
         try:
             await self._session.live()
-        except Exception as error:  # noted here: while the loop winds up, what still runs on it fails of that
+        except Exception as error:  # recorded before the loop closes, since other tasks fail while it does
             self._fail(error)
 
     def _stop(self, error: Exception) -> None:
-        """Some part found that going on is of no use."""
+        """Ends the learner with an error that a part of the agent found."""
         self._fail(error)
         if self._main is not None:
             self._main.cancel()
@@ -159,13 +159,13 @@ class Agent:
 
 
 def _interpreter_ends() -> bool:
-    """Then nothing works any more, thread pools first; and what ended it must be the last thing that is said."""
+    """Whether the interpreter ends: then thread pools fail, and the error that ended it must be the last output."""
     main = threading.main_thread()
     main.join(ENDING_S)
     return not main.is_alive()
 
 
 def _seen_to(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """gRPC wakes all loops of a process for each event, and who comes late finds none (grpc/grpc#25364): no news."""
+    """Ignores a known error: gRPC wakes all loops of a process for each event, and late ones find none (grpc#25364)."""
     if not (isinstance(context.get("exception"), BlockingIOError) and "PollerCompletionQueue" in context["message"]):
         loop.default_exception_handler(context)

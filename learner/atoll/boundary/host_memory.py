@@ -36,7 +36,7 @@ class FragmentMemory:
 
 
 class HostMemory:
-    """One Window per run of frames. values: the trainable parameters, in the order of the layout's tensors."""
+    """One FragmentMemory per run of frames. values: the trainable parameters, in the order of the layout's tensors."""
 
     def __init__(self, values: Sequence[nn.Parameter], runs: Sequence[FrameRun], codec: Codec) -> None:
         self._values = values
@@ -83,7 +83,7 @@ class HostMemory:
         return slice(run.offset, run.offset + run.length)
 
     def _window(self, number: int) -> FragmentMemory:
-        """The run's window; it is cached until the parameters move, unless it has copies."""
+        """The run's FragmentMemory; it is cached until the parameters move, unless it has copies."""
         values = [self._values[piece.tensor] for piece in self._runs[number].fragment.pieces]
         at = [(value.data_ptr(), *value.stride()) for value in values]
         window = self._kept.get(number)

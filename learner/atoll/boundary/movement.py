@@ -147,7 +147,7 @@ class MovementDetector:
 
     def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
         """The worst verdict on new movements. rows: float32 (rows, values); happened: with indices of these rows."""
-        with np.errstate(all="ignore"):  # values that are not finite are found and reported by `Local.take`
+        with np.errstate(all="ignore"):  # values that are not finite are found and reported by `LocalParameters.take`
             return self._look(rows, happened)
 
     def _look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:

@@ -25,10 +25,9 @@ RESTORE = 3
 class Agreed:
     """What all ranks agreed on at this step.
 
-    tokens: of this step, summed over ranks. request: GO_ON, STOP, STAND (the run is paused: agree again), or
-    RESTORE (all
-    parameters). run_tokens: trained by the run before this step; total_tokens: to be trained. Both are rank 0's, so
-    that schedules are the same on all ranks. adopt: fragments.
+    tokens: of this step, summed over ranks. request: GO_ON, STOP, STAND (the run is paused: agree again), or RESTORE
+    (all parameters). run_tokens: trained by the run before this step; total_tokens: to be trained. Both are rank 0's,
+    so that schedules are the same on all ranks. adopt: fragments.
     """
 
     tokens: int
@@ -81,7 +80,7 @@ class TorchRanks:
         self._group = group
 
     def agree(self, tokens: int, request: int, run_tokens: int, total_tokens: int, adopt: Sequence[int]) -> Agreed:
-        """See Island. It is one all-reduce of a few numbers, to which only rank 0 adds its decision."""
+        """See RankGroup. It is one all-reduce of a few numbers, to which only rank 0 adds its decision."""
         message = torch.zeros(4 + AT_ONCE, dtype=torch.int64)
         message[0] = tokens
         if self.is_leader:
@@ -93,18 +92,18 @@ class TorchRanks:
         return Agreed(tokens, request, run_tokens, total_tokens, tuple(f - 1 for f in fragments if f))
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
-        """See Island. It broadcasts over the default group, whose backend can send these devices' tensors."""
+        """See RankGroup. It broadcasts over the default group, whose backend can send these devices' tensors."""
         for parameter in parameters:
             dist.broadcast(parameter.detach(), src=0)
 
     def leave(self) -> None:
-        """See Island. It is a barrier; it then destroys the group of `agree`."""
+        """See RankGroup. It is a barrier; it then destroys the group of `agree`."""
         dist.barrier(group=self._group)
         dist.destroy_process_group(self._group)
 
 
 def rank_group() -> RankGroup:
-    """Ranks when torch.distributed runs with more than one process, else Alone. All ranks must call it together."""
+    """TorchRanks when torch.distributed runs with several processes, else SingleRank. All ranks call it together."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return TorchRanks(dist.new_group(backend="gloo"))
     return SingleRank()

@@ -1,4 +1,4 @@
-"""A fragment at a learner: where its values lie, what becomes of them, and how the two threads exchange them.
+"""A fragment at a learner: its values' memory, adoption, and the exchange between the two threads.
 
 May import: nothing.
 """

@@ -1,9 +1,9 @@
-"""PURE: what one fragment goes through at a learner. No IO, no threads, no torch.
+"""PURE: the state of one fragment at a learner, and how it changes. No IO, no threads, no torch.
 
 Anchor A, local parameters L, outstanding work D = A - L. A contribution carries q = decode(encode(D)); what
 quantisation left out stays in L, so there is no error buffer. Adopting A' with D taken before:
 
-    mine was merged on the way    L' = A' - (D - q), but A' - D if it was given up since it was taken
+    it was merged                 L' = A' - (D - q), but A' - D if it was given up since it was taken
     in flight, refused, or none   L' = A' - D            ("rebase"; "overwrite" sets D = 0)
     too stale                     L' = A'                (D = 0: the work is given up)
 
@@ -25,9 +25,9 @@ GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight whose work is 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of the contribution in flight by the version that is adopted: nothing yet, merged, or given up.
+    """The fate of the contribution in flight at the version that is adopted: unknown, merged, or given up.
 
-    q: its values as they were sent, when it was merged. drop: the outstanding work is given up (too stale, another
+    q: its values as they were sent, if it was merged. drop: the outstanding work is given up (too stale, another
     generation). restores: of the anchor that is adopted with it, see Track.
     """
 
@@ -38,7 +38,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class PseudoGradient:
-    """A pseudo-gradient as it was taken, coded, with what the core must know of it."""
+    """A coded pseudo-gradient, with its tokens, steps and base version. restores: see Track."""
 
     coded: Coded
     tokens: int
@@ -49,16 +49,16 @@ class PseudoGradient:
 
 @dataclass(slots=True)
 class Track:
-    """Where one fragment stands at the learner.
+    """The state of one fragment at the learner.
 
     shape: of the fragment in the run's codec.
-    version, anchor: what was last adopted. origin: D is measured from it (the anchor itself for float32).
-    base_version: at which D was last empty or last merged, so that staleness cannot hide behind an adoption.
-    tokens_from, steps_from: the learner's counters at that moment; what came since is outstanding.
-    flying: tokens and steps of the contribution in flight, as far as they are among the outstanding ones.
-    overwritten: its tokens when they are not any more: given up unless it is merged.
-    restores: how often the run had been restored to a checkpoint, as this process saw it, when the anchor came. Work
-    that counts from an anchor of before the latest restore is not sent.
+    version, anchor: the last adopted ones. origin: D is measured from it (the anchor itself for float32).
+    base_version: at which D was last empty or last merged, so that an adoption does not reduce staleness.
+    tokens_from, steps_from: the learner's counters at that moment; later tokens and steps are outstanding.
+    flying: tokens and steps of the contribution in flight that are still outstanding; None: nothing is in flight.
+    overwritten: tokens of that contribution that are no longer outstanding: given up unless it is merged.
+    restores: how often this process had seen the run restored to a checkpoint when the anchor arrived. Work that counts
+    from an anchor from before the latest restore is not sent.
     """
 
     shape: FragmentShape
@@ -73,7 +73,7 @@ class Track:
     restores: int = 0
 
     def take(self, places: SegmentAddresses, tokens: int, steps: int) -> PseudoGradient:
-        """The pseudo-gradient now, coded. tokens, steps: the learner's counters.
+        """Takes and codes the current pseudo-gradient. tokens, steps: the learner's counters.
 
         places: of the parameters as stored, in float32. Raises CodecError when it is not finite.
         """
@@ -83,11 +83,11 @@ class Track:
         return PseudoGradient(coded, *self.flying, self.base_version, self.restores)
 
     def later(self, steps: int) -> bool:
-        """Whether there is work that came after the contribution in flight."""
+        """Whether there is work that is newer than the contribution in flight. steps: the learner's counter."""
         return self.flying is not None and self.steps_from + self.flying[1] < steps
 
     def refused(self) -> int:
-        """The contribution in flight came to nothing; its work stays outstanding. Returns tokens that are given up."""
+        """Ends the flight of a refused contribution; its work stays outstanding. Returns tokens that are given up."""
         self.flying = None
         given_up = self.overwritten
         self.overwritten = 0
@@ -96,10 +96,10 @@ class Track:
     def adopt(
         self, anchor: F32, version: int, fate: Fate, tokens: int, steps: int, places: SegmentAddresses, *, keep: bool
     ) -> int:
-        """Moves to a newer anchor, and what lies at `places` with it; returns the tokens that are given up.
+        """Moves to a newer anchor, and changes the parameters at `places`; returns the tokens that are given up.
 
         places: of the parameters as stored, in float32; they become the new parameters. keep: "rebase" (True) or
-        "overwrite" (False). When less than that is stored, `stored` must follow.
+        "overwrite" (False). If the parameters are stored in a narrower type, `stored` must follow.
         """
         assert fate.q is None or self.flying is not None, "only what is in flight can be merged"
         q = fate.q if self.flying != GIVEN_UP else None
@@ -117,7 +117,7 @@ class Track:
             rebase(self.origin, anchor, q, places, self.shape)
         if fate.q is not None or self.steps_from == steps:
             self.base_version = version
-        self.base_version = min(self.base_version, version)  # the core may have come back from a backup
+        self.base_version = min(self.base_version, version)  # the core may have been restored from a backup
         self.version = version
         self.restores = max(self.restores, fate.restores)
         self.anchor = anchor
@@ -125,7 +125,7 @@ class Track:
         return abandoned
 
     def give_up(self, tokens: int, steps: int) -> int:
-        """What is outstanding is not sent; returns its tokens, without those of the contribution in flight."""
+        """Drops the outstanding work; returns its tokens, without those of the contribution in flight."""
         given_up = tokens - self.tokens_from
         if self.flying is not None:
             given_up -= self.flying[0]
@@ -136,5 +136,5 @@ class Track:
         return given_up
 
     def stored(self, wanted: F32, stored: F32) -> None:
-        """The new parameters were stored in a narrower type. wanted, stored: before and after, both as float32."""
+        """Takes in how the new parameters were rounded to a narrower type. wanted, stored: before and after, float32."""
         self.origin = stored + (self.anchor - wanted)

@@ -1,4 +1,4 @@
-"""The one place where the training thread and the agent meet: short, locked, never held during work or IO."""
+"""The one place where the training thread and the agent exchange data. Its lock is never held during work or IO."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from atoll.fragments.adoption import Fate, PseudoGradient
 
 log = structlog.get_logger()
 
-# The training thread waits in pieces: the kernel may give a signal to another thread, which would not wake this one.
+# The training thread waits in pieces: the kernel may deliver a signal to another thread, which does not wake this one.
 PIECE_S = 0.5
-AT_ONCE = 8  # fragments that are adopted at one step boundary at most, and rounds that are answered
+AT_ONCE = 8  # adoptions at one step boundary, at most; and rounds that it answers
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnchor:
-    """A newer anchor, ready to be adopted at a step boundary."""
+    """A newer anchor, float32 (fragment.length,), ready to be adopted at a step boundary."""
 
     fragment: int
     version: int
@@ -32,7 +32,7 @@ class PreparedAnchor:
 
 @dataclass(frozen=True, slots=True)
 class DueRound:
-    """A round that waits for this learner's answer."""
+    """A round that waits for this learner's answer. since: monotonic seconds, when the learner heard of it."""
 
     fragment: int
     cycle: int
@@ -41,7 +41,7 @@ class DueRound:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """A pseudo-gradient on its way to the agent. It may be handed over again, and is sent once."""
+    """A pseudo-gradient for the agent. It may be handed over several times, and is sent once."""
 
     fragment: int
     cycle: int
@@ -52,9 +52,9 @@ class Submission:
 
 @dataclass(slots=True)
 class BoundaryWork:
-    """What a step boundary has to do: fragments set free, anchors to be adopted, and rounds to be answered after that.
+    """The work of a step boundary: fragments that are released, then anchors to adopt, then rounds to answer.
 
-    Whoever has done one of them removes it: an exception in between, say of a signal's handler, loses none.
+    The boundary removes each item after doing it: an exception in between, such as a signal handler's, loses none.
     """
 
     released: deque[int] = field(default_factory=deque)
@@ -66,9 +66,9 @@ class BoundaryWork:
 
 
 class ThreadExchange:
-    """What the agent has for the next step boundary, and what the step boundary has for the agent.
+    """Data from the agent for the next step boundary, and from the step boundary for the agent.
 
-    `something` may be read without the lock: a step with nothing due costs one look at it, and one at `todo`.
+    `something` may be read without the lock: a step with nothing due reads only it and `todo`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -77,22 +77,22 @@ class ThreadExchange:
         self._prepared: OrderedDict[int, PreparedAnchor] = OrderedDict()
         self._due: OrderedDict[int, DueRound] = OrderedDict()
         self._released: list[int] = []
-        self._boundary_at = 0.0  # the newest with something to do
+        self._boundary_at = 0.0  # monotonic seconds of the newest boundary that had work
         self._unsettled: set[Submission] = set()
         self.settled = 0  # contributions that were acknowledged or refused
         self.todo = BoundaryWork()
         self._ended = False
         self._news = threading.Condition(self._lock)
         self.something = False
-        self.paused = ""  # by whom and why: the training loop stands
-        self.excused = False  # ... but for one that is to leave; set by a signal's handler, which takes no lock
+        self.paused = ""  # who paused the run and why: the training loop waits; "": it is not paused
+        self.excused = False  # ... unless the learner is to leave; a signal handler sets it, without the lock
         self.declined: deque[pb.Declined] = deque(maxlen=1024)
         self.adopted: deque[pb.Adopted] = deque(maxlen=1024)
 
     # ------------------------------------------------------------------------------ the agent's side
 
     def offer(self, prepared: PreparedAnchor) -> None:
-        """Puts an anchor up for adoption; one of the same fragment that still waits is replaced, its fate kept."""
+        """Offers an anchor for adoption. It replaces a waiting one of the same fragment, and keeps that one's fate."""
         with self._lock:
             waiting = self._prepared.get(prepared.fragment)
             if waiting is not None:
@@ -104,13 +104,13 @@ class ThreadExchange:
             self._news.notify_all()
 
     def ask(self, fragment: int, cycle: int) -> None:
-        """A round opened."""
+        """Adds a round to be answered."""
         with self._lock:
             self._due[fragment] = DueRound(fragment, cycle, self._clock.monotonic())
             self.something = True
 
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
-        """Takes back rounds, when there was no step boundary for so long: each takes AT_ONCE, in turn."""
+        """Removes and returns rounds that waited so long without a step boundary; each boundary takes AT_ONCE."""
         with self._lock:
             before = self._clock.monotonic() - longer_than_s
             late = [due for due in self._due.values() if max(due.since, self._boundary_at) < before]
@@ -119,14 +119,14 @@ class ThreadExchange:
             return late
 
     def release(self, fragment: int) -> None:
-        """The contribution in flight was refused: its work is free to be sent again."""
+        """Releases the work of a refused contribution, so that it can be sent again."""
         with self._lock:
             self._released.append(fragment)
             self.something = True
             self._news.notify_all()
 
     def settle(self, taken: Submission) -> None:
-        """A contribution was acknowledged or refused."""
+        """Records that a contribution was acknowledged or refused."""
         with self._lock:
             self.settled += not taken.settled
             taken.settled = True
@@ -134,15 +134,15 @@ class ThreadExchange:
             self._news.notify_all()
 
     def pause(self, reason: str) -> None:
-        """The run stands, or goes on (no reason)."""
+        """Pauses training, or with an empty reason resumes it."""
         with self._lock:
             changed, self.paused = reason != self.paused, reason
             self._news.notify_all()
         if changed:
-            log.warning("the run is paused: training stands" if reason else "the run goes on", reason=reason)
+            log.warning("the run is paused: training waits" if reason else "the run goes on", reason=reason)
 
     def end(self) -> None:
-        """The agent stopped: nothing more is acknowledged."""
+        """Ends all waits: the agent has stopped, and nothing more is acknowledged."""
         with self._lock:
             self._ended = True
             self._news.notify_all()
@@ -150,18 +150,18 @@ class ThreadExchange:
     # ------------------------------------------------------------------------------ the step boundary's side
 
     def submitted(self, taken: Submission) -> None:
-        """A contribution is handed to the agent, perhaps once more."""
+        """Records that a contribution is handed to the agent; it is idempotent."""
         with self._lock:
             if not taken.settled:
                 self._unsettled.add(taken)
 
     @property
     def unsettled(self) -> int:
-        """Contributions that were neither acknowledged nor refused."""
+        """The number of contributions that are neither acknowledged nor refused."""
         return len(self._unsettled)
 
     def clear(self) -> None:
-        """Forgets what was offered."""
+        """Removes all offered anchors."""
         with self._lock:
             self._prepared.clear()
             self.something = bool(self._due or self._released)
@@ -169,7 +169,7 @@ class ThreadExchange:
     def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
         """Waits until every contribution is acknowledged or refused; False when time is up or the agent stopped.
 
-        fates: more is to be sent when a fate is known, so waits for something to adopt or released instead.
+        fates: instead waits for work of a step boundary, since a fate may allow more to be sent.
         """
         with self._lock:
             done = (lambda: self.something or bool(self.todo)) if fates else (lambda: not self._unsettled)
@@ -180,18 +180,18 @@ class ThreadExchange:
 
     @property
     def stands(self) -> bool:
-        """Whether a step boundary waits."""
+        """Whether a step boundary must wait, since the run is paused."""
         return bool(self.paused) and not self.excused
 
     def wait_resumed(self, timeout_s: float) -> None:
-        """Returns when the run goes on, the agent stopped, or time is up."""
+        """Waits until the run is resumed, the agent has stopped, or time is up."""
         with self._lock:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
     def next(self) -> BoundaryWork:
-        """What there is to do, AT_ONCE of each at most; what is left of the last boundary comes first.
+        """The work of this boundary, at most AT_ONCE of each kind; work that the last boundary left comes first.
 
-        Whoever steps slowly finds several rounds at a boundary: answering one of them only, it would be late for all.
+        A slow learner finds several rounds at a boundary: if it answered only one, it would be late for all.
         """
         with self._lock:
             self._boundary_at = self._clock.monotonic()
@@ -203,7 +203,7 @@ class ThreadExchange:
                 answered = {each.fragment for each in due}
                 left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
                 more = bool(waiting or left)
-                # Nothing but stores: no signal's handler runs between them.
+                # Only stores: no signal handler runs between them.
                 self.todo = todo
                 self._released = []
                 self._prepared = waiting

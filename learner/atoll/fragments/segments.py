@@ -1,8 +1,8 @@
-"""PURE: where the values of a fragment lie, and the kernels that go over them: in one pass, and in one call.
+"""PURE: the addresses of a fragment's values in memory, and kernels that process them in one pass and one call.
 
-A fragment's parameters are many tensors, its coded values many frames. Kernels are given addresses, so that a step
-boundary makes one call for all of them: each call gives the interpreter away. Whoever makes addresses keeps what they
-point to alive.
+A fragment's parameters are many tensors, and its coded values are many frames. Kernels take addresses, so that a step
+boundary makes one call for all of them, since each call releases the GIL. The code that makes addresses keeps the
+memory alive.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from numpy.typing import NDArray
 I64 = NDArray[np.int64]
 
 
-ALIGNED = 64  # bytes: contents lie one after the other, and each begins at a multiple of this
+ALIGNED = 64  # bytes: contents follow one another, and each begins at a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentShape:
-    """A run of frames, segment by segment.
+    """The segments of a run of frames.
 
     rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and where in that frame's content
-    the segment's codes and scales begin. pieces: of each segment, and its offset in that piece of the fragment. sizes:
-    of the contents of its frames, in bytes. levels: of the codec; 0 for float32, whose codes are the values themselves.
+    the segment's codes and scales begin. pieces: of each segment, the piece's number and the offset in that piece.
+    sizes: of the contents of its frames, in bytes. levels: of the codec; 0 for float32, whose codes are the values
+    themselves.
     """
 
     length: int
@@ -54,7 +55,7 @@ class FragmentShape:
 
     @classmethod
     def of(cls, run: FrameRun, kind: Codec) -> FragmentShape:
-        """For contents of this codec."""
+        """The shape of a run whose contents have this codec."""
         rows = []
         pieces = []
         levels = LEVELS[kind]
@@ -72,38 +73,38 @@ class FragmentShape:
 
 @dataclass(frozen=True, slots=True)
 class SegmentAddresses:
-    """Where each segment's float32 values begin in memory. owner: what that memory belongs to."""
+    """Addresses of each segment's float32 values. owner: the object that keeps the memory alive."""
 
     starts: I64
     owner: object
 
     @classmethod
     def in_vector(cls, vector: F32, shape: FragmentShape) -> SegmentAddresses:
-        """Of a vector of the run."""
+        """Addresses in a run's vector, float32 (shape.length,), contiguous."""
         assert vector.flags.c_contiguous and len(vector) == shape.length, "a vector of the run"  # noqa: PT018
         return cls(shape.rows[:, 0] * 4 + vector.ctypes.data, vector)
 
     @classmethod
     def in_pieces(cls, addresses: Sequence[int], shape: FragmentShape, owner: object) -> SegmentAddresses:
-        """Of pieces that begin at these addresses."""
+        """Addresses in the fragment's pieces. addresses: of each piece's first value."""
         return cls(np.array([addresses[piece] + 4 * offset for piece, offset in shape.pieces], np.int64), owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Values of a run as contents of its frames, as `frame_codec` makes them. starts: addresses of the contents."""
+    """Coded values of a run: the contents of its frames, see `frame_codec`. starts: addresses of the contents."""
 
     contents: Sequence[Content]
     starts: I64
 
     @classmethod
     def of(cls, contents: Sequence[Content]) -> Coded:
-        """All frames in order."""
+        """Coded values from the contents of all frames, in order."""
         return cls(contents, np.array([content.ctypes.data for content in contents], np.int64))
 
     @classmethod
     def empty(cls, shape: FragmentShape) -> Coded:
-        """Contents that are still to be written, in one block of memory."""
+        """Contents that are not written yet, in one block of memory."""
         ends = np.cumsum([-(-size // ALIGNED) * ALIGNED for size in shape.sizes])
         block = buffers.empty(int(ends[-1]) // 4).view(np.uint8)
         starts = [0, *ends[:-1]]
@@ -114,7 +115,7 @@ NO_FRAMES = np.empty(0, np.int64)
 
 
 def take(origin: F32, places: SegmentAddresses, shape: FragmentShape) -> Coded:
-    """origin - what lies there, coded. Raises CodecError when any of it is not finite."""
+    """Codes origin - values at `places`. origin: float32 (length,). Raises CodecError when a value is not finite."""
     coded = Coded.empty(shape)
     if not _take(origin, places.starts, shape.rows, shape.levels, coded.starts):
         raise CodecError("a value is not finite")
@@ -122,24 +123,24 @@ def take(origin: F32, places: SegmentAddresses, shape: FragmentShape) -> Coded:
 
 
 def rebase(origin: F32, anchor: F32, q: Coded | None, places: SegmentAddresses, shape: FragmentShape) -> None:
-    """Changes what lies there to anchor - (origin - it - q). origin, anchor: float32 (length,)."""
+    """values at `places` = anchor - (origin - values - q), in place. origin, anchor: float32 (length,)."""
     _rebase(origin, anchor, NO_FRAMES if q is None else q.starts, places.starts, shape.rows, shape.levels)
 
 
 def load(places: SegmentAddresses, shape: FragmentShape) -> F32:
-    """What lies there, as a new vector."""
+    """Copies the values at `places` to a new vector, float32 (length,)."""
     out = np.empty(shape.length, np.float32)
     _load(places.starts, shape.rows, out)
     return out
 
 
 def gather(starts: I64, rows: I64, out: F32) -> None:
-    """As `load`, of addresses and rows that belong to no fragment, into out."""
+    """As `load`, into `out`, with addresses and rows that belong to no fragment."""
     _load(starts, rows, out)
 
 
 def store(vector: F32, places: SegmentAddresses, shape: FragmentShape) -> None:
-    """Writes a vector there."""
+    """Writes a vector, float32 (length,), to `places`."""
     _store(vector, places.starts, shape.rows)
 
 

@@ -100,7 +100,7 @@ class InterruptibleWaits:
         self._why: Refused | None = None
 
     def begin(self) -> InterruptibleWait:
-        """A Wait for one call; it is ended already when the service has stopped."""
+        """The waits of one call; they are ended already when the service has stopped."""
         wait = InterruptibleWait()
         if self._why is not None:
             wait.end(self._why)

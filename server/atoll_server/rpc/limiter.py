@@ -27,12 +27,12 @@ from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quo
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.rpc.calls import Context, abort, may_end
 
-LOOK_S = 0.05  # how often a waiting call looks for a place
+LOOK_S = 0.05  # seconds between a waiting call's checks for a free place
 FORGET_S, FORGET_ABOVE = 60.0, 4096  # above FORGET_ABOVE owners, those that were idle for FORGET_S are dropped
 IN_PIECES = {"Join", "Push"}  # methods whose requests may come in pieces; of replies, only Fetch's
 
 Vouched = Callable[[Caller, pb.Session], Hashable]  # the owner of a session; None: unknown here
-Ended = Callable[[str, str, str], None]  # told of each call that a limit ended: method, peer, why
+Ended = Callable[[str, str, str], None]  # called for each call that a limit ended: method, peer, why
 
 
 @dataclass(eq=False, slots=True)
