@@ -8,7 +8,7 @@ from atoll_wire.errors import UserError
 from atoll_dashboard import commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.callback()(lambda: None)  # with one subcommand alone typer would leave its name out
+app.callback()(lambda: None)  # typer leaves out the name of an only subcommand
 commands.register(app)
 try:
     app(auto_envvar_prefix="ATOLL")

@@ -10,7 +10,7 @@ from atoll_wire.process import lazy_commands
 
 
 def register(app: typer.Typer) -> None:
-    """Adds it."""
+    """Adds `atoll dashboard`."""
     text = (
         "Show a run on a page: regions, learners, rounds, receipts, cost; and pause, evict or take a checkpoint there."
     )

@@ -9,11 +9,11 @@ from atoll_wire.process.settings import Address, Certificates, Option
 from atoll_wire.security.transport import on_loopback
 from pydantic import Field
 
-LOCAL_NAMES = ("localhost",)  # beside all addresses
+LOCAL_NAMES = ("localhost",)  # besides all IP addresses
 
 
 class DashboardSettings(Certificates):
-    """One dashboard process. Its certificates are an operator's, for the core."""
+    """The options of `atoll dashboard`. Its certificates are an operator's, for the core."""
 
     command: ClassVar[str] = "dashboard"
 
@@ -41,10 +41,13 @@ class DashboardSettings(Certificates):
     ] = 0.09
 
     def check(self) -> None:
-        """Raises SettingsError and TransportSecurityError for what would be told to a whole network."""
+        """Raises SettingsError for invalid values, and for an address that would offer plain HTTP to a network.
+
+        Raises TransportSecurityError for a core that must not be called.
+        """
         self.security.check([self.server])
         if not self.plaintext and not on_loopback([self.listen]):
-            text = f"--listen {self.listen} is not loopback: put a proxy with TLS before it, or say --plaintext"
+            text = f"--listen {self.listen} is not loopback: put a proxy with TLS in front of it, or give --plaintext"
             raise SettingsError(text)
         for host in self.hosts:
             if ":" in host or "/" in host:
@@ -53,5 +56,5 @@ class DashboardSettings(Certificates):
             raise SettingsError("--token has characters that no token has: give what `atoll token` printed")
 
     def names(self) -> tuple[str, ...]:
-        """That it answers to, beside addresses."""
+        """Host names that the dashboard answers to, besides IP addresses."""
         return (*LOCAL_NAMES, *self.hosts)

@@ -1,4 +1,4 @@
-"""What both sides must agree on beside the messages of outer.proto: versions, names of values, and limits."""
+"""Constants on which both sides must agree, besides the messages of outer.proto: versions, names and limits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec
 PROTOCOL = 2  # a core refuses learners of another one
 JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers
 REPORT_S = 1.0  # a learner reports at least this often
-REPORTED = 128  # declined rounds, and adoptions, that a learner tells in one report at most
+REPORTED = 128  # declined rounds, and adoptions, in one report, at most
 UPDATES_KEPT = 16  # published updates of each fragment that a core or front keeps at most, unless told otherwise
 AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that shows an operator's token
 
 
 class LearnerState(StrEnum):
-    """How a learner is doing, as status, metrics and the dashboard say it."""
+    """The states of a learner in status, metrics and the dashboard."""
 
     LIVE = "live"
     PAUSED = "paused"  # by itself, or with the whole run
@@ -27,12 +27,12 @@ class LearnerState(StrEnum):
 
 
 class Fate(StrEnum):
-    """What became of a contribution."""
+    """The fates of a contribution."""
 
     PENDING = "pending"  # acknowledged: it waits for its merge
     MERGED = "merged"
     REFUSED = "refused"
-    TURNED_AWAY = "turned_away"  # refused before it was whole: it has no receipt
+    TURNED_AWAY = "turned_away"  # refused before it was complete: it has no receipt
 
 
 FATES = {Fate.PENDING: pb.FATE_PENDING, Fate.MERGED: pb.FATE_MERGED, Fate.REFUSED: pb.FATE_REFUSED}

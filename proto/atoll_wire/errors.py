@@ -1,4 +1,4 @@
-"""The one base of errors that a user can mend: the command line shows their single line and no traceback."""
+"""The base of errors that a user can fix: the command line shows their single line and no traceback."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import importlib.util
 
 
 class UserError(Exception):
-    """One line that names the thing, the fact, and the remedy."""
+    """An error that the user can fix; the message is one line with the fact, the cause and the fix."""
 
 
 class SettingsError(UserError):
-    """An invalid setting."""
+    """A setting is invalid."""
 
 
 class MissingPackage(UserError):  # noqa: N818 - says what is missing
-    """A subcommand needs what comes with an extra."""
+    """A subcommand needs packages of an extra that are not installed."""
 
 
 def need(subcommand: str, extra: str, *packages: str) -> None:

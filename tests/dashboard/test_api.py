@@ -257,7 +257,7 @@ def test_what_cannot_be_served_is_said_in_a_line(tmp_path):
     from tests.end_to_end.test_operators import atoll
 
     for options, said in (
-        (["--listen", "0.0.0.0:0"], "error: --listen 0.0.0.0:0 is not loopback: put a proxy with TLS before it"),
+        (["--listen", "0.0.0.0:0"], "error: --listen 0.0.0.0:0 is not loopback: put a proxy with TLS in front of it"),
         (["--listen", "127.0.0.1:99999"], "error: --listen 127.0.0.1:99999 cannot be bound"),
         (["--server", "core.example.com:7070"], "error: core.example.com:7070 is not loopback: give --tls DIR"),
         (["--tls", str(tmp_path)], f"error: --tls {tmp_path}: ca.pem cannot be read"),

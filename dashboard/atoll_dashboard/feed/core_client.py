@@ -1,4 +1,4 @@
-"""What the dashboard asks of a core, as an operator: over one channel, dialled anew when certificates change."""
+"""The dashboard's calls to a core, over one channel, which is dialled again when certificates change."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from atoll_wire.security.transport import TransportSecurity
 from google.protobuf.message import Message
 
 TIMEOUT_S = 5.0
-SLOW_S = 300.0  # a checkpoint of a large model
-MESSAGE_BYTES = 64 << 20  # of a status with thousands of learners
+SLOW_S = 300.0  # timeout of a checkpoint of a large model, in seconds
+MESSAGE_BYTES = 64 << 20  # the largest reply: a status with thousands of learners
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -28,7 +28,10 @@ OPTIONS = [
 
 
 class CoreClient:
-    """One core, or a front of it. token: this dashboard's own, for looking; acts are asked for with their caller's."""
+    """A client of a core or a front. token: the dashboard's own, for reading; actions use their caller's.
+
+    Every method raises grpc.aio.AioRpcError, LinkLost, and TransportSecurityError for certificates.
+    """
 
     def __init__(self, address: str, security: TransportSecurity, token: str) -> None:
         self.address = address
@@ -39,19 +42,19 @@ class CoreClient:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Hangs up."""
+        """Closes the channel."""
         for closing in self._closing:
             closing.cancel()
         if self._channel is not None:
             await self._channel.close()
 
-    def _stub(self) -> Any:  # noqa: ANN401 - grpc's stub, whose types are of its blocking kind
+    def _stub(self) -> Any:  # noqa: ANN401 - grpc's stub, whose types are those of blocking calls
         stamp = self._security.stamp()
         if self._channel is None or stamp != self._stamp:
             old = self._channel
             self._channel = self._security.dial(self.address, OPTIONS)
             self._stamp = stamp
-            if old is not None:  # what runs over it, a download perhaps, may end there
+            if old is not None:  # open calls, such as a download, may finish on it
                 self._closing.add(closing := asyncio.create_task(old.close(SLOW_S)))
                 closing.add_done_callback(self._closing.discard)
         return rpc.OperatorStub(self._channel)
@@ -59,53 +62,51 @@ class CoreClient:
     async def _ask(
         self, method: str, request: Message, shown: tuple[tuple[str, str], ...], timeout_s: float = TIMEOUT_S
     ) -> Any:  # noqa: ANN401
-        """Raises grpc.aio.AioRpcError, LinkLost, and TransportSecurityError for certificates; so does every method
-        below."""
         return await unary_reply(getattr(self._stub(), method)(request, timeout=timeout_s, metadata=shown))
 
     async def status(self, token: str = "") -> pb.StatusReply:
-        """The run at this moment."""
+        """The run's current state."""
         reply: pb.StatusReply = await self._ask("Status", pb.StatusRequest(), token_metadata(token) or self._own)
         return reply
 
     async def rounds(self, last: int, learner: str = "", *, brief: bool = False) -> list[pb.Round]:
-        """The newest, newest first. brief: without answers."""
+        """The newest rounds, newest first. brief: without answers."""
         request = pb.ListRoundsRequest(last=last, learner=learner, brief=brief)
         return list((await self._ask("ListRounds", request, self._own)).rounds)
 
     async def events(self, log: int, after: int) -> pb.ListEventsReply:
-        """Those after a position."""
+        """The events after a position."""
         reply: pb.ListEventsReply = await self._ask("ListEvents", pb.ListEventsRequest(log=log, after=after), self._own)
         return reply
 
     async def receipts(self, learner: str, fate: pb.Fate, before: int, limit: int) -> list[pb.LoggedReceipt]:
-        """Newest first."""
+        """Receipts, newest first; before: see ListReceiptsRequest."""
         request = pb.ListReceiptsRequest(learner=learner, fate=fate, before=before, limit=limit)
         return list((await self._ask("ListReceipts", request, self._own)).receipts)
 
     async def checkpoints(self) -> list[pb.Checkpoint]:
-        """Oldest first."""
+        """The snapshots on disk, oldest first."""
         return list((await self._ask("ListCheckpoints", pb.ListCheckpointsRequest(), self._own)).checkpoints)
 
-    # ------------------------------------------------------------------------------ acts: with the caller's token
+    # ------------------------------------------------------------------------------ actions, with the caller's token
 
     async def pause(self, token: str, reason: str) -> None:
-        """Or lets the run go on (no reason)."""
+        """Pauses the run, or with an empty reason resumes it."""
         await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
 
     async def evict(self, token: str, learner: str, reason: str) -> None:
-        """Or lets it in again (no reason)."""
+        """Evicts a learner, or with an empty reason lets it join again."""
         await self._ask("Evict", pb.EvictRequest(learner=learner, reason=reason), token_metadata(token))
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
-        """Answers when it is durable."""
+        """Takes a snapshot; returns when it is durable."""
         reply: pb.Checkpoint = await self._ask(
             "TakeCheckpoint", pb.TakeCheckpointRequest(), token_metadata(token), SLOW_S
         )
         return reply
 
     async def export(self, token: str) -> AsyncIterator[bytes]:
-        """The published model as a safetensors file."""
+        """Yields the published model as a safetensors file, in chunks."""
         request = pb.ExportCheckpointRequest()
         with open_stream(
             "ExportCheckpoint", self._stub().ExportCheckpoint(request, metadata=token_metadata(token))

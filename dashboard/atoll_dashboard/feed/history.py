@@ -1,4 +1,4 @@
-"""PURE: columns over time that never grow beyond a size: when they are full, every second point goes."""
+"""PURE: time series of bounded size: when they are full, every second point is dropped; and rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class History(Generic[K]):
-    """Columns by name on one time axis; NaN where a column had nothing to say. most: points kept."""
+    """Columns by name on one time axis; NaN where a column has no value. most: points kept."""
 
     def __init__(self, most: int = MAX_POINTS) -> None:
         self._most = most
@@ -23,7 +23,7 @@ class History(Generic[K]):
         self._columns: dict[K, array[float]] = {}
 
     def add(self, at: float, values: Mapping[K, float]) -> None:
-        """A point, unless the one before is too near for the resolution that is left."""
+        """Adds a point, unless the last one is nearer than the current resolution. at: seconds."""
         if self.at and at - self.at[-1] < self._interval_s:
             return
         for name in values.keys() - self._columns.keys():
@@ -37,7 +37,7 @@ class History(Generic[K]):
             self._columns = {name: column[::2] for name, column in self._columns.items()}
 
     def column(self, name: K) -> list[float | None]:
-        """As long as the time axis; None where nothing was said."""
+        """A column, as long as the time axis; None where it has no value."""
         found = self._columns.get(name)
         if found is None:
             return [None] * len(self.at)
@@ -45,14 +45,14 @@ class History(Generic[K]):
 
 
 class Rates(Generic[K]):
-    """Sums that grow, by name, over the last seconds."""
+    """Rates of growing sums, by name, over the last window_s seconds."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._seen: deque[tuple[float, Mapping[K, float]]] = deque()
 
     def add(self, at: float, sums: Mapping[K, float], least_s: float = 0.0) -> None:
-        """What the sums are now; but for those that come sooner than so after the one before."""
+        """Adds the current sums, unless the last ones are at most least_s seconds older. at: seconds."""
         if self._seen and at <= self._seen[-1][0] + least_s:
             return
         self._seen.append((at, sums))
@@ -60,15 +60,15 @@ class Rates(Generic[K]):
             self._seen.popleft()
 
     def grown(self, name: K) -> float:
-        """By how much it grew within the window, from 0 where it is new; one that fell (a restarted core) did not."""
+        """How much a sum grew within the window. A new one counts from 0; one that fell (a restarted core) as 0."""
         if len(self._seen) < 2:
             return 0.0
         return max(0.0, self._seen[-1][1].get(name, 0.0) - self._seen[0][1].get(name, 0.0))
 
     def span_s(self) -> float:
-        """That was seen so far; the window at most, or what lies between two looks."""
+        """Seconds between the oldest and the newest sums; about the window, once it is full."""
         return self._seen[-1][0] - self._seen[0][0] if self._seen else 0.0
 
     def rate(self, name: K) -> float:
-        """A second."""
+        """A sum's growth per second."""
         return self.grown(name) / self.span_s() if len(self._seen) > 1 else 0.0

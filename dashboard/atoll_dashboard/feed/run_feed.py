@@ -1,4 +1,4 @@
-"""Looks at the run again and again, and has what was seen last, whatever becomes of the core meanwhile."""
+"""Polls the run, and keeps the last answers while the core is away."""
 
 from __future__ import annotations
 
@@ -26,32 +26,35 @@ from atoll_dashboard.models.api_models import Cost, Event, Kind, Learner, Now, R
 
 log = structlog.get_logger()
 
-EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # between two looks: while somebody watches, and otherwise
-SHARE = 0.1  # of the time at most that a core is kept busy with looks
-WATCHED_S = 10.0  # after somebody asked
+EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # seconds between two polls while a page is open, and otherwise
+SHARE = 0.1  # largest part of the time that polls may take
+WATCHED_S = 10.0  # seconds after a request in which a page counts as open
 ROUNDS, MAX_EVENTS = 64, 5000
 DOTS = 48
 FEW_DOTS = 8
 MANY_REGIONS = 16
-AT_ONCE = 4  # questions to the core, beside looks
+AT_ONCE = 4  # calls to the core at a time, besides polls
 T = TypeVar("T")
 MONTH_S = 30 * 86400.0
 NO_TOKENS = (
-    "the core takes no tokens: make one with `atoll token NAME --file FILE`, and start it with --operator-tokens FILE"
+    "the core accepts no tokens: make one with `atoll token NAME --file FILE`, and start it with --operator-tokens FILE"
 )
 
 
 @dataclass(slots=True)
 class CoreAnswers:
-    """The core's answers of one look."""
+    """The core's answers to one poll."""
 
     status: pb.StatusReply = field(default_factory=pb.StatusReply)
     rounds: list[pb.Round] = field(default_factory=list)
-    at: float = -math.inf  # monotonic
+    at: float = -math.inf  # monotonic seconds
 
 
 class RunFeed:
-    """price_per_gb: of the WAN, in US dollars, for the cost that is shown."""
+    """The dashboard's view of a run. price_per_gb: of the WAN, in US dollars, for the cost that is shown.
+
+    problem: why the core could not be asked the last time, or "".
+    """
 
     def __init__(self, core: CoreClient, price_per_gb: float) -> None:
         self.core = core
@@ -71,10 +74,10 @@ class RunFeed:
         self._looked = asyncio.Event()
         self._told: tuple[CoreAnswers, float, str] | None = None
 
-    # ------------------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------------------ polling
 
     async def keep(self) -> None:
-        """For as long as the dashboard runs."""
+        """Polls the core, for ever."""
         while True:
             began = time.monotonic()
             await self._look()
@@ -88,16 +91,16 @@ class RunFeed:
                 async with asyncio.timeout(EVERY_S if self.problem else rest_s):
                     await self._wanted.wait()
             except TimeoutError:
-                continue  # nobody came meanwhile
+                continue  # no page was opened meanwhile
 
     async def changed(self) -> None:
-        """Returns after the next look, and after a second at most: what is shown grows older."""
+        """Returns after the next poll, or after a second: ages that are shown change too."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVERY_S):
                 await self._looked.wait()
 
     def watched(self) -> None:
-        """Somebody asked: looks are quick from now on."""
+        """Records a request: polls are frequent for the next WATCHED_S seconds."""
         if not self.watchers and time.monotonic() - self._asked_at >= WATCHED_S:
             self._wanted.set()
         self._asked_at = time.monotonic()
@@ -116,7 +119,7 @@ class RunFeed:
         except TransportSecurityError as error:
             self._away(str(error))
         except LinkLost:
-            self._away("the connection to the core was given up: dialling again")
+            self._away("the connection to the core was closed: dialling again")
         except Exception:
             log.exception("the core's answer cannot be shown")
             self._away("the core's answer cannot be shown: use one version of Atoll everywhere; the log says more")
@@ -133,13 +136,15 @@ class RunFeed:
             log.warning("the core cannot be asked", problem=problem)
         self.problem = problem
 
-    async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the question's own
-        """The core's answer to what others may ask at the same time: at most once a second, few at a time."""
+    async def shared(self, ask: Callable[..., Awaitable[T]], *words: Any) -> T:  # noqa: ANN401 - the arguments of `ask`
+        """The core's answer to a call; requests within a second share it, and few calls run at a time."""
         now, key = time.monotonic(), (ask.__name__, *words)
         self._answers = {each: kept for each, kept in self._answers.items() if kept[0] > now - EVERY_S}
         if key not in self._answers:
             asked = asyncio.create_task(self._one_of_few(ask, *words))
-            asked.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # for whoever still listens
+            asked.add_done_callback(
+                lambda ended: ended.cancelled() or ended.exception()
+            )  # requests that still wait raise it
             self._answers[key] = (now, asked)
         answer: T = await asyncio.shield(self._answers[key][1])
         return answer
@@ -151,15 +156,15 @@ class RunFeed:
     def _take_events(self, reply: pb.ListEventsReply) -> None:
         for each in reply.events:
             self._number += 1
-            kind = each.kind if each.kind in get_args(Kind) else "core"  # of a newer core
+            kind = each.kind if each.kind in get_args(Kind) else "core"  # a newer core may have other kinds
             told = {"number": self._number, "at": each.at, "kind": kind, "learner": each.learner, "text": each.text}
             self.events.append(Event.model_validate(told))
             self._position = (reply.log, each.number)
 
-    # ------------------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------------------ answering
 
     def now_json(self) -> str:
-        """What the stream says, made once a look for all who listen."""
+        """The stream's next message as JSON, made once per poll for all pages."""
         if self._told is None or self._told[0] is not self.seen or self._told[1] != self._second():
             now = Now(
                 run=self.run(),
@@ -174,7 +179,7 @@ class RunFeed:
         return time.monotonic() // EVERY_S
 
     def run(self) -> Run:
-        """The run as it was seen last, and how old that is."""
+        """The run at the last poll, and the age of that."""
         status, now = self.seen.status, time.monotonic()
         rates = self.rates
         up, down = (sum(rates.bytes.rate((region, way)) for region in self._regions()) for way in (UP, DOWN))
@@ -214,11 +219,11 @@ class RunFeed:
         )
 
     def actions_problem(self) -> str:
-        """Why nothing can be done here; "": it can, with a token."""
+        """Why operator actions are not possible here; "": they are, with a token."""
         return "" if self.seen.status.accepts_tokens or self.seen.at == -math.inf else NO_TOKENS
 
     def _cost(self) -> Cost:
-        """A day and a month as the last hour went: contributions come in bursts."""
+        """The cost per day and month, from the last hour, since contributions come in bursts."""
         wire, budget = self.seen.status.wire, self.seen.status.wan_budget_bytes
         price, rate = self.price_per_gb / 1e9, self.rates.long.rate("all")
         known = self.rates.long.span_s() >= MIN_LONG_S
@@ -234,7 +239,7 @@ class RunFeed:
         return sorted({each.region for each in self.seen.status.learners})
 
     def regions(self) -> list[Region]:
-        """Each with the learners that are in trouble first."""
+        """All regions; in each, learners in trouble come first."""
         members: defaultdict[str, list[pb.LearnerStatus]] = defaultdict(list)
         for each in self.seen.status.learners:
             members[each.region].append(each)
@@ -258,16 +263,16 @@ class RunFeed:
         )
 
     def _dots(self) -> int:
-        """Of many regions the picture shows few each."""
+        """How many learners the picture shows per region; fewer if there are many regions."""
         return DOTS if len(self._regions()) <= MANY_REGIONS else FEW_DOTS
 
     def learner(self, name: str) -> Learner | None:
-        """One of them, by name."""
+        """The learner with this name, or None."""
         found = next((each for each in self.seen.status.learners if each.learner == name), None)
         return None if found is None else conversion.learner(found, self.rates.tokens.rate(name))
 
     def learners(self, region: str | None, state: str, search: str) -> list[Learner]:
-        """All that match; region: None is any, since "" is the name of none."""
+        """All learners that match. region: None: any; "": learners without a region. state, search: "": any."""
         return [
             conversion.learner(each, self.rates.tokens.rate(each.learner))
             for each in self.seen.status.learners
@@ -278,7 +283,7 @@ class RunFeed:
 
 
 def one_line(error: grpc.aio.AioRpcError, address: str) -> str:
-    """What is wrong, and what helps."""
+    """One line with the fact and the fix, for people."""
     if not is_unreachable(error):
         return f"the core at {address} refused: {error.details()}"
     why = (error.details() or "").splitlines()[0][:200] if error.details() else error.code().name.lower()

@@ -1,4 +1,4 @@
-"""PURE: what moves in one run: rates over the last seconds, minutes and hour, and histories, from look to look."""
+"""PURE: rates of one run over the last seconds, minutes and hour, and histories, from successive polls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from atoll_dashboard.models.api_models import Run
 TOKENS_WINDOW_S = 10.0
 BYTES_WINDOW_S = 60.0
 RECENT_S = 300.0
-MIN_RECENT_S = 60.0  # a run that begins is not judged by its joining
-LONG_WINDOW_S, LONG_EVERY_S, MIN_LONG_S = 3600.0, 10.0, 60.0  # for what a day costs
+MIN_RECENT_S = 60.0  # the first joins of a run say nothing about its goodput
+LONG_WINDOW_S, LONG_EVERY_S, MIN_LONG_S = 3600.0, 10.0, 60.0  # for the cost per day
 LEARNER_POINTS = 240
 TOKENS = "tokens"
 UP = "up"
@@ -22,7 +22,7 @@ DOWN = "down"
 
 
 class RunRates:
-    """Of one generation of a run. tokens: by learner; bytes: by region and way; long: all bytes, for an hour."""
+    """Rates of one generation of a run. tokens: by learner; bytes: by region and direction; long: of all bytes."""
 
     def __init__(self) -> None:
         self.history: History[str] = History()
@@ -31,22 +31,24 @@ class RunRates:
         self.bytes: Rates[tuple[str, str]] = Rates(BYTES_WINDOW_S)
         self.long: Rates[str] = Rates(LONG_WINDOW_S)
         self._seconds: Rates[str] = Rates(RECENT_S)
-        self._moved: defaultdict[tuple[str, str], float] = defaultdict(float)  # region, way -> bytes, since it looks
-        self._totals: dict[tuple[str, str], int] = {}  # learner, way -> bytes, as last told
+        self._moved: defaultdict[tuple[str, str], float] = defaultdict(
+            float
+        )  # region, direction -> bytes since this dashboard was started
+        self._totals: dict[tuple[str, str], int] = {}  # learner, direction -> bytes at the last poll
         self._last: pb.StatusReply | None = None
 
     def is_another(self, status: pb.StatusReply) -> bool:
-        """Whether this is of another run, or of a backup of this one: what was seen says nothing about it."""
+        """Whether a status is of another run or generation, or of a backup of this one: rates must begin anew."""
         last = self._last
         if last is None:
             return False
         return (status.run, status.generation) != (last.run, last.generation) or status.at < last.at
 
     def take(self, status: pb.StatusReply) -> None:
-        """Sums of one look."""
+        """Adds the sums of one poll."""
         for each in status.learners:
             for way, total in ((UP, each.wire.up), (DOWN, each.wire.down + each.wire.whole)):
-                # By learner: who comes back from another region takes no old bytes there.
+                # By learner: one that comes back in another region must not bring its old bytes there.
                 before = self._totals.get((each.learner, way), 0 if self._last is not None else total)
                 self._moved[each.region, way] += max(0, total - before)
                 self._totals[each.learner, way] = total
@@ -58,14 +60,14 @@ class RunRates:
         self._last = status
 
     def recent(self) -> float | None:
-        """Goodput of the last five minutes; None before enough was seen."""
+        """Goodput of the last five minutes; None before MIN_RECENT_S seconds were seen."""
         provisioned = self._seconds.grown("provisioned")
         if not provisioned or self._seconds.span_s() < MIN_RECENT_S:
             return None
         return self._seconds.grown("useful") / provisioned
 
     def remember(self, status: pb.StatusReply, run: Run) -> None:
-        """One more point of each history. run: the same look as it is told."""
+        """Adds a point to each history. run: of the same poll."""
         self.history.add(
             status.at,
             {

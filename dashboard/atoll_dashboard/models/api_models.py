@@ -1,4 +1,4 @@
-"""What the JSON API says: the one description that the page, the OpenAPI schema and other programs share.
+"""The models of the JSON API: the one description that the page, the OpenAPI schema and other programs share.
 
 Seconds, bytes and parameters; times are seconds since 1970 of the core's clock; null is "not known (yet)".
 """
@@ -17,7 +17,7 @@ Kind = Literal["core", "joined", "back", "silent", "left", "evicted", "refused",
 
 
 class Page(BaseModel, Generic[T]):
-    """A part of a longer list. total: of all that match, before the page is cut out of them."""
+    """A page of a longer list. total: number of all items that match."""
 
     total: int
     offset: int
@@ -25,7 +25,7 @@ class Page(BaseModel, Generic[T]):
 
 
 class Goodput(BaseModel):
-    """Useful / provisioned learner-seconds. recent: of the last five minutes. lost_s: by cause."""
+    """Goodput: useful / provisioned learner-seconds. recent: of the last five minutes. lost_s: by cause."""
 
     ratio: float
     recent: float | None
@@ -35,7 +35,7 @@ class Goodput(BaseModel):
 
 
 class Counts(BaseModel):
-    """Contributions by fate."""
+    """Numbers of contributions by fate."""
 
     accepted: int
     merged: int
@@ -45,7 +45,7 @@ class Counts(BaseModel):
 
 
 class Wire(BaseModel):
-    """Payloads. whole: fragments that were sent whole, and first parameters. bits: of one parameter, as coded."""
+    """Bytes of payloads. whole: of whole fragments and first parameters. bits: per coded parameter."""
 
     up_bytes: int
     down_bytes: int
@@ -57,9 +57,9 @@ class Wire(BaseModel):
 
 
 class Cost(BaseModel):
-    """What the WAN costs at a price per GB (1e9 bytes), both directions. budget_gb: a month's, null: none is set.
+    """The cost of the WAN at a price per GB (1e9 bytes), in both directions. budget_gb: per month; null: none is set.
 
-    per_day, gb_per_month: as the last hour went; null in a dashboard's first minute.
+    per_day, gb_per_month: at the rate of the last hour; null in a dashboard's first minute.
     """
 
     price_per_gb: float
@@ -70,12 +70,12 @@ class Cost(BaseModel):
 
 
 class Run(BaseModel):
-    """The run at one moment: `at`, of the core's clock.
+    """The run at one moment, `at`, of the core's clock.
 
-    reachable: whether the core answered the last time; problem: why not, in a line. age_s: how old all this is.
-    paused: who paused the run and why, "" while it goes on. actions: whether the core knows tokens, so that acts can be
-    asked for here; actions_problem: what to do otherwise. learners: how many in each state. dashboard_s: how long this
-    dashboard has been looking: older history is not here.
+    reachable: whether the core answered the last time; problem: why not, in one line. age_s: age of this answer.
+    paused: who paused the run and why; "": it is not paused. actions: whether the core accepts tokens, so that operator
+    actions are possible here; actions_problem: what to do otherwise. learners: number in each state. dashboard_s:
+    seconds since this dashboard was started: there is no older history.
     """
 
     reachable: bool
@@ -84,7 +84,7 @@ class Run(BaseModel):
     at: float
     run: str
     generation: int
-    restored: int  # the checkpoint that this generation began at; 0: it is the first
+    restored: int  # the checkpoint at which this generation began; 0: it is the first
     epoch: int
     uptime_s: float
     wall_s: float
@@ -98,7 +98,7 @@ class Run(BaseModel):
     goodput: Goodput
     tokens_trained: int
     tokens_merged: float
-    total_tokens: int  # that the run is to train; 0: not known
+    total_tokens: int  # after which the run ends; 0: not known
     tokens_per_s: float
     loss: float | None
     merges: int
@@ -112,7 +112,7 @@ class Run(BaseModel):
 
 
 class Dot(BaseModel):
-    """A learner in the picture. lost_s: of its time, so far."""
+    """A learner in the picture. lost_s: its lost time so far."""
 
     learner: str
     state: LearnerState
@@ -137,7 +137,7 @@ class Region(BaseModel):
 
 
 class Learner(BaseModel):
-    """A learner. since: when it came into its state. lost_s: by cause, as Goodput's. last_seen_age_s: ago."""
+    """A learner. since: when its state began. lost_s: by cause, see Goodput. last_seen_age_s: since its last sign."""
 
     learner: str
     region: str
@@ -162,7 +162,7 @@ class Learner(BaseModel):
 
 
 class Fragment(BaseModel):
-    """A fragment. size_bytes: of its parameters in float32. state: what it waits for, in words."""
+    """A fragment. size_bytes: of its parameters in float32. state: why it waits, as text."""
 
     fragment: int
     parameters: int
@@ -174,9 +174,9 @@ class Fragment(BaseModel):
 
 
 class Answer(BaseModel):
-    """One learner in a round: began_at: its first frame came; durable_at: acknowledged; adopted_at: trains on from it.
+    """A learner's answer in a round. began_at: first frame; durable_at: acknowledged; adopted_at: of the new version.
 
-    declined: why it has nothing for this round. late: what it sent answers an earlier one.
+    declined: why it has no contribution. late: its contribution answers an earlier round.
     """
 
     learner: str
@@ -207,7 +207,7 @@ class Round(BaseModel):
 
 
 class Receipt(BaseModel):
-    """What became of a contribution. key: learner/incarnation/fragment/seq. clipped: 1 is not at all."""
+    """The fate of a contribution. key: learner/incarnation/fragment/seq. clipped: factor; 1: not clipped."""
 
     number: int
     key: str
@@ -227,7 +227,7 @@ class Receipt(BaseModel):
 
 
 class Receipts(BaseModel):
-    """Newest first. before: ask with it for those that came earlier; null: there are none."""
+    """Receipts, newest first. before: pass it to get earlier ones; null: there are none."""
 
     items: list[Receipt]
     before: int | None
@@ -240,11 +240,11 @@ class Checkpoint(BaseModel):
     taken_at: float
     merges: int
     size_bytes: int
-    generation: int  # that took it
+    generation: int  # in which it was taken
 
 
 class Event(BaseModel):
-    """Something that happened. number: grows, of this dashboard."""
+    """An event. number: grows by one with each event, and belongs to this dashboard process."""
 
     number: int
     at: float
@@ -254,7 +254,7 @@ class Event(BaseModel):
 
 
 class History(BaseModel):
-    """Columns of equal length: at each time what was seen. Thinned out, so that at most some hundred points remain."""
+    """Columns of equal length, with a value for each time. They are thinned out to some hundred points."""
 
     at: list[float]
     goodput: list[float | None]
@@ -265,7 +265,7 @@ class History(BaseModel):
 
 
 class LearnerHistory(BaseModel):
-    """The same for one learner."""
+    """The history of one learner."""
 
     at: list[float]
     loss: list[float | None]
@@ -273,7 +273,7 @@ class LearnerHistory(BaseModel):
 
 
 class Now(BaseModel):
-    """What the stream /api/live says every second. rounds: those that are open or merged now, without answers."""
+    """A message of the stream /api/live, every second. rounds: those that are open or being merged, without answers."""
 
     run: Run
     regions: list[Region]

@@ -1,4 +1,4 @@
-"""PURE: the core's messages as the JSON API tells them."""
+"""PURE: converts the core's messages to the models of the JSON API."""
 
 from __future__ import annotations
 
@@ -42,28 +42,27 @@ GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
 
 
 def known(value: float) -> float | None:
-    """Times and figures that are 0 or NaN in a message are not known."""
+    """The value, or None if it is 0 or NaN, which in a message means unknown."""
     return value if value and math.isfinite(value) else None
 
 
 def moment(at: float) -> float | None:
-    """To the millisecond: the core tells a time anew each time, from two clocks."""
+    """A time rounded to milliseconds, since the core computes it for each answer from two clocks; None: unknown."""
     return known(round(at, 3))
 
 
 def codec(number: int) -> str:
-    """Its name."""
+    """The name of a codec."""
     return pb.Codec.Name(number).removeprefix("CODEC_").lower() if number in pb.Codec.values() else "unknown"
 
 
 def states(learners: Iterable[pb.LearnerStatus]) -> dict[LearnerState, int]:
-    """How many are in each state; all states are named."""
+    """The number of learners in each state, including states with none."""
     found = Counter(each.state for each in learners)
     return {state: found[state] for state in LearnerState}
 
 
 def goodput(told: pb.Goodput, recent: float | None) -> Goodput:
-    """The run's."""
     return Goodput(
         ratio=told.ratio,
         recent=recent,
@@ -74,7 +73,6 @@ def goodput(told: pb.Goodput, recent: float | None) -> Goodput:
 
 
 def counts(told: pb.Contributions) -> Counts:
-    """Contributions by fate."""
     return Counts(
         accepted=told.accepted,
         merged=told.merged,
@@ -85,7 +83,6 @@ def counts(told: pb.Contributions) -> Counts:
 
 
 def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> Wire:
-    """The run's payloads."""
     return Wire(
         up_bytes=told.up,
         down_bytes=told.down,
@@ -98,12 +95,11 @@ def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> 
 
 
 def state(told: pb.LearnerStatus) -> LearnerState:
-    """Its state; a core that knows other words is newer than this dashboard."""
+    """A learner's state; JOINING for a state that only a newer core knows."""
     return next((known for known in LearnerState if known == told.state), LearnerState.JOINING)
 
 
 def dot(told: pb.LearnerStatus) -> Dot:
-    """A learner in the picture."""
     lost_s = told.goodput.provisioned_s - told.goodput.useful_s
     return Dot(
         learner=told.learner, state=state(told), since=known(told.since), uploading=told.uploading, lost_s=lost_s
@@ -111,7 +107,6 @@ def dot(told: pb.LearnerStatus) -> Dot:
 
 
 def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:
-    """One of them, with all its figures."""
     return Learner(
         learner=told.learner,
         region=told.region,
@@ -137,7 +132,6 @@ def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:
 
 
 def fragment(told: pb.FragmentStatus) -> Fragment:
-    """One of them."""
     return Fragment(
         fragment=told.fragment,
         parameters=told.parameters,
@@ -150,7 +144,6 @@ def fragment(told: pb.FragmentStatus) -> Fragment:
 
 
 def answer(told: pb.Answer) -> Answer:
-    """One learner in a round."""
     return Answer(
         learner=told.learner,
         began_at=moment(told.began_at),
@@ -164,7 +157,6 @@ def answer(told: pb.Answer) -> Answer:
 
 
 def round_of(told: pb.Round) -> Round:
-    """A round with its answers."""
     return Round(
         fragment=told.fragment,
         cycle=told.cycle,
@@ -182,7 +174,6 @@ def round_of(told: pb.Round) -> Round:
 
 
 def receipt(told: pb.LoggedReceipt) -> Receipt:
-    """What became of a contribution."""
     key = told.receipt
     return Receipt(
         number=told.number,
@@ -204,7 +195,6 @@ def receipt(told: pb.LoggedReceipt) -> Receipt:
 
 
 def checkpoint(told: pb.Checkpoint) -> Checkpoint:
-    """A snapshot."""
     return Checkpoint(
         id=told.id,
         taken_at=told.taken_at,

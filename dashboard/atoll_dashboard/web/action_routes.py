@@ -1,4 +1,4 @@
-"""What an operator does through the page: passed on to the core with the operator's own token, which judges it."""
+"""Operator actions through the page: passed on to the core with the operator's own token, which the core checks."""
 
 from __future__ import annotations
 
@@ -29,55 +29,55 @@ router = APIRouter(tags=["act"])
 
 
 class Pause(BaseModel):
-    """Why."""
+    """A pause of the run. reason: shown to learners and operators."""
 
     reason: Reason = "from the dashboard"
 
 
 class Evict(BaseModel):
-    """Whom, and why."""
+    """An eviction. reason: shown to the learner, and recorded."""
 
     learner: Name
     reason: Reason = "from the dashboard"
 
 
 class Readmit(BaseModel):
-    """Whom."""
+    """A learner that may join again."""
 
     learner: Name
 
 
 class ActionDone(BaseModel):
-    """What was done, in a line."""
+    """What was done, in one line."""
 
     said: str
 
 
 class Ticket(BaseModel):
-    """Where the model can be fetched once, within a minute: a browser cannot show a token when it follows a link."""
+    """A URL that gives the model once, within a minute: a browser sends no token when it follows a link."""
 
     url: str
 
 
 @dataclass(slots=True)
 class Tickets:
-    """For downloads that are still to begin: the token that each was asked for with, and until when."""
+    """Tickets for downloads that have not begun; each has a token and expires after TICKET_S seconds."""
 
     _kept: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def new(self, token: str) -> str:
-        """Raises HTTPException when too many wait."""
+        """Returns a ticket for a token. Raises HTTPException when too many wait."""
         now = time.monotonic()
         self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
         mine = sum(kept[1] == token for kept in self._kept.values())
         if len(self._kept) >= MAX_TICKETS or mine >= MAX_OF_ONE:
-            raise HTTPException(503, "too many downloads were asked for and not begun: try again in a minute")
+            raise HTTPException(503, "too many downloads have not begun: try again in a minute")
         name = secrets.token_urlsafe(32)
         self._kept[name] = (now + TICKET_S, token)
         return name
 
     def use(self, name: str) -> str:
-        """The token, once. Raises HTTPException."""
+        """Returns a ticket's token, once. Raises HTTPException for a used or expired ticket."""
         until, token = self._kept.pop(name, (0.0, ""))
         if until < time.monotonic():
             raise HTTPException(403, "this link was used, or is older than a minute: ask for the download again")
@@ -86,16 +86,16 @@ class Tickets:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAction:
-    """Something is to be done at a core, by whoever has this token."""
+    """An action at a core, with its operator's token."""
 
     core: CoreClient
     token: str
 
 
 def operator_action(request: Request) -> OperatorAction:
-    """Who asks must show a token of his own: all that this dashboard may do by itself is to look.
+    """The caller's own token is needed for an action: the dashboard's token only reads. Raises HTTPException.
 
-    The page has a header of its own for it: a proxy before it may want `Authorization` for itself.
+    The page sends it in a header of its own, since a proxy may use `Authorization` itself.
     """
     feed: RunFeed = request.app.state.feed
     shown = request.headers.get(AUTHORIZATION, "")
@@ -114,28 +114,28 @@ ActionRequest = Annotated[OperatorAction, Depends(operator_action)]
 
 @router.post("/actions/pause")
 async def pause(what: Pause, action: ActionRequest) -> ActionDone:
-    """Learners stand in step() and no round opens, until the run is resumed."""
+    """Pauses the run: learners wait in step() and no round opens, until it is resumed."""
     await action.core.pause(action.token, what.reason or "from the dashboard")
     return ActionDone(said="the run is paused")
 
 
 @router.post("/actions/resume")
 async def resume(action: ActionRequest) -> ActionDone:
-    """The run goes on."""
+    """Resumes the run."""
     await action.core.pause(action.token, "")
     return ActionDone(said="the run goes on")
 
 
 @router.post("/actions/evict")
 async def evict(what: Evict, action: ActionRequest) -> ActionDone:
-    """A learner stops; what waits of its work is refused, and its name is not let in again."""
+    """Evicts a learner: it stops, its pending work is refused, and its name cannot join again."""
     await action.core.evict(action.token, what.learner, what.reason or "from the dashboard")
     return ActionDone(said=f"{what.learner} was evicted")
 
 
 @router.post("/actions/readmit")
 async def readmit(what: Readmit, action: ActionRequest) -> ActionDone:
-    """A learner that was evicted may join again."""
+    """Lets an evicted learner join again."""
     await action.core.evict(action.token, what.learner, "")
     return ActionDone(said=f"{what.learner} may join again")
 
@@ -149,8 +149,8 @@ async def checkpoint(action: ActionRequest) -> ActionDone:
 
 @router.post("/actions/download-ticket")
 async def ticket(action: ActionRequest, request: Request) -> Ticket:
-    """For one download of the published model."""
-    await action.core.status(action.token)  # a token that is worth nothing is told now, and takes nobody's place
+    """A ticket for one download of the published model."""
+    await action.core.status(action.token)  # an invalid token is refused now, and takes no place
     tickets: Tickets = request.app.state.tickets
     return Ticket(url=f"api/model?ticket={tickets.new(action.token)}")
 
@@ -160,8 +160,8 @@ async def model(request: Request, ticket: str) -> StreamingResponse:
     """The published model as a safetensors file that load_state_dict(strict=True) takes."""
     feed: RunFeed = request.app.state.feed
     chunks = feed.core.export(request.app.state.tickets.use(ticket))
-    first = await anext(chunks)  # what the core refuses is said before a file begins
-    run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # a core's word, in a header
+    first = await anext(chunks)  # the core's refusal must come before the file begins
+    run = re.sub(r"[^A-Za-z0-9_-]", "_", feed.seen.status.run)  # it comes from the core, and goes into a header
     name = f"atoll-{run}-{feed.seen.status.merges}.safetensors"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return StreamingResponse(_from(first, chunks), media_type="application/octet-stream", headers=headers)

@@ -1,4 +1,4 @@
-"""The page and the JSON API behind it, over HTTP. It shows; acts go to the core with their caller's own token."""
+"""The page and the JSON API, over HTTP. Operator actions go to the core with their caller's own token."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PAGE = Path(__file__).parent.parent / "page"
 
 
 def application(feed: RunFeed, hosts: tuple[str, ...]) -> FastAPI:
-    """hosts: names that it may be asked for by; "*": any."""
+    """The ASGI application. hosts: host names that it answers to, besides IP addresses."""
 
     app = FastAPI(
         title="Atoll",
-        description="A run, as an operator sees it.",
+        description="The state of an Atoll run, and operator actions.",
         openapi_url="/api/openapi.json",
         docs_url=None,
         redoc_url=None,

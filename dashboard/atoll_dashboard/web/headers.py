@@ -1,4 +1,4 @@
-"""What every answer over HTTP says about itself, and by which names the dashboard may be asked for."""
+"""The headers of every HTTP answer, and the check of each request's Host header and size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_BYTES = 16 << 10  # of a request: an act is a name and a reason
+MAX_BYTES = 16 << 10  # of a request: an action is a name and a reason
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -22,14 +22,17 @@ SAID = {
 
 
 class Headers:
-    """hosts: names in the Host header that are answered, beside addresses: another site's name may lead here, too."""
+    """Middleware that refuses requests to other host names: another site's name may lead here (DNS rebinding).
+
+    hosts: names in the Host header that are answered, besides IP addresses.
+    """
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
         self._app = app
         self._hosts = frozenset(_plain(host) for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's."""
+        """Handles one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -56,12 +59,12 @@ class Headers:
         await self._app(scope, read, say)
 
     def _known(self, host: str) -> bool:
-        """Whoever made a name of his lead here needs that name: an address cannot be it."""
+        """Whether a host may be asked for. An IP address always may: an attack needs a name that leads here."""
         return host in self._hosts or _address(host)
 
 
 async def _body(receive: Receive) -> list[Message] | None:
-    """What is sent to an act, before anybody reads it; None: too much."""
+    """The messages of a request's body, read before any route sees them; None: it is too large."""
     found, size = list[Message](), 0
     while True:
         message = await receive()
@@ -74,7 +77,7 @@ async def _body(receive: Receive) -> list[Message] | None:
 
 
 def _host(scope: Scope) -> str:
-    """Without the port."""
+    """The Host header without the port."""
     said = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
     return _plain(said.rpartition("]")[0] + "]" if said.startswith("[") else said.partition(":")[0])
 

@@ -1,4 +1,4 @@
-"""Everything that only shows: JSON for the page and for other programs."""
+"""Routes that only read: JSON for the page and for other programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(tags=["look"])
 
 
 def feed_of(request: Request) -> RunFeed:
-    """The application's; somebody looks, so that it looks more often."""
+    """The application's feed; a request makes it poll more often."""
     feed: RunFeed = request.app.state.feed
     feed.watched()
     return feed
@@ -47,13 +47,13 @@ FeedOfRequest = Annotated[RunFeed, Depends(feed_of)]
 
 @router.get("/run")
 async def run(feed: FeedOfRequest) -> Run:
-    """The run at this moment."""
+    """The run's current state."""
     return feed.run()
 
 
 @router.get("/regions")
 async def regions(feed: FeedOfRequest) -> list[Region]:
-    """Regions with their learners."""
+    """All regions with their learners."""
     return feed.regions()
 
 
@@ -143,16 +143,16 @@ async def checkpoints(feed: FeedOfRequest) -> list[Checkpoint]:
 
 @router.get("/events")
 async def events(feed: FeedOfRequest, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 200) -> list[Event]:
-    """What happened since this dashboard was started, and what the core told it then, newest first."""
+    """Events since this dashboard was started, and those that the core had kept until then, newest first."""
     newer = [each for each in feed.events if each.number > after]
     return newer[::-1][:limit]
 
 
 @router.get("/live", response_class=StreamingResponse)
 async def live(feed: FeedOfRequest, request: Request) -> StreamingResponse:
-    """Server-sent events: a Now every second, also while the core is away."""
+    """Server-sent events: a Now message every second, also while the core is away."""
     if feed.watchers >= MAX_STREAMS:
-        raise HTTPException(503, f"{MAX_STREAMS} pages look already: close one")
+        raise HTTPException(503, f"{MAX_STREAMS} pages are open already: close one")
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(_stream(feed, request), media_type="text/event-stream", headers=headers)
 
@@ -169,7 +169,7 @@ async def _stream(feed: RunFeed, request: Request) -> AsyncIterator[str]:
 
 
 def _place(each: Learner, sort: SortBy) -> tuple[bool, float | str]:
-    """Where it stands in a sorted list; what is not known stands last."""
+    """A learner's sort key; unknown values come last."""
     match sort:
         case "trouble":
             return False, conversion.TROUBLE_FIRST[each.state]

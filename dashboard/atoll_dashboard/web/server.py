@@ -1,4 +1,4 @@
-"""One dashboard as a process."""
+"""A dashboard as a process."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from atoll_dashboard.web.app import application
 
 log = structlog.get_logger()
 
-GOODBYE_S = 2  # for streams that run when it is asked to stop
+GOODBYE_S = 2  # seconds for open streams to end when the process is asked to stop
 MAX_CONNECTIONS = 1000
 
 
 class DashboardError(UserError):
-    """It cannot be served as it was asked for; one line, with the remedy."""
+    """The dashboard cannot be served; the message is one line with the fix."""
 
 
 async def serve(settings: DashboardSettings, announce: Callable[[str], None]) -> None:
-    """Runs it until SIGTERM or SIGINT. announce: told the page's address once it serves. Raises DashboardError."""
+    """Runs a dashboard until SIGTERM or SIGINT. announce: called with the page's URL. Raises DashboardError."""
     settings.check()
     feed = RunFeed(CoreClient(settings.server, settings.security, settings.token), settings.price_per_gb)
     listening = _bind(settings.listen)
@@ -50,7 +50,7 @@ async def serve(settings: DashboardSettings, announce: Callable[[str], None]) ->
     announce(address)
     await server.serve(sockets=[listening])
     if looking.done():
-        looking.result()  # it never ends by itself: what it raised
+        looking.result()  # the feed ended with an error, which this raises
     looking.cancel()
     await asyncio.wait({looking})
     await feed.core.close()
@@ -58,7 +58,7 @@ async def serve(settings: DashboardSettings, announce: Callable[[str], None]) ->
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's own way with signals ends the process as if it had died of them."""
+    """A server without uvicorn's signal handling, which ends the process as if a signal had killed it."""
 
     def stop(self) -> None:
         self.should_exit = True

@@ -136,5 +136,5 @@ class Track:
         return given_up
 
     def stored(self, wanted: F32, stored: F32) -> None:
-        """Takes in how the new parameters were rounded to a narrower type. wanted, stored: before and after, float32."""
+        """Takes in that parameters were rounded to a narrower type. wanted, stored: before and after, as float32."""
         self.origin = stored + (self.anchor - wanted)

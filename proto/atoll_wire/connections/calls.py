@@ -1,4 +1,4 @@
-"""How calls are made: what every call raises, and how a streaming call is opened.
+"""The errors that every call raises, and the one way to open a streaming call.
 
 A streaming call is counted until it has ended, and ends with the block that opened it. One that is neither read nor
 cancelled stays open on both sides, and a connection has room for few. gRPC cancels some calls with the task that waits
@@ -18,29 +18,29 @@ import grpc.aio
 
 
 class LinkLost(Exception):  # noqa: N818 - says what happened
-    """A call ended with neither an answer nor an error: this process gave its connection up. Try again over another."""
+    """This process closed the call's connection before the core answered. Try again over another connection."""
 
 
 class Streaming(Protocol):
-    """The part of gRPC's calls that is needed here."""
+    """The methods of gRPC's calls that are used here."""
 
     def cancel(self) -> object:
-        """Ends the call for this side; a call that has ended stays as it ended."""
+        """Cancels the call; does nothing if it has ended."""
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Called when it has ended, in whatever way."""
+        """Adds a function that is called when the call has ended, in any way."""
 
 
-ALWAYS_COUNTED = ("Fetch", "Follow", "Push", "Report")  # in metrics, also while there are none
+ALWAYS_COUNTED = ("Fetch", "Follow", "Push", "Report")  # methods that metrics show even with no open calls
 C = TypeVar("C", bound=Streaming)
 T = TypeVar("T")
 
-_open = set[tuple[str, Streaming]]()  # of this process; gRPC tells on whatever thread when one has ended
+_open = set[tuple[str, Streaming]]()  # of this process; gRPC reports the end of a call on any thread
 
 
 @contextlib.contextmanager
 def open_stream(method: str, call: C) -> Iterator[C]:
-    """The call may go on inside the block, and is cancelled at its end. The block may raise LinkLost."""
+    """Context of a streaming call, which is cancelled at the end of the block. The block may raise LinkLost."""
     mine = (method, call)
     _open.add(mine)
     call.add_done_callback(lambda _: _ended(mine))
@@ -59,14 +59,14 @@ async def unary_reply(call: Awaitable[T]) -> T:
 
 @contextlib.contextmanager
 def _losing_the_link() -> Iterator[None]:
-    """gRPC raises CancelledError for a cancelled call, as asyncio does for a cancelled task: tells the two apart."""
+    """Context that raises LinkLost for a cancelled call: gRPC raises CancelledError, as a cancelled task does."""
     try:
         yield
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise LinkLost("the connection was given up") from error
+        raise LinkLost("the connection was closed") from error
 
 
 def _ended(mine: tuple[str, Streaming]) -> None:
@@ -84,7 +84,7 @@ def open_calls() -> Counter[str]:
 
 
 def count_by_method(methods: Iterable[str]) -> Counter[str]:
-    """How many of each; none of those that are always told."""
+    """Number of calls by method, with 0 for those of ALWAYS_COUNTED that are missing."""
     found = Counter(dict.fromkeys(ALWAYS_COUNTED, 0))
     found.update(methods)
     return found
@@ -92,6 +92,6 @@ def count_by_method(methods: Iterable[str]) -> Counter[str]:
 
 @contextlib.contextmanager
 def tolerate_ended_call() -> Iterator[None]:
-    """Around writing: a call that has ended takes nothing more, and reading from it tells why."""
+    """Context of writes that ignores the end of the call: reading from the call raises why it ended."""
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
         yield

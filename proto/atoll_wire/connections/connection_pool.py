@@ -1,4 +1,4 @@
-"""The connections of one kind to one address: each carries some calls at a time before another one is dialled."""
+"""A pool of connections of one kind to one address, which dials another one when all carry their share of calls."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Protocol
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.process.clock import Clock
 
-IDLE_S = 30.0  # without a call, before a connection is hung up
-UNBOUNDED = 1 << 16  # connections: more than a core has learners
+IDLE_S = 30.0  # seconds without a call after which a connection is closed
+UNBOUNDED = 1 << 16  # more connections than a core has learners
 
 
 class Closing(Protocol):
-    """The part of a gRPC channel that is needed here."""
+    """The method of a gRPC channel that is used here."""
 
     async def close(self) -> None:
-        """Hangs up; the calls over it raise LinkLost."""
+        """Closes the channel; the calls over it raise LinkLost."""
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """busy: calls that use it now; used_at: monotonic seconds, when the last of them ended."""
+    """A connection. busy: calls that use it now; used_at: monotonic seconds when the last call ended."""
 
     stub: Any
     channel: Any
@@ -32,10 +32,10 @@ class Connection:
 
 
 class ConnectionPool:
-    """share: calls over each connection before another is dialled; most: connections at a time; fewest: that stay
-    open once they were dialled.
+    """A pool of connections. share: calls over each connection before another is dialled. most: connections at a time.
 
-    Beyond `share` times `most` calls the connections carry more. dial: returns a stub and its channel.
+    fewest: connections that stay open once they were dialled. Beyond `share` times `most` calls, connections carry more
+    than their share. dial: returns a stub and its channel.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class ConnectionPool:
         self.connections: list[Connection] = []
 
     def take(self) -> Connection:
-        """The least busy connection; `give` it back. Raises LinkLost once the pool is closed."""
+        """The least busy connection, for one call; `give` it back. Raises LinkLost once the pool is closed."""
         if self._closed:
-            raise LinkLost("the connections were given up")
+            raise LinkLost("the connections were closed")
         found = min(self.connections, key=lambda each: each.busy, default=None)
         if found is None or (found.busy >= self._share and len(self.connections) < self.most):
             found = Connection(*self._dial())
@@ -63,13 +63,13 @@ class ConnectionPool:
         return found
 
     def give(self, connection: Connection) -> None:
-        """The call is over."""
+        """Returns a connection after its call."""
         connection.busy -= 1
         connection.used_at = self._clock.monotonic()
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Connection]:
-        """A connection for one call. Raises LinkLost once the pool is closed."""
+        """Context with a connection for one call. Raises LinkLost once the pool is closed."""
         connection = self.take()
         try:
             yield connection
@@ -77,7 +77,7 @@ class ConnectionPool:
             self.give(connection)
 
     async def rest(self, idle_s: float = IDLE_S) -> None:
-        """Called now and then: hangs up connections beyond the fewest without a call for `idle_s`."""
+        """Closes connections, beyond the fewest, that had no call for `idle_s` seconds; call it regularly."""
         now = self._clock.monotonic()
         for each in self.connections[self._fewest :]:
             if not each.busy and now - each.used_at >= idle_s:
@@ -85,7 +85,7 @@ class ConnectionPool:
                 await each.channel.close()
 
     async def close(self) -> None:
-        """Hangs up; the calls that still wait raise LinkLost."""
+        """Closes all connections; waiting calls raise LinkLost."""
         self._closed = True
         for each in self.connections:
             await each.channel.close()

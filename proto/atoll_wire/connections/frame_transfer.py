@@ -1,6 +1,6 @@
-"""Frames over as many connections as there are.
+"""Uploads and downloads frames over several connections.
 
-Up, each takes the next frame of a contribution from one queue when it can; down, each is asked for its share.
+In an upload, each connection takes the next frame from one queue when it can. In a download, each fetches its share.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from atoll_wire.connections.link import Link
 from atoll_wire.connections.parallel_connections import TransferProgress
 from atoll_wire.messages.frame_messages import WireFrame, count_fitting, frames_in
 
-LOOK_S = 0.05  # between looks for frames that are late
-LAST_WORD_S = 1.0  # for the core to say what was wrong, after a stream failed
+LOOK_S = 0.05  # seconds between checks for late frames
+LAST_WORD_S = 1.0  # seconds for the core to say what was wrong, after a stream failed
 
 
 async def upload(
@@ -33,13 +33,13 @@ async def upload(
     *,
     known: bool = False,
 ) -> pb.Receipt | None:
-    """Offers a contribution, sends the frames that the core lacks, and returns its answer, if it gives one.
+    """Offers a contribution, sends the frames that the core lacks, and returns the receipt; None if there is none.
 
-    head: gives its header, as it is when it is this contribution's turn; messages: of the frames that are sent from
-    here, by number; sent: told the number of each that was handed over; known: the core should have all of it. Raises
+    head: returns the header; called when it is this contribution's turn. messages: the encoded frames, by number. sent:
+    called with the number of each frame that was handed to gRPC. known: the core should have all frames. Raises
     AioRpcError and LinkLost.
     """
-    # Before the core makes room for it: waiting may be long.
+    # It waits, perhaps long, before the core reserves room for the contribution.
     carrier = None if known else await link.up.take()
     header = head()
     with link.offers.use() as connection, link.up.carrying() as carried:
@@ -56,7 +56,7 @@ async def upload(
 
 
 async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401
-    """Over a call that carries no frame: what the core says must not wait behind one."""
+    """Offers over a call that carries no frames: the core's replies must not wait behind one."""
     asked_at = link.clock.monotonic()
     asking = pb.PushHeader(control_only=True)
     asking.MergeFrom(header)
@@ -73,8 +73,9 @@ async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams
 
 
 class _Streams:
-    """What carries the frames of one upload. carrier: the first one's, if any; give_up: called when frames were
-    lost."""
+    """The streams of one upload. carrier: connection of the first one, or None. give_up: ends the upload when frames
+    were lost.
+    """
 
     def __init__(
         self,
@@ -95,17 +96,17 @@ class _Streams:
         self._moved = moved
         self._carried = carried
         self._give_up = give_up
-        self._left: deque[int] = deque()  # frames that nobody has sent
-        self._out: dict[int, float] = {}  # given to a stream, and when that was last
-        self._received: set[int] = set()  # that the core told of
-        self._twice: set[int] = set()  # given to more than one: how long they took says nothing
+        self._left: deque[int] = deque()  # frames that no stream has sent
+        self._out: dict[int, float] = {}  # frames given to a stream, and when that was last
+        self._received: set[int] = set()  # frames that the core has acknowledged
+        self._twice: set[int] = set()  # given to several streams: their times are not used
         self._helping = False
-        self._failed: grpc.aio.AioRpcError | None = None  # a stream, before it took a frame
+        self._failed: grpc.aio.AioRpcError | None = None  # error of a stream that ended before it took a frame
         self._heard = asyncio.Event()
         self._tasks = list[asyncio.Task[None]]()
 
     def begin(self, received: Iterable[int]) -> None:
-        """Sends what the core lacks."""
+        """Starts streams that send the frames that the core lacks. received: those that it has."""
         self._received.update(received)
         self._left.extend(index for index in self._messages if index not in self._received)
         self._carried.waiting(len(self._left))
@@ -114,7 +115,7 @@ class _Streams:
             task.add_done_callback(self._ended)
 
     async def end(self) -> None:
-        """Whatever still moves is of no use any more."""
+        """Cancels all streams, and waits until they have ended."""
         if self._carrier is not None:
             self._link.up.give(self._carrier)
         for task in self._tasks:
@@ -122,7 +123,7 @@ class _Streams:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def raise_why(self) -> None:
-        """Raises why the upload was given up, if a stream was the reason and knows it."""
+        """Raises the error of the stream that ended the upload, if there is one."""
         for task in self._tasks:
             error = task.exception() if task.done() and not task.cancelled() else None
             if error is not None and not isinstance(error, LinkLost):
@@ -135,25 +136,25 @@ class _Streams:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The core is asked again what it has; but first it may say on the other call what was wrong."""
-        nobody = bool(self._left) and all(other.done() for other in self._tasks)  # goes on with what is left
+        """Ends the upload if frames were lost, LAST_WORD_S later: the core may first say on the other call why."""
+        nobody = bool(self._left) and all(other.done() for other in self._tasks)  # no stream is left to send the rest
         if nobody or task.cancelled() or task.exception() is not None:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
     async def _first(self, carrier: Connection) -> None:
-        self._carrier = None  # from now on the stream gives it back
+        self._carrier = None  # from now on the stream returns it
         await self._carry(carrier, self._left)
 
     async def _another(self) -> None:
-        """When it is its turn, if frames are left then, and the lanes were not given up."""
+        """Runs another stream when a connection is free, unless no frames are left or the connections were closed."""
         try:
             carrier = await self._link.up.take()
         except LinkLost:
-            return  # those that have begun go on
+            return  # running streams continue
         await self._carry(carrier, self._left)
 
     async def _help(self) -> None:
-        """Sends once more what takes unusually long, when a connection has nothing to do, until everything is there."""
+        """Sends late frames again over spare connections, until all have been acknowledged."""
         while missing := [index for index in self._out if index not in self._received]:
             late, now = min(missing, key=self._out.__getitem__), self._link.clock.monotonic()
             due_s = self._out[late] + self._link.up.max_wait_s - now
@@ -163,16 +164,16 @@ class _Streams:
             self._out[late] = now
             self._twice.add(late)
             self._start(self._once_more(late))
-            await asyncio.sleep(0)  # until it has its turn: then the connection is no spare one any more
+            await asyncio.sleep(0)  # until it takes a connection, which is then no longer spare
 
     async def _once_more(self, index: int) -> None:
-        """A frame that another stream is sending."""
-        with contextlib.suppress(grpc.aio.AioRpcError, LinkLost):  # the other one may get it through, or a third
+        """Sends a frame again that another stream is sending."""
+        with contextlib.suppress(grpc.aio.AioRpcError, LinkLost):  # another stream may bring the frame through
             carrier = await self._link.up.take()
             await self._carry(carrier, deque([] if index in self._received else [index]))
 
     async def _carry(self, carrier: Connection, frames: deque[int]) -> None:
-        """One stream: sends these frames until none is left, and reads which arrived. Raises AioRpcError, LinkLost."""
+        """Runs a stream: sends frames until none is left, and reads acknowledgements. Raises AioRpcError, LinkLost."""
         if not frames:
             self._link.up.give(carrier)
             return
@@ -181,21 +182,21 @@ class _Streams:
             hearing = asyncio.create_task(self._hear(call))
             try:
                 await self._send(call, frames, mine, moved)
-                if not mine and frames:  # the call is over: why?
+                if not mine and frames:  # the call has ended: waits for the reason
                     await asyncio.wait({hearing}, timeout=LAST_WORD_S)
                 while not mine <= self._received and not hearing.done():
                     self._heard.clear()
                     await self._heard.wait()
                     moved()
             finally:
-                self._link.up.give(carrier)  # not before: what the core has not taken in waits in its memory
+                self._link.up.give(carrier)  # only now: frames that the core has not processed wait in its memory
                 if not hearing.done():
                     hearing.cancel()
                 [error] = await asyncio.gather(hearing, return_exceptions=True)
             if not mine <= self._received:
                 raise error or LinkLost("a stream was closed before its frames were acknowledged")
             if not mine and isinstance(error, grpc.aio.AioRpcError):
-                self._failed = error  # those that have begun go on
+                self._failed = error  # running streams continue
             if not self._left and not self._helping:
                 self._helping = True
                 self._start(self._help())
@@ -207,7 +208,7 @@ class _Streams:
         mine: set[int],
         moved: Callable[[], None],
     ) -> None:
-        """Until none is left, or the call has ended: who listens to it knows why."""
+        """Sends frames until none is left or the call has ended; `_hear` raises why it ended."""
         with tolerate_ended_call():
             await call.write(pb.PushRequest(header=self._header))
             while frames:
@@ -225,7 +226,7 @@ class _Streams:
             await call.done_writing()
 
     async def _hear(self, call: Any) -> None:  # noqa: ANN401 - gRPC's call
-        """What the core says that it has, until it has everything."""
+        """Reads acknowledgements until the call ends."""
         try:
             while isinstance(reply := await call.read(), pb.PushReply):
                 self._moved()
@@ -245,10 +246,10 @@ OnFrame: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 
 
 async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], took: OnFrame) -> bool:
-    """Brings some frames of what is asked for, in any order, each once. Raises AioRpcError and LinkLost.
+    """Fetches frames of an update or a fragment, in any order, each once. Raises AioRpcError and LinkLost.
 
-    wanted: their indices, ascending; took: told each frame when it is here, with the header of its stream. What was
-    told stays good when the rest fails: a further call asks for less. Returns False when a stream broke the protocol.
+    wanted: their indices, ascending. took: called with each frame that arrives, and its stream's header. These frames
+    stay valid when the rest fails: a later call can ask for the others. Returns False when a stream broke the protocol.
     """
     stripes = min(link.down.count, len(wanted))
     tasks = [asyncio.create_task(_stripe(link, request, wanted[n::stripes], took)) for n in range(stripes)]
@@ -261,7 +262,7 @@ async def download(link: Link, request: pb.FetchRequest, wanted: Sequence[int], 
 
 
 async def _stripe(link: Link, request: pb.FetchRequest, mine: Sequence[int], took: OnFrame) -> bool:
-    """These frames, over one call; False as soon as something is wrong."""
+    """Fetches frames over one call; returns False as soon as a reply is wrong."""
     header, missing = None, deque(mine)
     asked = pb.FetchRequest(frames=mine)
     asked.MergeFrom(request)

@@ -1,4 +1,4 @@
-"""The connections to one address, as a learner or a front dials it: channels, their options, and how they end."""
+"""The connections of a learner or a front to one address: channels, their options, and their end."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ from atoll_wire.messages.message_parts import REPLY_BYTES
 from atoll_wire.process.clock import Clock
 from atoll_wire.security.transport import TransportSecurity
 
-ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of whatever a core or a front answers on purpose
-QUICK_CALLS = 48  # on one connection: a core takes 64
-MAX_CARRIERS = 64  # connections: who has a slow one has more of them
-DEAD_S = 20.0  # without a frame on a connection that was given up: a message is 8 MiB at most, of float32
+ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status that a core or a front sets
+QUICK_CALLS = 48  # on one connection; a core allows 64
+MAX_CARRIERS = 64  # connections: slow learners have more of them
+DEAD_S = 20.0  # seconds without a frame after which a closing link cancels a call; a float32 message has up to 8 MiB
 
 OPTIONS = [
     ("grpc.max_receive_message_length", REPLY_BYTES),
     ("grpc.max_send_message_length", REPLY_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),  # for what nobody waits for: a learner's session knows much earlier
-    ("grpc.keepalive_timeout_ms", 20_000),  # a ping stands behind the frames of a slow link
-    ("grpc.http2.ping_timeout_ms", 20_000),  # the one that counts where frames are on their way: a minute otherwise
+    ("grpc.keepalive_time_ms", 30_000),  # for idle connections: a learner's session detects a dead one much earlier
+    ("grpc.keepalive_timeout_ms", 20_000),  # on a slow link, a ping waits behind frames
+    ("grpc.http2.ping_timeout_ms", 20_000),  # the timeout that counts while frames are in flight; default: a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # whoever calls waits between its attempts; this must not add to it
+    ("grpc.initial_reconnect_backoff_ms", 100),  # callers wait between attempts: gRPC must not add to that
     ("grpc.max_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 10_000),  # in truth how long a connection may take to come about: round trips
+    (
+        "grpc.min_reconnect_backoff_ms",
+        10_000,
+    ),  # despite its name the timeout of connecting, which takes several round trips
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
 ]
 KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-KEEPALIVE_OPTIONS = [  # where no frame stands before a ping
+KEEPALIVE_OPTIONS = [  # for connections without frames, where pings do not wait
     *(option for option in OPTIONS if option[0] not in KEEPALIVE),
     *zip(KEEPALIVE, (6_000, 8_000, 8_000), strict=True),
 ]
@@ -48,14 +51,14 @@ FIXED_WINDOW_OPTIONS = [
 
 
 class Call(Protocol):
-    """The part of a gRPC call that is needed to give it up."""
+    """The method of a gRPC call that is used here."""
 
     def cancel(self) -> object:
-        """The call raises LinkLost where it is waited for."""
+        """Cancels the call: waits for it raise LinkLost."""
 
 
 def is_atoll_status(error: grpc.RpcError) -> bool:
-    """Whether a core or a front ended the call so, and not gRPC, a proxy, or whatever else answers on that port."""
+    """Whether a core or a front set this status, and not gRPC, a proxy, or another server on that port."""
     metadata: Any = error.trailing_metadata()
     return any(key == ATOLL_STATUS[0][0] for key, _ in metadata or ())
 
@@ -68,7 +71,7 @@ def is_unreachable(error: grpc.RpcError) -> bool:
 
 
 class Transfers:
-    """Calls of one link that carry frames, and when each was last seen to."""
+    """Calls of one link that carry frames, and when the last frame of each moved."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -76,7 +79,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def of(self, call: Call) -> Iterator[Callable[[], None]]:
-        """While it lasts; what is given is called for each frame."""
+        """Context of a call that carries frames. It yields a function to call for each frame."""
 
         def moved() -> None:
             self._moved_at[call] = self._clock.monotonic()
@@ -88,7 +91,7 @@ class Transfers:
             del self._moved_at[call]
 
     async def end(self) -> None:
-        """Waits for those whose frames still move, and cancels the others: the connection was given up."""
+        """Waits until all calls have ended; cancels those without a frame for DEAD_S seconds."""
         while self._moved_at:
             for call, at in list(self._moved_at.items()):
                 if self._clock.monotonic() - at > DEAD_S:
@@ -97,17 +100,18 @@ class Transfers:
 
 
 class Link:
-    """The connections to one address, by what goes over them.
+    """The connections to one address, by their use.
 
-    quick: calls that must not wait behind frames; offers: what is said of uploads; carriers: streams that have a
-    connection each; up, down: the frames of uploads and fetches. keepalive: dead quick connections are found soon.
+    quick: for calls that must not wait behind frames; offers: for the control calls of uploads; carriers: for streams
+    with a connection each; up, down: for the frames of uploads and fetches. keepalive: pings find dead quick
+    connections soon.
     """
 
     def __init__(self, address: str, security: TransportSecurity, clock: Clock, *, keepalive: bool = False) -> None:
         self.address = address
         self.clock = clock
         self._security = security
-        self._stamp: tuple[object, ...] | None = None  # of the certificates that it was first dialled with
+        self._stamp: tuple[object, ...] | None = None  # of the certificates with which it was first dialled
         quick, frames = (
             partial(self._dial, KEEPALIVE_OPTIONS if keepalive else OPTIONS),
             partial(self._dial, OPTIONS + FIXED_WINDOW_OPTIONS),
@@ -127,27 +131,27 @@ class Link:
 
     @property
     def stale(self) -> bool:
-        """Whether the certificates that it was dialled with have been replaced."""
+        """Whether the certificates with which it was dialled have been replaced."""
         return self._stamp is not None and self._security.stamp() not in {(), self._stamp}
 
     def answered(self, after_s: float) -> None:
-        """How long an answer took that waited behind no frame."""
+        """Takes in how long an answer took that waited behind no frame, in seconds."""
         self.up.answered(after_s)
         self.down.answered(after_s)
 
     async def rest(self) -> None:
-        """Called now and then: hangs up what was not needed for a while."""
+        """Closes idle connections; call it regularly."""
         for each in (self.quick, self.offers, self.carriers, self.up, self.down):
             await each.rest()
 
     async def close(self) -> None:
-        """Hangs up; the calls that still wait raise LinkLost."""
+        """Closes all connections; waiting calls raise LinkLost."""
         for each in (self.quick, self.offers, self.carriers, self.up, self.down):
             await each.close()
 
 
 async def close_gracefully(link: Link) -> None:
-    """Ends the quick calls at once, and hangs up when no frame moves any more."""
+    """Ends the quick calls at once, and closes the link when no more frames move."""
     link.up.give_up()
     link.down.give_up()
     await link.quick.close()

@@ -1,8 +1,8 @@
-"""The connections that carry frames, as many as make a difference.
+"""The connections that carry frames, and how many of them are worth it.
 
 One TCP connection does not fill a long link that loses packets: its window falls with each loss and grows back by a
-packet a round trip, and after a pause it begins small. So where an answer takes long there are more and more of them,
-unless more turn out to bring less; close by, one is as fast as this machine.
+packet per round trip, and after a pause it begins small. So where round trips are long, the number of connections
+grows, unless more of them turn out to be slower. Nearby, one connection is as fast as this machine.
 """
 
 from __future__ import annotations
@@ -19,40 +19,46 @@ from atoll_wire.messages import frame_messages
 from atoll_wire.process.clock import Clock
 
 MIN_CONNECTIONS = 1
-FAR_CONNECTIONS = 8  # far away at first; what more bring is tried
+FAR_CONNECTIONS = 8  # where round trips are long, at first; more are then tried
 MAX_CONNECTIONS = 32
 SLOTS = 2  # calls that use one connection at a time: one carries frames while the other waits for its answer
-FAR_S, ANSWERS = 0.01, 8  # a round trip from which on a window matters; answers of which one waited for nothing
-WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # of carrying, and of what arrived: at least, for a rate
-HURT = 0.95  # of the rate with half the connections: below it they were too many
-REST_S = 30.0  # before more are tried again
-ENOUGH = 150e6  # bytes/s: here the processor is what limits
-QUICK_S = 0.25  # a frame was taken in
-FIRST_TAKEN_S, SHARE = 1.0, 1 / 8  # of a frame until it was taken in; of the newest in what is usual
+FAR_S, ANSWERS = (
+    0.01,
+    8,
+)  # seconds of a round trip above which windows matter; the shortest of so many answers is the round trip
+WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # a rate needs at least so many seconds of transfer, and so many arrivals
+HURT = 0.95  # below this part of the rate with half the connections, there are too many
+REST_S = 30.0  # seconds before more are tried again
+ENOUGH = 150e6  # bytes/s: above it the CPU is the limit
+QUICK_S = 0.25  # a frame that is acknowledged within so many seconds is quick
+FIRST_TAKEN_S, SHARE = (
+    1.0,
+    1 / 8,
+)  # seconds until a frame is acknowledged, at first; weight of the newest time in the average
 
 
 class ConnectionCount:
-    """PURE: how many connections there should be, by the round trip and the rates that were seen."""
+    """PURE: the number of connections that there should be, from the round trip and measured rates."""
 
     def __init__(self) -> None:
-        self._answers_s: deque[float] = deque(maxlen=ANSWERS)  # the newest: a route may change
+        self._answers_s: deque[float] = deque(maxlen=ANSWERS)  # only the newest, since a route may change
         self.idle()
 
     def idle(self) -> None:
-        """Nothing was carried for a while: the fewest, and what was seen of rates is forgotten."""
+        """Returns to the fewest connections, and drops all measured rates, after a time without transfers."""
         self.lanes = MIN_CONNECTIONS
         self._bytes = 0
         self._busy_s = 0.0
         self._arrivals = 0
-        self._before: float | None = None  # the rate with half as many
-        self._changed = self._leapt = False  # changed: what is on its way went over the connections of before
+        self._before: float | None = None  # bytes/s with half as many connections
+        self._changed = self._leapt = False  # changed: frames in flight began on the earlier number of connections
         self._rested_at = 0.0
 
     def answered(self, after_s: float) -> None:
-        """An answer came, that waited behind nothing but the work of both sides: the shortest tells the round trip."""
+        """Takes in the seconds of an answer that waited behind no frame: the shortest is the round trip."""
         self._answers_s.append(after_s)
         if after_s < FAR_S and self.lanes > MIN_CONNECTIONS:
-            self.idle()  # it only seemed far, while both sides were busy
+            self.idle()  # it only seemed far, since both sides were busy
         elif self.far and not self._leapt:
             self.lanes = FAR_CONNECTIONS
             self._changed = True
@@ -60,11 +66,11 @@ class ConnectionCount:
 
     @property
     def far(self) -> bool:
-        """Whether a window matters here, as far as is known."""
+        """Whether round trips are known to be so long that windows matter."""
         return len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
-        """So much arrived in so many seconds of carrying, over all lanes together."""
+        """Takes in an arrival over all connections. busy_s: seconds of transfer for it. now: monotonic seconds."""
         self._bytes += size_bytes
         self._busy_s += busy_s
         self._arrivals += 1
@@ -89,24 +95,24 @@ class ConnectionCount:
 
 
 class TransferProgress:
-    """How one contribution or update goes: of what is waiting beside what is under way a rate can be told."""
+    """The progress of one upload or fetch: a rate is measured only while frames wait to be sent."""
 
     def __init__(self, lanes: ParallelConnections) -> None:
         self._lanes = lanes
         self._waiting = 0
 
     def waiting(self, frames: int) -> None:
-        """So many have not been given to a connection yet."""
+        """Sets the number of frames that were not given to a connection yet."""
         self._lanes._waits(frames - self._waiting)
         self._waiting = frames
 
     def arrived(self, size_bytes: int, taken_s: Iterable[float] = ()) -> None:
-        """At the other end: a connection takes megabytes before the first is through. taken_s: by each frame."""
+        """Takes in frames that the other end received. taken_s: seconds from sending to acknowledgement, per frame."""
         self._lanes._arrived(size_bytes, taken_s)
 
 
 class ParallelConnections:
-    """To one address. dial: a stub and its channel, as a connection of their own."""
+    """The connections for frames in one direction to one address. dial: returns a stub and its channel."""
 
     def __init__(self, dial: Callable[[], tuple[Any, Closing]], clock: Clock) -> None:
         self._clock = clock
@@ -117,24 +123,24 @@ class ParallelConnections:
         self._arrived_at = 0.0
         self._carrying = 0
         self._waiting = 0
-        self._taken_s = FIRST_TAKEN_S  # smoothed, as the next
+        self._taken_s = FIRST_TAKEN_S  # smoothed, as the next value
         self._off_s = 0.0
         self._given_up = False
 
     @property
     def count(self) -> int:
-        """How many there should be."""
+        """The number of connections that there should be."""
         return self._width.lanes
 
     @property
     def together(self) -> int:
-        """Frames that are best put into one message: on a quick link it costs more, on others lanes want to share."""
+        """Frames per message: several on a quick link, where messages cost more; else 1, so that connections share."""
         quick = self._taken_s < QUICK_S and not self._width.far and self.count == MIN_CONNECTIONS
         return frame_messages.FRAMES_PER_MESSAGE if quick else 1
 
     @property
     def spare(self) -> bool:
-        """A connection beside others has nothing to do, and nobody waits for one."""
+        """Whether one of several connections is idle, and no call waits for one."""
         if self._given_up or self.count == MIN_CONNECTIONS or self._turns.locked():
             return False
         connections = self._pool.connections
@@ -142,18 +148,18 @@ class ParallelConnections:
 
     @property
     def max_wait_s(self) -> float:
-        """With a frame before it is sent once more: what is usual, and as much as frames usually are off that.
+        """Seconds to wait for a frame's acknowledgement before it is sent again: the mean, plus the mean deviation.
 
-        On a link that is full whatever is sent twice takes the place of what was not yet sent.
+        It is not shorter, since on a full link a frame that is sent twice delays others.
         """
         return self._taken_s + self._off_s
 
     async def take(self) -> Connection:
-        """Waits for a turn, in the order of asking; `give` it back. Raises LinkLost once the lanes were given up."""
+        """Waits for a connection, first come, first served; `give` it back. Raises LinkLost after `give_up`."""
         await self._turns.acquire()
         try:
             if self._given_up:
-                raise LinkLost("the connections were given up")
+                raise LinkLost("the connections were closed")
             self._pool.most = self.count
             return self._pool.take()
         except BaseException:
@@ -161,7 +167,7 @@ class ParallelConnections:
             raise
 
     def give(self, connection: Connection) -> None:
-        """The turn is over."""
+        """Returns a connection."""
         self._pool.give(connection)
         if self._capacity > SLOTS * self.count:
             self._capacity -= 1
@@ -169,13 +175,13 @@ class ParallelConnections:
             self._turns.release()
 
     def answered(self, after_s: float) -> None:
-        """How long the other end took to answer a question that waited behind no frame."""
+        """Takes in how long an answer took that waited behind no frame, in seconds."""
         self._width.answered(after_s)
         self._widen()
 
     @contextlib.contextmanager
     def carrying(self) -> Iterator[TransferProgress]:
-        """While a contribution or an update is on its way. What is given is told how that goes."""
+        """Context of an upload or a fetch. It yields the object that takes in the progress."""
         carried = TransferProgress(self)
         self._carrying += 1
         try:
@@ -194,7 +200,7 @@ class ParallelConnections:
         for each_s in taken_s:
             self._off_s += SHARE * (abs(each_s - self._taken_s) - self._off_s)
             self._taken_s += SHARE * (each_s - self._taken_s)
-        if self._waiting:  # else it is the end of something: lanes have nothing to do
+        if self._waiting:  # else a transfer is ending, and connections are idle
             self._width.arrived(size_bytes, now - self._arrived_at, now)
         self._arrived_at = now
         self._widen()
@@ -205,17 +211,17 @@ class ParallelConnections:
             self._turns.release()
 
     async def rest(self) -> None:
-        """Called now and then: hangs up what was not needed for a while."""
+        """Closes connections beyond the fewest after IDLE_S seconds without transfers; call it regularly."""
         some = len(self._pool.connections) > MIN_CONNECTIONS
         if some and not self._carrying and self._clock.monotonic() - self._arrived_at > IDLE_S:
             self._width.idle()
             await self._pool.rest(0.0)
 
     def give_up(self) -> None:
-        """Nobody else gets a turn: the address is called elsewhere from now on."""
+        """Makes every later `take` raise LinkLost: another link replaces this one."""
         self._given_up = True
 
     async def close(self) -> None:
-        """Hangs all up."""
+        """Closes all connections."""
         self.give_up()
         await self._pool.close()

@@ -95,7 +95,7 @@ def count_fitting(sizes: Iterable[int], most: int = FRAMES_PER_MESSAGE) -> int:
 
 
 def _read(message: bytes) -> FrameBatch | None:
-    """Frames in the form of `encode`; None for other forms, and for more than TOGETHER frames."""
+    """Frames in the form of `encode`; None for other forms, and for more than FRAMES_PER_MESSAGE frames."""
     found, at = list[WireFrame](), 0
     try:
         while at < len(message) and len(found) < FRAMES_PER_MESSAGE:

@@ -17,14 +17,14 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's. The one place where the product reads it."""
+    """The machine's clock. Atoll reads it nowhere else."""
 
     def monotonic(self) -> float:
-        """Of CLOCK_MONOTONIC."""
+        """Seconds of CLOCK_MONOTONIC."""
         return time.monotonic()
 
     def wall(self) -> float:
-        """Of CLOCK_REALTIME."""
+        """Seconds of CLOCK_REALTIME."""
         return time.time()
 
 

@@ -30,7 +30,7 @@ def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> 
 
         @params.setter
         def params(self, _: Any) -> None:  # noqa: ANN401 - those of the empty function below
-            """Typer's constructor sets what it found in the function below."""
+            """Ignores what typer's constructor sets: the parameters of the empty function below."""
 
         @property
         def callback(self) -> Command:
@@ -38,9 +38,9 @@ def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> 
 
         @callback.setter
         def callback(self, _: Any) -> None:  # noqa: ANN401 - the empty function below
-            """The same."""
+            """Ignores what typer's constructor sets: the empty function below."""
 
     def nothing() -> None:
-        """Stands for the function until it is loaded."""
+        """A placeholder for the function until that is loaded."""
 
     app.command(name, cls=Lazy, help=text)(nothing)

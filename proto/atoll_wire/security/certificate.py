@@ -63,7 +63,7 @@ def read_certificate(path: Path) -> CertificateInfo:
         names = x509.SubjectAlternativeName([])
     said = [uri.removeprefix(SCHEME) for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
     hosts = (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
-    authority = "an authority" if found.subject == found.issuer else "nobody that Atoll knows"
+    authority = "an authority" if found.subject == found.issuer else "an owner without an Atoll identity"
     return CertificateInfo(
         " ".join(said) or authority,
         hosts,

@@ -68,7 +68,7 @@ class TransportSecurity:
             if not self.plaintext and not on_loopback([address]):
                 raise TransportSecurityError(
                     f"{address} is not loopback: give --tls DIR (see atoll certs), or say --insecure-plaintext "
-                    "on a network where nobody else listens"
+                    "on a network without eavesdroppers"
                 )
 
     def stamp(self) -> Stamp:
