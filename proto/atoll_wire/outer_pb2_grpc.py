@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OuterStub(object):
-    """Spoken by fronts and cores alike.
+    """Calls of learners; fronts and cores serve it alike.
     """
 
     def __init__(self, channel):
@@ -73,32 +73,32 @@ class OuterStub(object):
 
 
 class OuterServicer(object):
-    """Spoken by fronts and cores alike.
+    """Calls of learners; fronts and cores serve it alike.
     """
 
     def Join(self, request, context):
-        """Makes a learner known, or known again. Safe to repeat: the same process gets the same incarnation.
+        """Joins a learner to the run, or joins it again. Idempotent: the same process gets the same incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Initialise(self, request_iterator, context):
-        """Uploads the first parameters of a run, as a safetensors file. Only the learner whom Join names may.
+        """Uploads the first parameters of a run, as a safetensors file. Only the learner that Join names may call it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """What happens, as it happens; resumes from a position.
+        """Streams notifications of a shard; resumes from a position.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Uploads one contribution: a header, then its frames. Safe to repeat, resumes where it was cut.
+        """Uploads one contribution: a header, then its frames. Idempotent; resumes where it was cut.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,14 +112,14 @@ class OuterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request_iterator, context):
-        """Tells how training goes, for as long as it goes.
+        """Streams a learner's progress, for as long as it trains.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """A clean good-bye.
+        """Leaves the run cleanly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +172,7 @@ def add_OuterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Outer(object):
-    """Spoken by fronts and cores alike.
+    """Calls of learners; fronts and cores serve it alike.
     """
 
     @staticmethod
@@ -366,7 +366,7 @@ class Outer(object):
 
 
 class OperatorStub(object):
-    """For operators.
+    """Calls of operators.
     """
 
     def __init__(self, channel):
@@ -423,7 +423,7 @@ class OperatorStub(object):
 
 
 class OperatorServicer(object):
-    """For operators.
+    """Calls of operators.
     """
 
     def Status(self, request, context):
@@ -446,35 +446,35 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListReceipts(self, request, context):
-        """Contributions and what became of them, newest first.
+        """The fates of contributions, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRounds(self, request, context):
-        """The newest rounds, newest first: who answered when, and why they closed.
+        """The newest rounds, newest first: when each learner answered, and why the round closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """What happened lately, as people would tell it.
+        """Recent events, as texts for people.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Sends a learner away, or lets it in again.
+        """Evicts a learner, or lets it join again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Learners stand in step() and no round opens; or the run goes on.
+        """Pauses the run (learners wait in step() and no round opens), or resumes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -544,7 +544,7 @@ def add_OperatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operator(object):
-    """For operators.
+    """Calls of operators.
     """
 
     @staticmethod
@@ -792,7 +792,7 @@ class Operator(object):
 
 
 class DoctorStub(object):
-    """For whoever wants to know whether training would go well: `atoll doctor`. Changes nothing.
+    """Calls of `atoll doctor`, which examines whether training would work. They change nothing.
     """
 
     def __init__(self, channel):
@@ -809,11 +809,11 @@ class DoctorStub(object):
 
 
 class DoctorServicer(object):
-    """For whoever wants to know whether training would go well: `atoll doctor`. Changes nothing.
+    """Calls of `atoll doctor`, which examines whether training would work. They change nothing.
     """
 
     def Probe(self, request_iterator, context):
-        """Answers each request at once: with the padding that it asks for, in several messages.
+        """Answers each request at once, with the padding that it asks for, in several messages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -836,7 +836,7 @@ def add_DoctorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Doctor(object):
-    """For whoever wants to know whether training would go well: `atoll doctor`. Changes nothing.
+    """Calls of `atoll doctor`, which examines whether training would work. They change nothing.
     """
 
     @staticmethod

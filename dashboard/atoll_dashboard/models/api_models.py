@@ -98,7 +98,7 @@ class Run(BaseModel):
     goodput: Goodput
     tokens_trained: int
     tokens_merged: float
-    total_tokens: int  # after which the run ends; 0: not known
+    total_tokens: int  # to be trained by the run; 0: not known
     tokens_per_s: float
     loss: float | None
     merges: int
