@@ -1,4 +1,4 @@
-"""Settings of a dashboard."""
+"""The settings of a dashboard process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`atoll doctor`: finds problems before training; each finding comes with its fix.
 
-It checks names and ports, certificates and clocks, the connection to the core (round trip, rates, largest message), a
-core's disk, and whether a model is the run's.
+It checks names and ports, certificates and clocks, and the connection to the core (round trip, rates, largest message).
+It also checks a core's disk, and whether a model is the run's.
 """
 
 from __future__ import annotations

@@ -49,9 +49,12 @@ def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
 def tensor_message(tensor: TensorSpec) -> pb.Tensor:
     """A tensor as Join declares it."""
     return pb.Tensor(
-        name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, kind=MERGE_KIND_NUMBERS[tensor.kind],
+        name=tensor.name,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        kind=MERGE_KIND_NUMBERS[tensor.kind],
         tied_names=tensor.tied_names,
-    )  # fmt: skip
+    )
 
 
 def tensor_spec(tensor: pb.Tensor) -> TensorSpec:

@@ -76,7 +76,7 @@ async def learners(
 
 @router.get("/learners/{name}")
 async def learner(feed: FeedOfRequest, name: str) -> Learner:
-    """One learner."""
+    """One learner; 404 for an unknown name."""
     found = feed.learner(name)
     if found is None:
         raise HTTPException(404, f'this run has no learner "{name[:80]}"')

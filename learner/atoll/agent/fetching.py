@@ -45,8 +45,11 @@ class Fetcher:
         stop: Callable[[Exception], None],
         sender: Sender,
     ) -> None:
-        self._core, self._exchange, self._counters = core, exchange, counters
-        self._stop, self._sender = stop, sender
+        self._core = core
+        self._exchange = exchange
+        self._counters = counters
+        self._stop = stop
+        self._sender = sender
         self._rng = random.Random()  # noqa: S311 - jitter
         self._at_once = asyncio.Semaphore(2)  # bounds memory: fragments that are fetched at a time
 
@@ -168,8 +171,10 @@ class Fetcher:
         for receipt in header.receipts:
             in_flight = track.in_flight
             if in_flight is None or (receipt.learner, receipt.incarnation, receipt.seq) != (
-                session.learner, session.incarnation, in_flight.seq
-            ):  # fmt: skip
+                session.learner,
+                session.incarnation,
+                in_flight.seq,
+            ):
                 continue
             if receipt.fate == pb.FATE_MERGED:
                 if not in_flight.messages:

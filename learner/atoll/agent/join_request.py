@@ -76,7 +76,10 @@ class Joiner:
         self, identity: Identity, model: ModelDescription, core: CoreView, counters: Counters, clock: Clock
     ) -> None:
         self._clock = clock
-        self._identity, self._model, self._core, self._counters = identity, model, core, counters
+        self._identity = identity
+        self._model = model
+        self._core = core
+        self._counters = counters
         self._nonce = secrets.randbits(63) | 1
 
     async def join(self) -> pb.JoinReply:
@@ -107,17 +110,26 @@ class Joiner:
     def session(self, reply: pb.JoinReply) -> pb.Session:
         """The session that every later call sends."""
         return pb.Session(
-            run=reply.run, learner=self._identity.name, incarnation=reply.incarnation,
-            generation=reply.generation, token=reply.token,
-        )  # fmt: skip
+            run=reply.run,
+            learner=self._identity.name,
+            incarnation=reply.incarnation,
+            generation=reply.generation,
+            token=reply.token,
+        )
 
     def _request(self, proof: bytes) -> pb.JoinRequest:
         return pb.JoinRequest(
-            protocol=PROTOCOL, run=self._core.session.run, learner=self._identity.name,
-            region=self._identity.region, nonce=self._nonce, tensors=[tensor_message(t) for t in self._model.tensors],
-            frozen_digest=self._model.frozen_digest, incarnation=self._core.session.incarnation, proof=proof,
+            protocol=PROTOCOL,
+            run=self._core.session.run,
+            learner=self._identity.name,
+            region=self._identity.region,
+            nonce=self._nonce,
+            tensors=[tensor_message(t) for t in self._model.tensors],
+            frozen_digest=self._model.frozen_digest,
+            incarnation=self._core.session.incarnation,
+            proof=proof,
             process_age_s=process_age_s(self._clock),
-        )  # fmt: skip
+        )
 
     async def _initialise(self, reply: pb.JoinReply) -> None:
         """Sends the whole state_dict as a safetensors file: a header, then chunks."""

@@ -48,9 +48,11 @@ class PartialFetch:
 
     def __init__(self, run: FrameRun, update_codec: Codec, version: int) -> None:
         """version: to which the update leads; 0: fetches the values, at the fragment's current version."""
-        self.version, self.header = version, pb.FetchHeader()
+        self.version = version
+        self.header = pb.FetchHeader()
         self.size_bytes = 0  # of payloads that arrived
-        self._run, self._update_codec = run, update_codec
+        self._run = run
+        self._update_codec = update_codec
         self._codec = update_codec if version else Codec.FLOAT32
         self._parts = {span.index: _Part() for span in run.frames}
         self._floor = 0  # requested frames cannot be older, unless the core lost a version

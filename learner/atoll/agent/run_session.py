@@ -54,11 +54,18 @@ class RunSession:
         clock: Clock,
         dial: Callable[[str, TransportSecurity, Clock], Link] = Link,
     ) -> None:
-        self._identity, self._model, self._exchange, self._counters = identity, model, exchange, counters
-        self._on_ready, self._entered, self._said_away = on_ready, False, False
-        self._stop, self._clock = stop, clock
+        self._identity = identity
+        self._model = model
+        self._exchange = exchange
+        self._counters = counters
+        self._on_ready = on_ready
+        self._entered = False
+        self._said_away = False
+        self._stop = stop
+        self._clock = clock
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._dial, self._links = dial, [dial(address, identity.security, clock) for address in identity.addresses]
+        self._dial = dial
+        self._links = [dial(address, identity.security, clock) for address in identity.addresses]
         self._retired: set[asyncio.Task[None]] = set()
         self.core = CoreView(self._links[0])
         self._joiner = Joiner(identity, model, self.core, counters, clock)

@@ -42,8 +42,11 @@ class Sender:
         fetch: Callable[[FragmentTrack], None],
     ) -> None:
         """stop: ends the learner with an error. fetch: brings a track up to date, whole if its `whole` is set."""
-        self._core, self._exchange, self._counters = core, exchange, counters
-        self._stop, self._fetch = stop, fetch
+        self._core = core
+        self._exchange = exchange
+        self._counters = counters
+        self._stop = stop
+        self._fetch = fetch
         self._rng = random.Random()  # noqa: S311 - jitter
         self._tasks: set[asyncio.Task[None]] = set()
 

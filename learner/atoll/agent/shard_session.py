@@ -44,8 +44,13 @@ class ShardSession:
         dial_again: Callable[[ShardView], None],
         clock: Clock,
     ) -> None:
-        self._core, self._shard, self._exchange, self._counters = core, shard, exchange, counters
-        self._fetcher, self._sender, self._dial_again = fetcher, sender, dial_again
+        self._core = core
+        self._shard = shard
+        self._exchange = exchange
+        self._counters = counters
+        self._fetcher = fetcher
+        self._sender = sender
+        self._dial_again = dial_again
         self._clock = clock
 
     async def live(self) -> None:

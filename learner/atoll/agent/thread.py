@@ -41,7 +41,10 @@ class Agent:
         self, identity: Identity, model: ModelDescription, exchange: ThreadExchange, counters: Counters, clock: Clock
     ) -> None:
         self._clock = clock
-        self._identity, self._model, self._exchange, self._counters = identity, model, exchange, counters
+        self._identity = identity
+        self._model = model
+        self._exchange = exchange
+        self._counters = counters
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._session: RunSession | None = None

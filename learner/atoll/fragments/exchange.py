@@ -161,7 +161,7 @@ class ThreadExchange:
         return len(self._unsettled)
 
     def clear(self) -> None:
-        """Removes all offered anchors."""
+        """Removes all offered anchors, which the caller has adopted in another way."""
         with self._lock:
             self._prepared.clear()
             self.something = bool(self._due or self._released)

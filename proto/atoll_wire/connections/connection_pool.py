@@ -46,7 +46,10 @@ class ConnectionPool:
         most: int = UNBOUNDED,
         fewest: int = 0,
     ) -> None:
-        self._dial, self._share, self.most, self._fewest = dial, share, most, fewest
+        self._dial = dial
+        self._share = share
+        self.most = most
+        self._fewest = fewest
         self._clock = clock
         self._closed = False
         self.connections: list[Connection] = []
@@ -63,7 +66,7 @@ class ConnectionPool:
         return found
 
     def give(self, connection: Connection) -> None:
-        """Returns a connection after its call."""
+        """Gives a connection back after its call."""
         connection.busy -= 1
         connection.used_at = self._clock.monotonic()
 

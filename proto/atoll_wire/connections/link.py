@@ -112,10 +112,8 @@ class Link:
         self.clock = clock
         self._security = security
         self._stamp: tuple[object, ...] | None = None  # of the certificates with which it was first dialled
-        quick, frames = (
-            partial(self._dial, KEEPALIVE_OPTIONS if keepalive else OPTIONS),
-            partial(self._dial, OPTIONS + FIXED_WINDOW_OPTIONS),
-        )
+        quick = partial(self._dial, KEEPALIVE_OPTIONS if keepalive else OPTIONS)
+        frames = partial(self._dial, OPTIONS + FIXED_WINDOW_OPTIONS)
         self.quick = ConnectionPool(quick, clock, QUICK_CALLS)
         self.offers = ConnectionPool(frames, clock, 1, most=1, fewest=1)
         self.carriers = ConnectionPool(frames, clock, 1, MAX_CARRIERS)

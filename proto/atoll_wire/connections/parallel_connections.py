@@ -167,7 +167,7 @@ class ParallelConnections:
             raise
 
     def give(self, connection: Connection) -> None:
-        """Returns a connection."""
+        """Gives a connection back; the next waiting `take` gets it."""
         self._pool.give(connection)
         if self._capacity > SLOTS * self.count:
             self._capacity -= 1

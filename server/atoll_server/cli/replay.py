@@ -108,7 +108,8 @@ class _WhatIf:
             if name in given:
                 raise SettingsError(f"--set {name} is given twice: give each once")
             given[name] = value.strip()
-        self._names, self._settings = given.keys(), recorded.changed(**given)
+        self._names = given.keys()
+        self._settings = recorded.changed(**given)
 
     def of(self, row: MergeRow) -> MergeRow:
         """A merge's row with the changed settings."""

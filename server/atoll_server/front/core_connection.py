@@ -28,8 +28,10 @@ class CoreConnection:
     """The connections to one address, which all learners of a region share. link: the current ones."""
 
     def __init__(self, address: str, security: TransportSecurity, clock: Clock, dial: Dial) -> None:
-        self.address, self.clock = address, clock
-        self._security, self._dial = security, dial
+        self.address = address
+        self.clock = clock
+        self._security = security
+        self._dial = dial
         self._closing: set[asyncio.Task[None]] = set()
         self._open()
 
@@ -74,7 +76,8 @@ class UpstreamShard:
     """
 
     def __init__(self, core_connection: CoreConnection, fragments: frozenset[int] | None) -> None:
-        self.core_connection, self.fragments = core_connection, fragments
+        self.core_connection = core_connection
+        self.fragments = fragments
         self.up = False
         self.sessions = KnownSessions()
         self.counts: dict[FragmentKey, int] = {}

@@ -43,7 +43,9 @@ class CachedFetch:
     """One item of the cache, complete or not. messages: its frames, encoded; b"": has not arrived."""
 
     def __init__(self, place: CacheKey, count: int, make_room: Callable[[CachedFetch, int], None]) -> None:
-        self.place, self.header, self.readers = place, pb.FetchHeader(), 0
+        self.place = place
+        self.header = pb.FetchHeader()
+        self.readers = 0
         self.messages = [b""] * count
         self._make_room = make_room
         self._coming: set[int] = set()  # frames that are being fetched

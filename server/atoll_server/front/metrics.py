@@ -1,4 +1,4 @@
-"""A front's Prometheus metrics."""
+"""The Prometheus metrics of a front."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ class FrontMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         wan = Counter(
-            "atoll_front_wan_bytes_total", "Payload bytes between this front and the core",
-            ["region", "direction", "kind"], registry=self.registry,
-        )  # fmt: skip
-        self.up, self.whole_up = wan.labels(region, "up", "contribution"), wan.labels(region, "up", "whole")
-        self.updates, self.whole = wan.labels(region, "down", "update"), wan.labels(region, "down", "whole")
+            "atoll_front_wan_bytes_total",
+            "Payload bytes between this front and the core",
+            ["region", "direction", "kind"],
+            registry=self.registry,
+        )
+        self.up = wan.labels(region, "up", "contribution")
+        self.whole_up = wan.labels(region, "up", "whole")
+        self.updates = wan.labels(region, "down", "update")
+        self.whole = wan.labels(region, "down", "whole")
         self._names: set[str] = set()
         self._learners = Counter(
-            "atoll_front_learner_bytes_total", "Payload bytes between this front and a learner",
-            ["learner", "direction"], registry=self.registry,
-        )  # fmt: skip
+            "atoll_front_learner_bytes_total",
+            "Payload bytes between this front and a learner",
+            ["learner", "direction"],
+            registry=self.registry,
+        )
         self.refused = Counter(
             "atoll_front_refused_total", "Calls that ended here, by status", ["status"], registry=self.registry
         )
         self.limited = Counter(
-            "atoll_front_limited_total", "Calls refused, ended or held up, by the limit reached",
-            ["limit"], registry=self.registry,
-        )  # fmt: skip
+            "atoll_front_limited_total",
+            "Calls refused, ended or held up, by the limit reached",
+            ["limit"],
+            registry=self.registry,
+        )
         for limit in LIMITS:
             self.limited.labels(limit)
         self.cached = Gauge("atoll_front_cached_bytes", "Updates and fragments in memory", registry=self.registry)

@@ -28,16 +28,20 @@ log = structlog.get_logger()
 TRIES = 4  # of a whole fragment: another version may be published between the header and the frames
 ASK_S = 20.0  # timeout of a header, in seconds
 OF_THE_SESSION = {
-    grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION,
-}  # fmt: skip
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+}
 
 
 class RegionFetches:
     """Caches fetches for other learners, in bounded memory, and relays what does not fit. limit_bytes: of frames."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, limit_bytes: int) -> None:
-        self._routes, self._metrics = routes, metrics
-        self.cache, self._versions = FetchCache(limit_bytes), ReaderLimits()
+        self._routes = routes
+        self._metrics = metrics
+        self.cache = FetchCache(limit_bytes)
+        self._versions = ReaderLimits()
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:

@@ -28,7 +28,8 @@ class Routes:
         dial: Dial = partial(Link, keepalive=True),  # noqa: B008 - it is never changed
     ) -> None:
         self.clock = clock
-        self._security, self._dial = security, dial
+        self._security = security
+        self._dial = dial
         self.core = CoreConnection(address, security, clock, dial)
         self._run = ("", 0)  # run and generation of these shards
         self.default = UpstreamShard(self.core, None)

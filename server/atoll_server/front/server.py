@@ -54,9 +54,12 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
     await public.begin()
     health.waits_for = ""
     log.info(
-        "serving", addresses=addresses, core=settings.core, region=settings.region,
+        "serving",
+        addresses=addresses,
+        core=settings.core,
+        region=settings.region,
         metrics_port=scraped.port if scraped else None,
-    )  # fmt: skip
+    )
     for address in addresses:
         announce(address)
     try:

@@ -53,9 +53,12 @@ class FrontService(rpc.OuterServicer):
     """The Outer service for the learners of a region. cache_bytes: limit on cached updates and whole fragments."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, cache_bytes: int, audit_log: AuditLog) -> None:
-        self._routes, self._metrics, self._audit_log = routes, metrics, audit_log
+        self._routes = routes
+        self._metrics = metrics
+        self._audit_log = audit_log
         self.fetching = RegionFetches(routes, metrics, cache_bytes)
-        self._waits, self._stopping = InterruptibleWaits(), False
+        self._waits = InterruptibleWaits()
+        self._stopping = False
 
     def stop(self) -> None:
         """Ends long calls, and tells every follower to reconnect elsewhere."""
@@ -75,9 +78,12 @@ class FrontService(rpc.OuterServicer):
             core.link.answered(core.clock.monotonic() - began)
             await self._routes.joined(reply)
             session = pb.Session(
-                run=reply.run, learner=request.learner, incarnation=reply.incarnation, generation=reply.generation,
+                run=reply.run,
+                learner=request.learner,
+                incarnation=reply.incarnation,
+                generation=reply.generation,
                 token=reply.token,
-            )  # fmt: skip
+            )
             if reply.state != pb.JoinReply.STATE_CONFIRM:
                 near = self._routes.near(session)
                 versions = [each for each in reply.versions.items() if each[0] in (near.fragments or ())]

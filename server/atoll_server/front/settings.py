@@ -1,4 +1,4 @@
-"""Settings of a front."""
+"""The settings of a front process."""
 
 from __future__ import annotations
 

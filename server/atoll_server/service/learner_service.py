@@ -199,12 +199,15 @@ class OuterService(rpc.OuterServicer):
             )
         yield pb.FetchReply(
             header=pb.FetchHeader(
-                fragment=request.fragment, version=publication.version,
+                fragment=request.fragment,
+                version=publication.version,
                 codec=int(shard.context.run.codec),  # type: ignore[arg-type]
-                frames=len(publication.messages), size_bytes=publication.size_bytes, crc32c=publication.crc32c,
+                frames=len(publication.messages),
+                size_bytes=publication.size_bytes,
+                crc32c=publication.crc32c,
                 receipts=publication.receipts,
             )
-        )  # fmt: skip
+        )
         if request.header_only:
             return
         while wanted:
@@ -226,11 +229,15 @@ class OuterService(rpc.OuterServicer):
             crc = await asyncio.to_thread(frame_codec.vector_crc32c, state.theta_pub)
             yield pb.FetchReply(
                 header=pb.FetchHeader(
-                    fragment=fragment.index, version=state.version, codec=pb.CODEC_FLOAT32,
-                    frames=len(spans), size_bytes=4 * fragment.place.length, crc32c=crc,
+                    fragment=fragment.index,
+                    version=state.version,
+                    codec=pb.CODEC_FLOAT32,
+                    frames=len(spans),
+                    size_bytes=4 * fragment.place.length,
+                    crc32c=crc,
                     receipts=[newest] if newest is not None else [],
                 )
-            )  # fmt: skip
+            )
             if request.header_only:
                 return
             for span in (spans[index] for index in wanted):

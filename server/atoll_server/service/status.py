@@ -205,17 +205,27 @@ def _round(run: Registrar, seen: Round, request: pb.ListRoundsRequest) -> pb.Rou
         answers = [(request.learner, seen.answers.get(request.learner, Answer()))]
     outcome = pb.ROUND_OUTCOME_MERGED if seen.published_at is not None else pb.ROUND_OUTCOME_MERGING
     told = pb.Round(
-        fragment=seen.fragment, cycle=seen.cycle, version=seen.version,
+        fragment=seen.fragment,
+        cycle=seen.cycle,
+        version=seen.version,
         outcome=pb.ROUND_OUTCOME_OPEN if open_now else pb.ROUND_OUTCOME_LAPSED if seen.lapsed else outcome,
         reason=reason,
-        opened_at=wall(seen.opened_at), closed_at=wall(seen.closed_at), merged_at=wall(seen.merged_at),
+        opened_at=wall(seen.opened_at),
+        closed_at=wall(seen.closed_at),
+        merged_at=wall(seen.merged_at),
         quorum_at=wall(quorum_at),
-        published_at=wall(seen.published_at), more_answers=max(0, len(seen.answers) - len(answers)),
-    )  # fmt: skip
+        published_at=wall(seen.published_at),
+        more_answers=max(0, len(seen.answers) - len(answers)),
+    )
     for name, answer in answers:
         told.answers.add(
-            learner=name, began_at=wall(answer.began_at), durable_at=wall(answer.durable_at),
-            adopted_at=wall(answer.adopted_at), declined=answer.declined, late=answer.late, weight=answer.weight,
+            learner=name,
+            began_at=wall(answer.began_at),
+            durable_at=wall(answer.durable_at),
+            adopted_at=wall(answer.adopted_at),
+            declined=answer.declined,
+            late=answer.late,
+            weight=answer.weight,
             staleness=answer.staleness,
-        )  # fmt: skip
+        )
     return told
