@@ -11,7 +11,7 @@ PROTOCOL = 2  # a core refuses learners of another one
 JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers
 REPORT_S = 1.0  # a learner reports at least this often
 REPORTED = 128  # declined rounds, and adoptions, in one report, at most
-UPDATES_KEPT = 16  # published updates of each fragment that a core or front keeps at most, unless told otherwise
+UPDATES_KEPT = 16  # published updates of each fragment that a core or front keeps at most, by default
 AUTHORIZATION, BEARER = "authorization", "Bearer "  # metadata that shows an operator's token
 
 

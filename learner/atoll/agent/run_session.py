@@ -290,7 +290,7 @@ class RunSession:
         self._retired.add(retired := asyncio.create_task(close_gracefully(link)))
         retired.add_done_callback(self._retired.discard)
 
-    # ------------------------------------------------------------------------------ told by the agent
+    # ------------------------------------------------------------------------------ called by the agent
 
     def submit(self, taken: Submission) -> None:
         """Sends a pseudo-gradient; returns at once."""

@@ -20,7 +20,7 @@ from atoll_wire.codec.block_kernels import F32
 
 from atoll.fragments.segments import Coded, FragmentShape, SegmentAddresses, rebase, store, take
 
-GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight whose work is not outstanding any more
+GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work was given up
 
 
 @dataclass(frozen=True, slots=True)

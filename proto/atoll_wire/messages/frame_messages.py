@@ -23,7 +23,7 @@ from atoll_wire.codec.checksums import Payload
 from atoll_wire.messages.message_parts import PART_BYTES, REPLY_BYTES, MessageAssembler, split
 
 TENSORS = 100_000  # in one JoinRequest, at most
-FRAMES_PER_MESSAGE = 4  # frames in one message, at most; a message has a cost beside its bytes
+FRAMES_PER_MESSAGE = 4  # frames in one message, at most; a message has a cost besides its bytes
 FRAME = 0x12  # field 2, a message: `frame_messages` of PushRequest and FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
 SERVICE = "atoll.v1.Outer"

@@ -16,7 +16,7 @@ from atoll_wire.security.transport import AUTHORITY, CERTIFICATE
 
 SCHEME = "atoll://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ANY = "*"  # ends a learner's name that stands for all names with this prefix, for fleets whose members are not known
+ANY = "*"  # ends a learner's name that covers all names with this prefix, for fleets with unknown members
 
 
 class Role(Enum):

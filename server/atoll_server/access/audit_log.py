@@ -101,7 +101,7 @@ class AuditLog:
         self._put(line | {"repeated": times} if times else line)
 
     def _fits(self, who: str, now: float) -> bool:
-        """Whether another line may be written now; counts it either way. who: whose limit applies."""
+        """Whether another line may be written now; counts it either way. who: the limit's owner."""
         if now - self._looked_at >= AGAIN_S:
             self._looked_at = now
             self._tell_left_out(now - AGAIN_S)
