@@ -26,6 +26,7 @@ class Storm:
         self._world, self._rng = world, world.rng
         self._let_in: set[str] = set()  # who was sent away, and is not any more
         self._asked: Counter[str] = Counter()  # of operators about a name
+        self._pauses = 0  # requests to pause or resume
 
     def begin(self) -> None:
         """Sets a time for each."""
@@ -51,7 +52,7 @@ class Storm:
         if self._rng.random() < 0.1:
             yield self._rng.uniform(1.0, STORM_S), self._sick_disk
         if self._world.operators.random() < 0.25:
-            yield self._world.operators.uniform(0.3, STORM_S), self._stand
+            yield self._world.operators.uniform(0.3, STORM_S), self._pause_run
         for at in self._world.restoring.times(STORM_S):
             yield at, self._world.restoring.stop_and_restore
         gates = self._world.gates
@@ -143,26 +144,29 @@ class Storm:
         if reason and number == self._asked[name]:  # nobody asked to let it in again meanwhile
             checks.fenced_at.setdefault((name, incarnation), self._world.loop.now)
 
-    def _stand(self) -> None:
+    def _pause_run(self) -> None:
         """An operator pauses the run, and lets it go on later, however often the core dies meanwhile."""
         self._world.counts["runs paused"] += 1
-        self._ask_to_stand("test")
-        self._world.loop.after(self._world.operators.uniform(0.2, 3.0), self._go_on)
+        self._ask_for_pause("test")
+        self._world.loop.after(self._world.operators.uniform(0.2, 3.0), self._resume_run)
 
-    def _go_on(self) -> None:
+    def _resume_run(self) -> None:
         if self._world.checks.paused != "":
-            self._ask_to_stand("")
-            self._world.loop.after(0.3, self._go_on)
+            self._ask_for_pause("")
+            self._world.loop.after(0.3, self._resume_run)
 
-    def _ask_to_stand(self, reason: str) -> None:
+    def _ask_for_pause(self, reason: str) -> None:
         core, process = self._world.core, self._world.core_process
         if core is not None and process is not None and process.alive:
-            self._world.checks.paused = None  # until it is answered nobody can say
-            process.start(self._core_view(core, reason))
+            self._world.checks.paused = None  # not known until the newest request is answered
+            self._pauses += 1
+            process.start(self._set_pause(core, reason, self._pauses))
 
-    async def _core_view(self, core: Core, reason: str) -> None:
+    async def _set_pause(self, core: Core, reason: str, number: int) -> None:
+        """On a full disk several requests wait, and one transaction has them all."""
         await core.registrar.pause(reason)
-        self._world.checks.paused = reason
+        if number == self._pauses:
+            self._world.checks.paused = reason
         self._world.checks.note("the run is paused" if reason else "the run goes on")
 
     def _stillborn(self) -> None:

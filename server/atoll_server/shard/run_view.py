@@ -10,7 +10,8 @@ class RunView:
     """Goes from the registrar to each shard whenever it changes; a shard keeps the newest.
 
     epoch: of the registrar. sequence: grows with each view of an epoch. run_tokens: trained by all learners so far,
-    without voided_tokens, which operators took out. paused: by which operator and why; empty while the run goes on.
+    without voided_tokens, which operators struck or a restored checkpoint left behind. paused: by which operator and
+    why; empty while the run goes on.
     """
 
     epoch: int = 0
