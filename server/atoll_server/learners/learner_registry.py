@@ -138,8 +138,8 @@ class LearnerRegistry:
         """Lets a process use a name: a retry gets the same incarnation, a restart the next one.
 
         wall, now: seconds of the run's clock, and monotonic ones. A process takes a name over only with the proof that
-        it was given at its first attempt: a Join of a dead process that comes late cannot. Until then the entry is
-        returned as it was, with the challenge, a proof that nobody else can know.
+        it was given at its first attempt: a late Join of a dead process has no proof. Until then the entry is
+        returned unchanged, with the challenge: a proof that no other process can know.
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
