@@ -1,6 +1,6 @@
 """Restores a run's state from its directory: the newest sound snapshot, then a replay of later merges, each verified.
 
-The same code serves a core that starts, the export of a checkpoint without a core, and the proof that a run's
+The same code serves a core that starts, and the export of a checkpoint without a core. It also proves that a run's
 ledger reproduces its parameters byte for byte (from_start).
 """
 

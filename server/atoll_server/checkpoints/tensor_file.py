@@ -153,7 +153,7 @@ def write_header(
 
 
 def write_data(file: Sink, array: NDArray[Any]) -> None:
-    """Appends one tensor's data."""
+    """Appends one tensor's data in C order, in the array's own type."""
     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 

@@ -20,7 +20,7 @@ MAX_TOKENS = (1 << 63) - 1  # the largest int64: what a message and the ledger c
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # how long a connected process may be without a report
 CALLS_COME_S = 5.0  # a process opens its Follow and Report calls within this time after its Join
 LATENCY_S = 0.5  # of a Join: error of the start times of processes
-RATES_KEPT = 8  # with fewer known rates, they are computed anew each time
+RATES_KEPT = 8  # with fewer known rates, they are computed again at each call
 COMPARED_S = (
     3600.0  # learners that were silent this long, or made no step since they joined this long ago, do not count
 )

@@ -136,7 +136,6 @@ class Core:
             self.journal.record(entries.Restored(begun.checkpoint, begun.generation), now)
 
     def facts(self) -> CoreFacts:
-        """The process at this moment."""
         return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
 
     def damaged(self, what: str) -> None:

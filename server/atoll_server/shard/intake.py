@@ -35,8 +35,6 @@ DIVERGED = "this learner's training has diverged"
 
 
 class Intake:
-    """The intake of one shard."""
-
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 

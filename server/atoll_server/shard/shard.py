@@ -1,6 +1,6 @@
 """Carries out what the syncer decides; the only place where ledger, spool, merge and publications meet.
 
-One event loop owns all state. Disk and numerics run in worker threads on values that nobody else writes, and their
+One event loop owns all state. Disk and numerics run in worker threads on values that no other code writes, and their
 results come back as events. Every effect is durable before it is visible.
 """
 

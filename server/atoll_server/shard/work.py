@@ -29,7 +29,6 @@ class Work:
         self._merges: ThreadPoolExecutor
 
     def start(self) -> None:
-        """Starts the threads."""
         self._frames = ThreadPoolExecutor(FRAME_THREADS, thread_name_prefix="frames")
         self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
 

@@ -114,7 +114,7 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 def _unusable(path: Path, error: sqlite3.Error) -> LedgerError:
     outside = isinstance(error, sqlite3.OperationalError)
-    cure = "look at the disk, and at who may read it" if outside else "restore it from a backup"
+    cure = "check the disk and the file's permissions" if outside else "restore it from a backup"
     return LedgerError(f"{path} cannot be used as a ledger ({error}): {cure}")
 
 

@@ -60,7 +60,6 @@ class LedgerWriter:
         self._thread: ThreadPoolExecutor  # from `start` on
 
     def start(self) -> None:
-        """Starts the writer thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:

@@ -106,7 +106,6 @@ class PayloadWriter:
 
     @property
     def complete(self) -> bool:
-        """Whether every frame was received."""
         return len(self.received) == self.frames
 
     def check(self) -> None:

@@ -129,24 +129,18 @@ class Joined(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Left(OfLearners):
-    """A learner left the run."""
-
     learner: str
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted(OfLearners):
-    """An operator evicted a learner."""
-
     learner: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Readmitted(OfLearners):
-    """An evicted learner may join again."""
-
     learner: str
 
 
