@@ -188,7 +188,7 @@ class SessionRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class CallLimited(OfCallers):
-    """A call was ended by a limit, see `security.quotas`."""
+    """A call was ended by a limit, see `access.quotas`."""
 
     method: str
     peer: str
