@@ -53,7 +53,7 @@ def test_a_paused_run_stands_and_goes_on_and_a_restarted_core_is_still_paused(tm
             trainee.done()
         final = running.status()
         # The core's own start found the run paused: only what changed after it is told.
-        eventually(lambda: [each.text for each in events(running) if each.kind == "paused"] == ["the run goes on"])
+        eventually(lambda: [each.text for each in events(running) if each.kind == "paused"] == ["resumed"])
     for trainee in trainees:
         stats = trainee.learner.stats()
         assert stats.paused_s > 0.8 * stood_s

@@ -56,5 +56,5 @@ def test_what_cannot_be_read_says_why(path, tmp_path):
     path.write_bytes(b"no ledger at all" * 1000)
     with pytest.raises(LedgerError, match="restore it from a backup"):
         _runs(path)
-    with pytest.raises(LedgerError, match="who may read it"):
+    with pytest.raises(LedgerError, match="permissions"):
         _runs(tmp_path / "gone.sqlite")

@@ -34,12 +34,12 @@ def test_a_learner_from_its_joining_to_its_eviction():
     )
     assert found == [
         ("joined", "a", "joined from eu"),
-        ("silent", "a", "makes no steps since 10 s"),
+        ("silent", "a", "has made no steps for 10 s"),
         ("back", "a", "trains again"),
         ("back", "a", "was started again, as incarnation 2: 7.2 s down"),
         ("evicted", "a", "was evicted: bad"),
         ("back", "a", "may join again"),
-        ("left", "a", "said good-bye"),
+        ("left", "a", "left"),
     ]
 
 
@@ -58,7 +58,7 @@ def test_the_run_itself():
         ("core", "", "the run has its first parameters: 1,234"),
         ("checkpoint", "", "checkpoint 1 is durable"),
         ("paused", "", "paused by ann: night"),
-        ("paused", "", "the run goes on"),
+        ("paused", "", "resumed"),
         ("trouble", "", "the disk is full"),
         ("joined", "a", "joined from no region"),
     ]

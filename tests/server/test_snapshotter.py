@@ -82,7 +82,7 @@ def test_one_that_cannot_be_written_leaves_nothing_and_is_not_tried_again_at_onc
     async def asked() -> None:
         snapshotter = world.snapshotter(damaged=True)
         assert snapshotter.due()
-        with pytest.raises(OSError, match="not written down"):
+        with pytest.raises(OSError, match="no more snapshots"):
             await snapshotter.take()
         assert not snapshotter.due()
         world.clock.steady += 60.0

@@ -121,6 +121,7 @@ def test_the_clock_of_a_run_goes_on_whatever_is_done_to_the_machines(said):
         run.look()
     assert run.wall() == 1112.0, "1100, and 12 s of the steady clock"
     assert [line["event"] for line in said] == [
-        "the clock of this machine is behind the run: times go on from the run's",
-        "the clock of this machine jumped: the run's goes on", "the clock of this machine jumped: the run's goes on",
-    ]  # fmt: skip
+        "the clock of this machine is behind the run: the run continues from its last saved time",
+        "the clock of this machine jumped: the run keeps its own time",
+        "the clock of this machine jumped: the run keeps its own time",
+    ]

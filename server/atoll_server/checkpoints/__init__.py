@@ -1,4 +1,4 @@
-"""Snapshots of the published model, exports as safetensors, a run brought back from its directory, or rolled back.
+"""Snapshots of the published model, exports as safetensors, and the restore and rollback of a run's directory.
 
 May import: learners, merging, rounds, storage.
 """

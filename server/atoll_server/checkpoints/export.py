@@ -1,8 +1,8 @@
 """The published model as a safetensors file that `load_state_dict(strict=True)` takes.
 
-Trainable tensors are written at one set of fragment versions, in the model's own types; tied names are given their
-own copies; frozen tensors and buffers are those of the accepted first parameters, and its metadata names those of them
-that may have changed since.
+Trainable tensors are written at one set of fragment versions, in the model's own types. Tied names have their own
+copies. Frozen tensors and buffers are those of the accepted first parameters; the metadata names those of them that
+may have changed since.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_checkpoint(file: BinaryIO, layout: Layout, initial: TensorFile, states
 
 
 def _parts(layout: Layout, tensor: int, states: Mapping[int, FragmentState]) -> Iterator[NDArray[np.float32]]:
-    """The pieces of one tensor in order, from whichever fragments hold them."""
+    """The pieces of one tensor in order, from the fragments that hold them."""
     pieces = [
         (piece, fragment.index) for fragment in layout.fragments for piece in fragment.pieces if piece.tensor == tensor
     ]

@@ -1,7 +1,7 @@
-"""From a directory back to the state: newest sound snapshot, then the ledger's merges again, each verified.
+"""Restores a run's state from its directory: the newest sound snapshot, then a replay of later merges, each verified.
 
-The same code serves a core that starts, the export of a checkpoint without a core, and the proof that a run's
-ledger gives its parameters byte for byte (from_start).
+The same code serves a core that starts, and the export of a checkpoint without a core. It also proves that a run's
+ledger reproduces its parameters byte for byte (from_start).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A run's state as the directory gives it, the updates that were made again on the way, and sound snapshots.
+    """A run's state as restored from a directory, the updates of the replayed merges, and the sound snapshots.
 
-    states: of the fragments that are here. snapshots: of the history of this generation, `line`. undone: those that a
-    restored checkpoint left behind; they can be restored, and no state follows from them.
+    states: of the fragments in this directory. snapshots: of the history of this generation, `line`. undone: snapshots
+    of work that a rollback undid. They can be restored, but the state does not follow from them.
     """
 
     layout: Layout
@@ -52,14 +52,14 @@ class Restored:
     states: dict[int, FragmentState]
     updates: dict[int, list[Update]]
     snapshots: list[SnapshotRow]
-    replay_s: float = 0.0  # that making them again took
+    replay_s: float = 0.0  # duration of the replay
     line: Line = field(default_factory=Line)
     undone: list[SnapshotRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a shard must be told of the run to restore its fragments: the rest is in its own part of the ledger.
+    """What a shard needs of the run's tables to restore its fragments; the rest is in the shard's own tables.
 
     line: the history of the generation to restore. initial_sha256: of the file of the first parameters, in hex.
     """
@@ -70,12 +70,12 @@ class Origin:
 
     @classmethod
     def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
-        """Of the run's values in the ledger. generation: None: the current one. Raises LedgerError."""
+        """Reads it from the run's values in the ledger. generation: None: the current one. Raises LedgerError."""
         return cls(lineage.line_of(meta, generation), stored_layout(meta), meta["initial_sha256"])
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """The layout that the run was begun with. Raises LedgerError when it cannot be planned any more."""
+    """The layout with which the run began. Raises LedgerError when this version plans another one."""
     tensors = [
         TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], MergeKind(t["kind"]), tuple(t["tied_names"]))
         for t in meta["tensors"]
@@ -94,7 +94,7 @@ def initial_states(layout: Layout, initial: TensorFile) -> dict[int, FragmentSta
 
 
 def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout) -> FragmentState:
-    """Version 0 of one. TensorFileError when a value is not finite."""
+    """Version 0 of one fragment. TensorFileError when a value is not finite."""
     theta = np.empty(fragment.length, np.float32)
     for piece in fragment.pieces:
         name = layout.tensors[piece.tensor].name
@@ -109,9 +109,9 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
 
 
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
-    """Reads the first parameters once more. Raises TensorFileError when they changed. ending: set: there is no time.
+    """Reads the first parameters again. Raises TensorFileError when they changed. ending: once set, the check ends.
 
-    Not through the map of the file: what cannot be read is an OSError here, and the end of the process there.
+    It does not use the map of the file: an unreadable page is an OSError here, but ends the process there.
     """
     digest, offset = hashlib.sha256(), 0
     with contextlib.closing(disk.open(path)) as file:
@@ -132,10 +132,10 @@ def restore(
     from_start: bool = False,
     owned: Collection[int] | None = None,
 ) -> Restored:
-    """Rebuilds the state of a generation; every merge's checksums are compared with the ledger's.
+    """Rebuilds the state of a generation; the checksums of every replayed merge are compared with the ledger's.
 
-    from_start: replay from version 0 (needs the payloads of the whole run, --record). owned: the fragments that are in
-    this directory; None: all of the run.
+    from_start: replay from version 0 (needs the payloads of the whole run, --record). owned: the fragments in this
+    directory; None: all fragments of the run.
     Raises LedgerError, SpoolError or TensorFileError, each naming what is damaged.
     """
     line, layout = origin.line, origin.layout
@@ -164,12 +164,12 @@ def restore(
 def _newest_sound(
     snapshots: list[SnapshotRow], directory: Path, fragments: Sequence[FragmentLayout], disk: Disk
 ) -> dict[int, FragmentState] | None:
-    """The state of the newest snapshot that can be read; takes those off the list that cannot."""
+    """The state of the newest readable snapshot; removes unreadable ones from the list. None: none is readable."""
     while snapshots:
         try:
             return load_snapshot(snapshot_path(directory, snapshots[-1].id), fragments, snapshots[-1], disk)
         except SnapshotError as error:
-            # An older one and a longer replay give the same state; say so, since the disk should be looked at.
+            # An older snapshot and a longer replay give the same state. The log entry asks for a check of the disk.
             structlog.get_logger().error("snapshot cannot be used: trying without it", error=str(error))
             snapshots.pop()
     return None
@@ -178,7 +178,7 @@ def _newest_sound(
 def merge_again(
     db: sqlite3.Connection, spool: Spool, generation: int, fragment: FragmentLayout, state: FragmentState, row: MergeRow
 ) -> MergeResult:
-    """One merge of the ledger, from `state`, the version before it; `check_merge` says whether it came out the same."""
+    """Replays one merge of the ledger. state: the version before it. `check_merge` verifies the result."""
     stored = []
     for learner, incarnation, seq, _, _ in row.shares:
         key = ContributionKey(learner, incarnation, fragment.index, seq)
@@ -205,7 +205,7 @@ def check_merge(merged: MergeResult, row: MergeRow) -> None:
 
 
 def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKey) -> ContributionRow:
-    """What the ledger has of a contribution to a merge. Raises LedgerError."""
+    """The ledger's row of a contribution to a merge. Raises LedgerError when it is missing."""
     found = shard_ledger.contribution(db, generation, key)
     if found is None:
         raise LedgerError(f"the ledger lacks contribution {key} of a merge: restore a backup")
@@ -213,7 +213,10 @@ def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKe
 
 
 def drop_damaged(db: sqlite3.Connection, directory: Path, restored: Restored, disk: Disk) -> bool:
-    """A damaged snapshot covers nothing, and a file that the ledger does not know is of no use. Whether one was."""
+    """Removes damaged snapshots from the ledger, and files of snapshots that the ledger does not know.
+
+    Returns whether any snapshot was damaged.
+    """
     sound = [*restored.snapshots, *restored.undone]
     damaged = [row for row in shard_ledger.snapshots(db) if row not in sound]
     for row in damaged:

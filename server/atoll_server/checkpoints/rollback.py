@@ -1,7 +1,7 @@
-"""Taking a run back to an older checkpoint: a new generation begins there.
+"""Rollback of a run to an older checkpoint: a new generation begins there.
 
-Nothing is written but rows of the ledger, in one transaction: a crash leaves the old generation or the new one. What
-came after the checkpoint stays in the ledger under its generation, for receipts, and counts no more.
+Only rows of the ledger are written, in one transaction: a crash leaves the old generation or the new one. Work after
+the checkpoint stays in the ledger under its generation, for receipts, but no longer counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Sender = tuple[str, int, int]  # learner, incarnation, fragment
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A run at a checkpoint. generation: that goes on from it. began: it did so just now."""
+    """A run at a checkpoint. generation: that continues from it. began: whether this call began that generation."""
 
     row: SnapshotRow
     generation: int
@@ -38,10 +38,10 @@ class RolledBack:
 
 
 def roll_back(directory: Path, checkpoint: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
-    """Takes the run in a directory back to a checkpoint, unless it is there already.
+    """Rolls the run in a directory back to a checkpoint, unless it is there already.
 
-    Raises SettingsError where there is no run, a core has the directory, or the checkpoint is not there or damaged;
-    LedgerError.
+    Raises SettingsError when there is no run, a core uses the directory, or the checkpoint is missing or damaged;
+    LedgerError when the ledger is damaged.
     """
     if not disk.exists(directory / LEDGER):
         raise SettingsError(f"{directory} holds no run: give the directory that a core was started with")
@@ -92,9 +92,9 @@ def _roll_back(db: sqlite3.Connection, directory: Path, checkpoint: int, disk: D
 
 
 def _listed(rows: list[SnapshotRow]) -> str:
-    """What can be restored, for people."""
+    """A sentence with the checkpoints that can be restored."""
     if not rows:
-        return "there is none that could be restored"
+        return "the run has no checkpoint that can be restored"
     told = [f"{row.id} ({sum(row.versions.values())} merges, generation {row.generation})" for row in rows]
     return f"there is {', '.join(told)}"
 
@@ -105,14 +105,14 @@ def _untouched(db: sqlite3.Connection, generation: int) -> bool:
 
 
 def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -> None:
-    """What waits for its merge in the old generation gets its receipt."""
+    """Refuses contributions of the old generation that wait for their merge, so that each has a receipt."""
     why = f"the run was restored to checkpoint {begun.checkpoint} (generation {begun.generation}) before its merge"
     waiting = [row.key for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'")]
     shard_ledger.put_fates(db, generation, [FateRow(key, Fate.REFUSED, reason=why, dropped=True) for key in waiting])
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, layout: Layout) -> None:
-    """Sums and accounts of the new generation: of merged tokens only those that its history has."""
+    """Writes the new generation's sums and accounts, with only those merged tokens that are in its history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0

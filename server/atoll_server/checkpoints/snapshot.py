@@ -1,7 +1,7 @@
-"""State files: parameters, published parameters and momentum of every fragment, each at its own version.
+"""Snapshot files: parameters, published parameters and momentum of every fragment, each at its own version.
 
-Fragments never interact, so a snapshot needs no common version: each is written between two of its merges. The
-file is durable before the ledger says that it covers its versions.
+Fragments never interact, so a snapshot needs no common version: each fragment is written between two of its merges.
+The file is durable before the ledger has the snapshot's row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SnapshotError(UserError):
 
 
 def snapshot_path(directory: Path, snapshot_id: int) -> Path:
-    """Where a snapshot lies."""
+    """The path of a snapshot's file."""
     return directory / "snapshots" / f"{snapshot_id:08d}.safetensors"
 
 
@@ -45,7 +45,7 @@ class SnapshotWriter:
         self._file: WritableFile | None = None
 
     def begin(self) -> None:
-        """Creates the file and writes its head."""
+        """Creates the file and writes its header."""
         self._disk.make_directory(self.path.parent)
         self._file = self._disk.create(self._part)
         tensors = [(f"{part}.{f.index}", "F32", (f.length,)) for f in self._fragments for part in PARTS]
@@ -53,7 +53,7 @@ class SnapshotWriter:
         crash_points.point("snapshot.begun")
 
     def add(self, fragment: int, state: FragmentState) -> None:
-        """Appends the next fragment; it must not change meanwhile."""
+        """Appends the next fragment; its state must not change during the call."""
         assert self._file is not None, "begin comes first"
         for part in PARTS:
             write_data(self._file, getattr(state, part))
@@ -73,7 +73,7 @@ class SnapshotWriter:
         crash_points.point("snapshot.directory synced")
 
     def give_up(self) -> None:
-        """After a failure: leaves nothing behind."""
+        """Removes the unfinished file after a failure."""
         if self._file is not None:
             self._file.close()
             self._disk.remove(self._part)
@@ -82,7 +82,7 @@ class SnapshotWriter:
 def load_snapshot(
     path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK
 ) -> dict[int, FragmentState]:
-    """Reads a state file and checks it against the ledger. SnapshotError when it cannot be trusted."""
+    """Reads a snapshot and checks it against its row in the ledger. SnapshotError when it is missing or damaged."""
     states = {}
     try:
         file = open_tensors(path, disk)

@@ -1,8 +1,7 @@
 """The safetensors format, written as a stream and read through a memory map.
 
-The library's numpy side knows no bfloat16 and wants all tensors in memory at once; the format itself is eight bytes
-of length, a JSON header, and raw little-endian data, which is what the functions here say. Tests hold them
-against the library.
+The library's numpy interface has no bfloat16 and needs all tensors in memory at once. The format is eight bytes of
+length, a JSON header, and raw little-endian data. Tests compare this module with the library.
 """
 
 from __future__ import annotations
@@ -23,27 +22,43 @@ from numpy.typing import NDArray
 
 from atoll_server.storage.disk import DISK, Disk
 
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-         "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8}  # fmt: skip
+BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "U16": 2,
+    "U32": 4,
+    "U64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "C64": 8,
+}
 FORMAT_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of trainable tensors
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 MAX_DIMENSIONS = 64  # torch's own limit
 
 
 class Sink(Protocol):
-    """Where a file is written to."""
+    """A target of `write_header` and `write_data`."""
 
     def write(self, data: bytes | memoryview, /) -> object:
-        """Appends all of it."""
+        """Appends all of the data."""
 
 
 class TensorFileError(UserError):
-    """A file that is not a safetensors file, or lacks what it should hold; one line."""
+    """A file is not a safetensors file, or lacks a tensor; one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies. dtype: the format's own name, such as "BF16"."""
+    """The place of one tensor in its file. dtype: the format's own name, such as "BF16"."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,7 +68,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """An open file; `data` is its map, and nothing is read before it is asked for."""
+    """An open file; `data` is its memory map, which is read only where it is accessed."""
 
     path: Path
     entries: Mapping[str, TensorEntry]
@@ -61,12 +76,12 @@ class TensorFile:
     data: NDArray[np.uint8]
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Bytes of a tensor as they lie in the file."""
+        """The bytes of a tensor, as in the file."""
         entry = self.entries[name]
         return self.data[entry.start : entry.stop]
 
     def forget(self) -> None:
-        """Lets the memory go of what was read: it is read again when it is needed."""
+        """Releases the memory of what was read; a later access reads the file again."""
         if isinstance(self.data.base, mmap.mmap):
             self.data.base.madvise(mmap.MADV_DONTNEED)
 
@@ -83,7 +98,7 @@ class TensorFile:
 
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
-    """Maps a file after checking every offset in its header. TensorFileError when it is not sound."""
+    """Checks every offset in a file's header, then maps the file. TensorFileError when it is invalid."""
     try:
         opened = disk.open(path)
     except OSError as error:
@@ -99,7 +114,7 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
             base = 8 + length
             entries = {name: _entry(item, base, size) for name, item in header.items()}
             if sum(entry.stop - entry.start for entry in entries.values()) > size - base:
-                raise ValueError("its tensors lie on top of each other")  # written again they would be any size
+                raise ValueError("its tensors overlap")  # a copy of the file could then have any size
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TensorFileError(f"{path} is not a safetensors file: {error}") from error
     data = disk.map(path) if size > base else np.empty(base, np.uint8)
@@ -111,7 +126,7 @@ def _entry(item: Mapping[str, Any], base: int, size: int) -> TensorEntry:
     if not all(type(number) is int for number in (*shape, start, stop)):
         raise ValueError(f"shape {shape} and place {start}:{stop} are not all whole numbers")
     if len(shape) > MAX_DIMENSIONS or not all(0 <= number < 1 << 63 for number in shape):
-        raise ValueError("a tensor has too many dimensions, or impossible ones")  # their product might take hours
+        raise ValueError("a tensor has too many dimensions, or invalid ones")  # their product might take hours
     count = math.prod(shape)
     if stop - start != count * BYTES[item["dtype"]] or not 0 <= start <= stop <= size - base:
         raise ValueError(f"a tensor of shape {shape} and type {item['dtype']} cannot lie at {start}:{stop}")
@@ -121,9 +136,9 @@ def _entry(item: Mapping[str, Any], base: int, size: int) -> TensorEntry:
 def write_header(
     file: Sink, tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
 ) -> int:
-    """Writes the head of a file of (name, format dtype, shape); their data must follow in this order.
+    """Writes the header of a file. tensors: (name, format dtype, shape); their data must follow in this order.
 
-    Returns the size in bytes of the whole file to be.
+    Returns the size of the whole file in bytes.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -138,7 +153,7 @@ def write_header(
 
 
 def write_data(file: Sink, array: NDArray[Any]) -> None:
-    """Appends one tensor's data."""
+    """Appends one tensor's data in C order, in the array's own type."""
     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
@@ -147,7 +162,7 @@ def cast_float32(vector: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     if dtype == "F32":
         return vector.astype("<f4", copy=False)
     if dtype == "F16":
-        with np.errstate(over="ignore"):  # beyond its range float16 is infinite, as in torch
+        with np.errstate(over="ignore"):  # values beyond the range of float16 become infinite, as in torch
             return vector.astype("<f2")
     assert dtype == "BF16", f"no trainable tensor has type {dtype}"
     bits = vector.view(np.uint32)

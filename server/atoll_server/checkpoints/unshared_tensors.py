@@ -1,7 +1,7 @@
-"""Tensors of a model that change while it is trained, and are not shared: an export has them as the run began.
+"""Tensors of a model that change in training but are not shared: an export has their values from the run's start.
 
-Those are the averages of BatchNorm and its kin, known by their names, and what the first learner listed. The list is in
-the metadata of safetensors files: of the first parameters, and of exports.
+They are the averages of BatchNorm and similar layers, known by their names, and the tensors that the first learner
+listed. The list is in the metadata of safetensors files: of the first parameters, and of exports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
 
 
 def unshared(names: Collection[str], trained: Collection[str], metadata: Mapping[str, str]) -> list[str]:
-    """Of a file with these tensors and this metadata. trained: the names of what the run trains."""
+    """Names of the unshared tensors of a file. names, metadata: of the file. trained: names of trained tensors."""
     told = set(listed(metadata))
     return sorted(
         name for name in names if name not in trained and (name in told or name.rpartition(".")[2] in AVERAGES)
@@ -26,7 +26,7 @@ def unshared(names: Collection[str], trained: Collection[str], metadata: Mapping
 
 
 def warning(names: Collection[str]) -> str:
-    """What to know of an export with these; empty where there are none."""
+    """The warning about an export with these unshared tensors; empty when there are none."""
     if not names:
         return ""
     first = json.dumps(min(names)[:MAX_SHOWN])
@@ -38,7 +38,7 @@ def warning(names: Collection[str]) -> str:
 
 
 def warning_of(export: Path) -> str:
-    """As above, of a file that was exported."""
+    """The warning about an exported file."""
     with export.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -46,7 +46,7 @@ def warning_of(export: Path) -> str:
 
 
 def listed(metadata: object) -> list[str]:
-    """The names in a file's metadata; empty where there is none, or something else in its place: a learner wrote it."""
+    """The names in a file's metadata; empty when there is no valid list: a learner wrote the metadata."""
     if not isinstance(metadata, Mapping):
         return []
     try:

@@ -1,4 +1,4 @@
-"""What a start has no time to read is read afterwards: the history of a run, and its first parameters."""
+"""Verifies files that a start does not read, while the core serves: the run's history and its first parameters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from atoll_server.storage.disk import Disk
 log = structlog.get_logger()
 
 ROWS = 1000  # at a time
-REST, LONGEST_REST_S = 10.0, 1.0  # between two times, in lengths of the last one: the core has better things to do
-MAX_WAIT_S = 1.0  # at the end: as long as small files take
+REST, LONGEST_REST_S = 10.0, 1.0  # pause between two reads, in durations of the last one; at most LONGEST_REST_S
+MAX_WAIT_S = 1.0  # longest wait at the end; small files are read by then
 
-DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # the last two: what a flipped bit makes of a row
+DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # the last two: from a row with a flipped bit
 
 
 class RunVerifier:
-    """A thread of its own, which nothing waits for. say: is told what is damaged."""
+    """Reads files in a background thread. say: called with a description of each damage."""
 
     def __init__(self, directory: Path, disk: Disk, clock: Clock, say: Callable[[str], None]) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class RunVerifier:
         self._thread: threading.Thread | None = None
 
     def begin(self, initial_sha256: str) -> None:
-        """Reads while the core serves. initial_sha256: empty while a run has no parameters."""
+        """Starts the thread. initial_sha256: in hex; empty while a run has no parameters."""
         checks = [self._rows, self._pages]
         if initial_sha256:
             checks.append(lambda: check_initial(self._directory / INITIAL, initial_sha256, self._disk, self._ending))
@@ -45,7 +45,7 @@ class RunVerifier:
         self._thread.start()
 
     def end(self) -> None:
-        """Leaves what is still unread for another time."""
+        """Ends the thread; the next start of a core begins again."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(MAX_WAIT_S)
@@ -69,7 +69,7 @@ class RunVerifier:
                     return
 
     def _pages(self) -> None:
-        """Of a small ledger a start has read them all."""
+        """Checks all pages of a large ledger; a start has already read those of a small one."""
         with contextlib.closing(self._disk.connect(self._directory / LEDGER)) as db:
             if database.large(db) and not self._ending.is_set():
                 database.check_pages(db, self._directory / LEDGER)

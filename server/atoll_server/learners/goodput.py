@@ -49,7 +49,7 @@ class IncarnationCounters:
         return counted(said, self.tokens, most.tokens_s, self.tokens_paid or self.joined_at, now)
 
     def given_up_tokens(self) -> float:
-        """By the learner, or with what a restored checkpoint left behind."""
+        """Tokens given up by the learner, or undone when an older checkpoint was restored."""
         return self.abandoned_tokens + self.undone_tokens
 
     def thrown_away_s(self, accepted: float | None = None) -> float:
@@ -66,12 +66,12 @@ class IncarnationCounters:
 
 @dataclass(slots=True)
 class ShardSums:
-    """What one shard has of a learner's contributions.
+    """Sums over a learner's contributions at one shard.
 
     merged_token_parameters: tokens of each merged one times its fragment's parameters, so that sums are exact.
-    bytes_up: payloads of acknowledged ones; parameters_up: that these stand for. accepted_tokens: of acknowledged ones
-    of the living incarnation, as a mean over all fragments of the run weighted by parameters; accepted_before: of the
-    dead ones.
+    bytes_up: payloads of acknowledged ones. parameters_up: parameters that these payloads stand for. accepted_tokens:
+    of acknowledged ones of the living incarnation, as a mean over the run's fragments weighted by parameters.
+    accepted_before: the same for dead incarnations.
     """
 
     merged_token_parameters: int = 0
@@ -112,7 +112,7 @@ class TimeAccount:
     step_time_s: float | None = None  # of its inner steps, as last seen
     silence_s: float = 0.0  # not heard of for longer than SILENT_S, and not yet explained by a reported step
     woke_at: float = 0.0  # when the last such silence ended
-    voided_tokens: int = 0  # reported tokens that an operator struck: they do not count
+    voided_tokens: int = 0  # reported tokens that an operator voided: they do not count
     undone_tokens: int = 0  # reported tokens that do not count since an older checkpoint was restored
     current: IncarnationCounters = field(default_factory=IncarnationCounters)
     past: list[IncarnationCounters] = field(default_factory=list)  # sums of dead incarnations; at most one element
@@ -195,7 +195,7 @@ class TimeAccount:
 
     @property
     def merged_token_parameters(self) -> int:
-        """At all shards, as each of the three: see ShardSums."""
+        """The sum over all shards, like the next two properties; see ShardSums."""
         return sum(sums.merged_token_parameters for sums in self.by_shard.values())
 
     @property
@@ -207,22 +207,22 @@ class TimeAccount:
         return sum(sums.parameters_up for sums in self.by_shard.values())
 
     def uncounted_tokens(self) -> int:
-        """Of all that it reported: struck, or undone."""
+        """Reported tokens that do not count: voided or undone ones."""
         return self.voided_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
-        """Of all that it reported, what counts."""
+        """Reported tokens that count: neither voided nor undone."""
         count: int = self.total("tokens") - self.uncounted_tokens()
         return count
 
     def void_tokens(self, tokens: int) -> None:
-        """Reduces its reported tokens to `tokens`; struck tokens never count again."""
+        """Reduces its reported tokens to `tokens`; voided tokens never count again."""
         self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
     def restored(self, tokens: int, undone_tokens: float) -> None:
-        """The run goes back to an older checkpoint. tokens: that counted of this learner then.
+        """Resets the account to an older checkpoint. tokens: how many counted of this learner at the checkpoint.
 
-        undone_tokens: of the process that speaks for it: merged, and left behind; mean over fragments weighted by
+        undone_tokens: merged tokens of its current process that the rollback undid; mean over fragments weighted by
         parameters.
         """
         self._count_only(tokens)
@@ -233,11 +233,14 @@ class TimeAccount:
         self.undone_tokens = max(0, self.total("tokens") - self.voided_tokens - tokens)
 
     def at(self, shard: int) -> ShardSums:
-        """What a shard has of it, to be counted on."""
+        """This learner's sums at a shard, added when missing; the caller changes them."""
         return self.by_shard.setdefault(shard, ShardSums())
 
     def accepted(self, shard: int, tokens: float, current: bool) -> None:
-        """A shard acknowledged a contribution of so many (weighted) tokens; negative: refused after all."""
+        """Counts tokens of an acknowledged contribution; negative: it was refused later.
+
+        tokens: weighted by the fragment's part of all parameters. current: of the living incarnation.
+        """
         sums = self.at(shard)
         if current or not self.past:
             sums.accepted_tokens += tokens

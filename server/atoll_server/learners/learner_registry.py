@@ -20,7 +20,7 @@ MAX_TOKENS = (1 << 63) - 1  # the largest int64: what a message and the ledger c
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # how long a connected process may be without a report
 CALLS_COME_S = 5.0  # a process opens its Follow and Report calls within this time after its Join
 LATENCY_S = 0.5  # of a Join: error of the start times of processes
-RATES_KEPT = 8  # with fewer known rates, they are computed anew each time
+RATES_KEPT = 8  # with fewer known rates, they are computed again at each call
 COMPARED_S = (
     3600.0  # learners that were silent this long, or made no step since they joined this long ago, do not count
 )
@@ -116,9 +116,9 @@ class LearnerRegistry:
     def __init__(self, limit: int) -> None:
         self.entries: dict[str, RegistryEntry] = {}
         self._limit = limit
-        self._trained = 0  # tokens of all accounts, struck and undone ones included
-        self._uncounted = 0  # struck or undone ones of all accounts
-        self._sessions = 0  # so many were given
+        self._trained = 0  # tokens of all accounts, voided and undone ones included
+        self._uncounted = 0  # voided or undone tokens of all accounts
+        self._sessions = 0  # number of sessions given
         self._rates = Rates({})
         self._rates_at = -RATES_S
         self.since = 0.0  # when this core began to listen: before that, no learner could be heard
@@ -138,8 +138,8 @@ class LearnerRegistry:
         """Lets a process use a name: a retry gets the same incarnation, a restart the next one.
 
         wall, now: seconds of the run's clock, and monotonic ones. A process takes a name over only with the proof that
-        it was given at its first attempt: a Join of a dead process that comes late cannot. Until then the entry is
-        returned as it was, with the challenge, a proof that nobody else can know.
+        it was given at its first attempt: a late Join of a dead process has no proof. Until then the entry is
+        returned unchanged, with the challenge: a proof that no other process can know.
         Raises Refused for a name that is malformed, taken by a living process, or beyond the limit.
         """
         if not NAME.fullmatch(name):
@@ -218,7 +218,7 @@ class LearnerRegistry:
         return older and account.left_at is None and waited < LONGEST_WAIT_S
 
     def _next_session(self) -> int:
-        """Grows over all names, so that a session that is over is no other one's."""
+        """The next number, unique over all names, so that the number of an ended session is never used again."""
         self._sessions += 1
         return self._sessions
 
@@ -237,7 +237,7 @@ class LearnerRegistry:
         return entry
 
     def check(self, name: str, incarnation: int, session: int) -> RegistryEntry:
-        """The entry that a session speaks for. session: its number as its token proves it; 0: the token proves nothing.
+        """The entry of a session's name. session: its number as its token proves it; 0: the token proves nothing.
 
         Raises Refused: unknown here (join again), fenced, or evicted.
         """
@@ -300,22 +300,22 @@ class LearnerRegistry:
         self._uncounted += entry.account.uncounted_tokens() - uncounted
 
     def void_tokens(self, entry: RegistryEntry, tokens: int) -> None:
-        """Reduces a learner's reported tokens to `tokens`; struck tokens never count again."""
+        """Reduces a learner's reported tokens to `tokens`; voided tokens never count again."""
         before = entry.account.uncounted_tokens()
         entry.account.void_tokens(tokens)
         self._uncounted += entry.account.uncounted_tokens() - before
         entry.unsaved = True
 
     def counted_tokens(self) -> dict[str, int]:
-        """Trained by each learner so far, as reported, without those that are struck."""
+        """Tokens trained by each learner so far, as reported, without voided and undone ones."""
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
-        """Of all learners: by operators, and with what a restored checkpoint left behind."""
+        """Tokens of all learners that do not count: voided by operators, or undone by a rollback."""
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
-        """Trained by all learners so far, as far as reports count, without struck ones."""
+        """Tokens trained by all learners so far, as far as reports count, without voided and undone ones."""
         return min(MAX_TOKENS, self._trained - self._uncounted)
 
     def restore(

@@ -7,8 +7,9 @@
 - A contribution's tokens count if they were counted for its learner and not given to this fragment before. A
   contribution may overtake the report: further tokens count by the time since the last report, at the learner's own
   rate, or at the others' while it has none.
-- A weight grows with the tokens per step. They are at most MIXED times the others', or as many as a learner with this
-  step rate has that trains FASTER times the others' tokens per second.
+- A weight grows with the tokens per step, which count up to the larger of two limits. One is MIXED times the others'
+  tokens per step. The other is the number with which the learner, at its own step rate, trains FASTER times the
+  others' tokens per second.
 - In a merge a learner weighs at most FASTER times the median weight of the others.
 
 Honest learners are below all of these limits. A liar has at most the influence of an honest learner on much better

@@ -1,7 +1,7 @@
-"""PURE: tokens of sessions. What has the run's key makes and checks them: no list of sessions is needed.
+"""PURE: tokens of sessions. A process with the run's key makes and checks them; it needs no list of sessions.
 
-A token is a session's number and an HMAC-SHA-256 of all that the session stands for. It tells that the registrar gave
-the session. That the session is over, by a newer one, a good-bye or an eviction, is known by its number.
+A token is a session's number and an HMAC-SHA-256 of all that the session stands for. It proves that the registrar gave
+the session. The number shows when the session is over: by a newer session, a leave, or an eviction.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ NUMBER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """secret: of the run, never told to a learner or a front.
+    """secret: of the run, never sent to a learner or a front.
 
-    start: random, of this start of the registrar. An epoch is a count: it comes again in a run that is restored from a
-    backup, and in two copies of a directory.
+    start: random, drawn at each start of the registrar. An epoch is only a count: it repeats in a run that is restored
+    from a backup, and in two copies of a directory.
     """
 
     secret: bytes = field(repr=False)
@@ -32,6 +32,6 @@ class SessionKey:
         return number.to_bytes(NUMBER_BYTES, "big") + hmac.digest(self.secret, said.encode(), "sha256")
 
     def number(self, name: str, incarnation: int, token: bytes) -> int:
-        """The number of the session that a token proves; 0: it is of another name, incarnation, run or start."""
+        """The number of the session that a token proves; 0: the token is of another name, incarnation, run or start."""
         number = int.from_bytes(token[:NUMBER_BYTES], "big")
         return number if hmac.compare_digest(token, self.token(name, incarnation, number)) else 0

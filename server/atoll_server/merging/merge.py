@@ -7,8 +7,8 @@ Two passes over frames, each block by block in the cache (2604.21428, App. D.2):
    sum x (sum w ||v||) / ||sum|| for a piece merged by direction;
    momentum = decay momentum + Delta;  theta -= lr (Delta + push momentum);  theta_pub += Q(theta - theta_pub).
    Both are mu for a whole outer step, see `OuterRule`.
-The order of every sum is fixed (contributions by key, frames by index, elements by place, in a fixed number of lanes),
-so the same ledger gives the same bytes.
+The order of every sum is fixed, so the same ledger gives the same bytes: contributions by key, frames by index,
+elements by place, in a fixed number of partial sums.
 """
 
 from __future__ import annotations

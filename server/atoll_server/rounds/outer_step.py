@@ -44,10 +44,10 @@ class OuterRule:
         return cls(*settings.outer_at(age, heat), settings.codec, heat, settings.staleness_exponent, age)
 
     def decay_and_push(self, part: float) -> tuple[float, float]:
-        """Returns (decay, push) of this part of an outer step, as `merging.kernels.frame_step` uses them.
+        """Returns (decay, push) of this part of an outer step, as `merging.merge_kernels.frame_step` uses them.
 
-        Momentum fades with the work that is merged. A unit of work moves the parameters by lr / (1 - mu) in the long
-        run, whether all learners are merged at once or in equal parts.
+        Momentum fades with the work that is merged. In the long run, a unit of work moves the parameters by
+        lr / (1 - mu). That holds whether all learners are merged at once or in equal parts.
         """
         decay = self.momentum**part
         return decay, self.momentum * (1 - decay) / (1 - self.momentum)

@@ -1,4 +1,4 @@
-"""PURE: the rounds of one fragment: which one is open, who answered, and what waits for a merge."""
+"""PURE: the rounds of one fragment: the open round, the learners that answered, and what waits for a merge."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 Rules (design: arXiv 2604.21428; the numbers are in RunSettings):
 - A fragment is idle, open (a round collects contributions), or merging. Never two rounds for one fragment.
-- Pace: every H/P steps of the fastest live learner, a round opens for the fragment that has waited longest, while fewer
-  than max(1, ceil(tau P / H)) are in flight. After an outage, missed rounds are opened at twice the pace, up to one
+- Pace: every H/P steps of the fastest live learner, a round opens for the fragment that has waited longest. At most
+  max(1, ceil(tau P / H)) rounds are in flight. After an outage, missed rounds are opened at twice the pace, up to one
   round per fragment.
 - A round closes when every live learner has answered; or when K fresh contributions are there and the grace
-  window (Eq. 3) has passed; or at its deadline, which follows from how long the missing learners usually take. With
-  nothing to merge it lapses: the cycle grows, the version does not.
+  window (Eq. 3) has passed; or at its deadline, which follows from how long the missing learners usually take.
+- A round with nothing to merge lapses: the cycle grows, the version does not.
 - A contribution that answers an earlier cycle (late, or kept over a restart) is its learner's answer. It neither
   counts towards the quorum nor starts the grace window.
 - Without a grace window (gamma = 0), late contributions wait for no round: they are merged as soon as K are pending.

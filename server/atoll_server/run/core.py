@@ -1,4 +1,4 @@
-"""A core process from start to stop: its directory, its registrar, and the shard that has the fragments."""
+"""A core process from start to stop: its directory, its registrar, and the shard with all fragments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 HOUSEKEEPING_S = 1.0
-STANDBY_S = 0.01  # between two looks whether the core that has the directory is gone
+STANDBY_S = 0.01  # interval at which a standby checks whether the active core is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CoreFacts:
     """A core process at one moment.
 
     started_at: monotonic seconds. restore_s: from the start until it could serve. free_bytes: of the directory's file
-    system; None until that was looked at. damage: of a file, found while it serves.
+    system; None until measured. damage: of a file, found while the core serves; empty: none.
     """
 
     started_at: float
@@ -79,7 +79,7 @@ class Core:
         self.watch = Watch(self.registrar)
         for subscriber in (self.metrics.on, self.timeline.on, self.events.on, logged):
             self.journal.subscribe(subscriber, only_shows=True)
-        self.failed: asyncio.Future[None]  # from `take_directory` on; has the error that ends this process
+        self.failed: asyncio.Future[None]  # from `take_directory` on; gets the error that ends this process
         self._started_at = clock.monotonic()
         self._restore_s = 0.0
         self._free_bytes: int | None = None
@@ -92,18 +92,21 @@ class Core:
     # ------------------------------------------------------------------------------ start and stop
 
     async def take_directory(self) -> None:
-        """Warms up, then makes the directory this core's; a standby waits for it as long as another core lives."""
+        """Compiles kernels, then locks the directory; a standby waits until the other core ends.
+
+        Raises SettingsError.
+        """
         self.failed = asyncio.get_running_loop().create_future()
-        log.info("preparing kernels: the first start on a machine compiles them, for half a minute")
+        log.info("preparing kernels: the first start on a machine compiles them, which takes half a minute")
         await asyncio.to_thread(merge.warm_up)
-        allocator.drop_code_pages("libllvmlite")  # 50 MiB that compile nothing any more
+        allocator.drop_code_pages("libllvmlite")  # 50 MiB of a compiler that is no longer needed
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self._started_at = self.clock.monotonic()
         self.registrar.clock.set()  # a standby may have waited for weeks
 
     async def start(self) -> None:
-        """Takes the directory if that is still to be done, brings the state back, and begins to keep house."""
+        """Locks the directory unless it is locked already, restores the state, and starts the housekeeping task."""
         directory = self.settings.directory
         if self._unlock is None:
             await self.take_directory()
@@ -121,7 +124,7 @@ class Core:
         crash_points.point("start.state restored")
         for shard in self.registrar.shards:
             for entry in self.registrar.registry.entries.values():
-                if entry.evicted:  # the process before may have died in the middle of it
+                if entry.evicted:  # the previous process may have died during the eviction
                     shard.dispatch(ev.Left(entry.name, refuse_reason(entry.evicted)))
             shard.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -133,15 +136,14 @@ class Core:
             self.journal.record(entries.Restored(begun.checkpoint, begun.generation), now)
 
     def facts(self) -> CoreFacts:
-        """The process at this moment."""
         return CoreFacts(self._started_at, self._restore_s, self._free_bytes, self._damage)
 
     def damaged(self, what: str) -> None:
-        """A file was found damaged while the core serves."""
+        """Keeps a description of a damaged file, found while the core serves, for `facts`."""
         self._damage = what
 
     def _take(self, directory: Path) -> bool:
-        """Whether it is this core's now. SettingsError when it cannot be, or not without waiting."""
+        """Locks the directory; returns False when a standby must wait. Raises SettingsError when it cannot be used."""
         try:
             for name in ("spool", "snapshots", STAGING):
                 self.disk.make_directory(directory / name)
@@ -152,7 +154,7 @@ class Core:
             if self.settings.standby:
                 return False
             raise SettingsError(
-                f"--dir {directory} is in use by another core: stop it, give another directory, or say --standby"
+                f"--dir {directory} is in use by another core: stop it, give another directory, or add --standby"
             ) from error
         except OSError as error:
             raise SettingsError(
@@ -162,11 +164,14 @@ class Core:
         return True
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
-        """Reads what the run is, raises the epoch, and settles the settings: stored ones, with the given in place."""
+        """Reads the run's values, raises the epoch, and merges the given settings into the stored ones.
+
+        Raises SettingsError when the run does not allow them.
+        """
         meta = run_ledger.get_meta(db)
         if meta.setdefault("protocol", PROTOCOL) != PROTOCOL:
             raise SettingsError(
-                f"the run speaks protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it"
+                f"the run uses protocol {meta['protocol']}, this core {PROTOCOL}: use the atoll that began it"
             )
         stored = RunSettings.model_validate(meta.get("settings", {}))
         settled = stored.changed(**self._given)
@@ -181,7 +186,7 @@ class Core:
         if reason := too_much(parameters_of(meta.get("tensors", ())), self.settings.memory_bytes):
             raise SettingsError(reason)
         if stored.record and not settled.record:
-            log.warning("the run is not recorded any more: payloads that two snapshots cover are deleted")
+            log.warning("recording is off: payloads that two snapshots cover are deleted")
         meta.setdefault("run", uuid.uuid4().hex[:16])
         meta.setdefault("generation", 1)
         meta.setdefault("session_key", secrets.token_bytes(KEY_BYTES).hex())
@@ -194,7 +199,7 @@ class Core:
         return meta
 
     def begin(self, restored: Restored) -> None:
-        """The first parameters are durable: the run has a shard from now on."""
+        """Makes and starts the run's shard, once the first parameters are durable."""
         shard = self._shard(restored, damaged=False)
         shard.spool.prepare(self.registrar.generation, shard.fragments)
         shard.start()
@@ -220,7 +225,10 @@ class Core:
         return Shard(context, restored, run.view(), damaged=damaged)
 
     async def stop(self) -> None:
-        """A clean end: merges that run are finished, and a snapshot is taken. Raises what cannot be carried through."""
+        """Ends cleanly: waits for running merges and takes a snapshot.
+
+        Raises an error that was passed to `fail`, or the error of the shutdown.
+        """
         closing = asyncio.create_task(self._close())
         await asyncio.wait({closing, self.failed}, return_when=asyncio.FIRST_COMPLETED)
         if not closing.done():
@@ -233,7 +241,7 @@ class Core:
             self._housekeeping.cancel()
         writer = self.registrar.writer
         if writer.full:
-            log.warning("the disk is full: a clean end waits for room; a SIGKILL would lose nothing either")
+            log.warning("the disk is full: a clean stop waits for room; SIGKILL would lose no acknowledged work")
         for shard in self.registrar.shards:
             await shard.stop()
             await shard.snapshots.settled()
@@ -243,18 +251,18 @@ class Core:
             await asyncio.wait(self._underway)
         await self.registrar.save_accounts()
         await writer.stop()
-        assert self._unlock is not None, "it was started"
+        assert self._unlock is not None, "`start` locked the directory"
         self._unlock()
 
     def underway(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begins work on the directory that goes on when its caller goes away; `stop` waits for it."""
+        """Starts a task on the directory that outlives its caller; `stop` waits for it."""
         task = asyncio.create_task(work)
         self._underway.add(task)
         task.add_done_callback(self._underway.discard)
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Acknowledged work cannot be carried through: `failed` ends, and with it the process."""
+        """Ends the process with an error, through `failed`: acknowledged work cannot be carried out."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -271,10 +279,10 @@ class Core:
                     shard.work.spawn(self._snapshot(shard))
 
     def watched(self, task: asyncio.Task[None]) -> None:
-        """The end of a task that should never end but by being cancelled."""
+        """Done callback of a task that must only end by being cancelled: any error ends the process."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
     async def _snapshot(self, shard: Shard) -> None:
-        with contextlib.suppress(OSError):  # the snapshotter has said it
+        with contextlib.suppress(OSError):  # the snapshotter has recorded it
             await shard.snapshots.take()

@@ -1,4 +1,4 @@
-"""The first parameters of a run: one learner is given the lease, its file is staged, and all of it counts at once."""
+"""The first parameters of a run: one learner gets the lease, its file is staged, and is accepted as a whole."""
 
 from __future__ import annotations
 
@@ -22,52 +22,52 @@ from atoll_server.settings import CoreSettings
 from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, WritableFile
 
-STAGING = "staging"  # the directory of files on their way in
+STAGING = "staging"  # the directory of files that are being uploaded
 COPY_BYTES = 1 << 20
-RENEWING_BYTES = 1 << 20  # of a file: within each lease_s, where somebody else waits to send theirs
-MAX_DOUBLED = 20  # times that a turn grows
-WAITS_S = 5.0  # after it asked: a learner that waits for its turn asks every second
+RENEWING_BYTES = 1 << 20  # further bytes of a file that renew the lease
+MAX_DOUBLED = 20  # how many times the length of a turn doubles, at most
+WAITS_S = 5.0  # how long after its last Join a learner counts as waiting; it joins every second
 
 
 @dataclass(slots=True)
 class Lease:
     """The right of a name to send the first parameters. until: monotonic seconds.
 
-    It is renewed by each further MiB that no upload under it has brought before, and by nothing else: neither by
-    joining again nor by sending the same again. most_bytes: that counted so far. turn_ends: monotonic seconds;
-    from then on it goes to another that waits, whatever came.
+    Each MiB beyond what any upload under the lease has reached renews it. Joining again or sending the same bytes again
+    does not. most_bytes: the bytes that renewed it last. turn_ends: monotonic seconds; from then on the lease goes to
+    another name that waits, even if bytes arrive.
     """
 
     entry: RegistryEntry
     until: float
     turn_ends: float = math.inf
     most_bytes: int = 0
-    upload: StagedFile | None = None  # the newest: an older one of the same name ends
+    upload: StagedFile | None = None  # the newest upload; older ones of the same name end
 
     def over(self, now: float, wanted: bool = False) -> bool:
-        """Whether it may go to another name. wanted: another one waits."""
+        """Whether the lease may go to another name. wanted: another name waits for it. now: monotonic seconds."""
         late = now > (min(self.until, self.turn_ends) if wanted else self.until)
         return late or bool(self.entry.evicted) or not self.entry.session
 
     def came(self, received: int, until: float) -> None:
-        """So many bytes of an upload are here."""
+        """Renews the lease if an upload made progress. received: bytes of the upload so far. until: if renewed."""
         if received >= self.most_bytes + RENEWING_BYTES:
             self.most_bytes, self.until = received, until
 
 
 class LeaseTurns:
-    """Who is given the lease when several want it: whoever had it least often, of those who wait.
+    """Chooses the name that gets the lease: among those that wait, the one that had it least often.
 
-    Each turn of a name may take twice as long as the one before: a slow link is through at last, and a learner that
-    only wants to keep the lease costs the others a short turn first.
+    Each turn of a name may take twice as long as its previous one. A slow link therefore succeeds at last, and a
+    learner that only holds the lease delays the others by short turns first.
     """
 
     def __init__(self) -> None:
         self._had: Counter[str] = Counter()
-        self._waiting: dict[str, float] = {}  # when it asked last
+        self._waiting: dict[str, float] = {}  # by name, when it last asked
 
     def of(self, name: str, now: float) -> bool:
-        """Whether it is this one's."""
+        """Whether a name may have the next turn. now: monotonic seconds."""
         waiting = (other for other, at in self._waiting.items() if now - at <= WAITS_S)
         return all(self._had[name] <= self._had[other] for other in waiting)
 
@@ -76,33 +76,35 @@ class LeaseTurns:
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
-        """It has the lease now; returns how long its turn is. first_s: of its first turn."""
+        """Notes that a name got the lease; returns the length of its turn in seconds. first_s: of its first turn."""
         turn_s = first_s * 2.0 ** min(self._had[name], MAX_DOUBLED)
         self._had[name] += 1
         self._waiting.pop(name, None)
         return turn_s
 
     def waits(self, name: str, now: float) -> None:
-        """It was let in, and told to ask again."""
+        """Notes that a name waits for the lease and will ask again."""
         self._waiting[name] = now
 
 
 class StagedFile:
-    """A file as it arrives, apart from any other that still does; methods run in a worker thread."""
+    """A file while it is uploaded, under a name of its own. Methods run in a worker thread."""
 
     def __init__(self, directory: Path, size_bytes: int, sha256: bytes, disk: Disk = DISK) -> None:
-        self._disk, self._part = disk, directory / STAGING / f"{secrets.token_hex(8)}.part"
-        self.size_bytes, self.sha256 = size_bytes, sha256
+        self._disk = disk
+        self._part = directory / STAGING / f"{secrets.token_hex(8)}.part"
+        self.size_bytes = size_bytes
+        self.sha256 = sha256
         self._digest = hashlib.sha256()
         self.received = 0
         self._file: WritableFile  # from `begin` on
 
     def begin(self) -> None:
-        """Creates the file; `close` removes what was not published."""
+        """Creates the file; `close` removes it unless it was published."""
         self._file = self._disk.create(self._part)
 
     def take(self, chunk: bytes) -> None:
-        """Appends a chunk. Raises Refused for one that is empty, and when there is more than was declared."""
+        """Appends a chunk. Raises Refused when it is empty, or exceeds the declared size."""
         if not chunk:
             raise Refused(Status.INVALID_ARGUMENT, "a chunk of the first parameters is empty: send bytes")
         self.received += len(chunk)
@@ -115,7 +117,10 @@ class StagedFile:
         crash_points.point("initial.chunk written")
 
     def check(self, layout: Layout) -> TensorFile:
-        """Makes the staged file durable and opens it. Raises Refused when it is not what was declared or needed."""
+        """Makes the staged file durable and opens it.
+
+        Raises Refused when size or digest differ from the declared ones, or the file does not fit the layout.
+        """
         self._file.sync()
         crash_points.point("initial.synced")
         self._file.close()
@@ -130,20 +135,20 @@ class StagedFile:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
 
     def publish(self, directory: Path) -> None:
-        """Gives the file its name, durably."""
+        """Renames the file to its final name, durably."""
         self._disk.rename(self._part, directory / INITIAL)
         crash_points.point("initial.renamed")
         self._disk.sync_directory(directory)
         crash_points.point("initial.directory synced")
 
     def close(self) -> None:
-        """Ends a staging, whether or not it came to its end."""
+        """Closes the file, and removes it unless it was published."""
         self._file.close()
         self._disk.remove(self._part)
 
 
 def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> StagedFile:
-    """Stages the file of `--init` the way a learner's upload is."""
+    """Stages the file of `--init` like a learner's upload. Raises OSError."""
     digest = hashlib.sha256()
     for chunk in _chunks(path):
         digest.update(chunk)
@@ -159,7 +164,10 @@ def stage_file(path: Path, directory: Path, disk: Disk = DISK) -> StagedFile:
 
 
 def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
-    """The file, if it has every trainable tensor in the right shape. TensorFileError names the first that it lacks."""
+    """Returns the file if it has every trainable tensor in the right shape.
+
+    Raises TensorFileError, which names the first tensor that is missing or wrong.
+    """
     for tensor in tensors:
         entry = file.entries.get(tensor.name)
         if entry is None:
@@ -175,7 +183,10 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
 
 
 def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Disk = DISK) -> None:
-    """Refuses a model that could not be held, or kept: the file, and two snapshots of 12 bytes a parameter."""
+    """Raises Refused for a model that does not fit in memory or on disk.
+
+    The disk must hold the file, and two snapshots of 12 bytes per parameter.
+    """
     directory, most = settings.directory, settings.limits.model_bytes
     if reason := too_much(layout.parameters, settings.memory_bytes):
         raise Refused(Status.FAILED_PRECONDITION, reason)
@@ -185,12 +196,13 @@ def check_room(settings: CoreSettings, size_bytes: int, layout: Layout, disk: Di
     free = disk.free_bytes(directory)
     if needed > free:
         raise Refused(
-            Status.RESOURCE_EXHAUSTED, f"the run needs {needed} bytes of disk, {free} are free in {directory}"
+            Status.RESOURCE_EXHAUSTED,
+            f"the run needs {needed} bytes of disk, {free} are free in {directory}: free space",
         )
 
 
 def tensors_as_data(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
-    """For the ledger; `restore.stored_layout` reads it."""
+    """Tensors as JSON values for the ledger; `restore.stored_layout` reads them."""
     return [
         {
             "name": t.name,

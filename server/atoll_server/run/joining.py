@@ -1,4 +1,4 @@
-"""Who may join a run, and its first parameters: one learner is given the lease to send them, and all count at once."""
+"""How learners join a run, and how one of them sends the first parameters, which are accepted as a whole."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Underway: TypeAlias = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Joining:
-    """The way into a run. begin: told when the first parameters are durable; underway: of `Core`."""
+    """Joins of a run. begin: called when the first parameters are durable; underway: of `Core`."""
 
     def __init__(
         self, run: Registrar, settings: CoreSettings, disk: Disk, begin: Callable[[Restored], None], underway: Underway
@@ -50,22 +50,22 @@ class Joining:
         self._loading: asyncio.Task[None] | None = None  # of `--init`
 
     async def join(self, request: pb.JoinRequest, by: str) -> pb.JoinReply:
-        """Makes a learner known; says whether it fetches, initialises, or waits. by: what its certificate says.
+        """Lets a learner join; the reply says whether it fetches, initialises, or waits. by: name in its certificate.
 
-        Raises Refused, state untouched.
+        Raises Refused and leaves the state unchanged.
         """
         tensors = declared_tensors(request, self._settings.limits)
         if request.protocol != PROTOCOL:
             raise Refused(
                 Status.FAILED_PRECONDITION,
-                f"protocol {request.protocol} is not spoken here, {PROTOCOL} is: use the same atoll on both sides",
+                f"the learner uses protocol {request.protocol}, this core {PROTOCOL}: use the same atoll on both sides",
             )
         run = self._run
         if request.run and request.run != run.run_id:
             raise Refused(Status.FAILED_PRECONDITION, f"run {request.run} is not here: this core holds {run.run_id}")
         entry, state = await self._let_in(request, tensors)
         if state == pb.JoinReply.STATE_CONFIRM:
-            assert entry.challenge is not None, "it was asked to confirm just now"
+            assert entry.challenge is not None, "the registry set the challenge just now"
             return pb.JoinReply(state=state, run=run.run_id, token=entry.challenge[1])
         token, incarnation = run.token(entry), entry.incarnation
         await run.joined(entry, by, state)
@@ -90,15 +90,22 @@ class Joining:
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]
     ) -> tuple[RegistryEntry, pb.JoinReply.State]:
-        """Checks a model against the run's, and its name; before there are parameters, settles who sends them."""
+        """Checks a learner's model and name. Before the run has parameters, chooses the learner that sends them."""
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
             layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
             entry = run.registry.join(
-                request.learner, request.region, request.nonce, request.incarnation, request.process_age_s,
-                request.proof, secrets.token_bytes(16), run.clock.wall(), now,
-            )  # fmt: skip
+                request.learner,
+                request.region,
+                request.nonce,
+                request.incarnation,
+                request.process_age_s,
+                request.proof,
+                secrets.token_bytes(16),
+                run.clock.wall(),
+                now,
+            )
             if entry.nonce != request.nonce:
                 return entry, pb.JoinReply.STATE_CONFIRM
             if free:
@@ -121,7 +128,7 @@ class Joining:
         return isinstance(self._run.state, Waiting)
 
     def _free_for(self, name: str, now: float) -> bool:
-        """Whether a learner is given the lease, or has it."""
+        """Whether a learner has the lease or may get it now."""
         if self._lease is None or self._over(self._lease, now):
             return self._turns.of(name, now)
         return self._lease.entry.name == name
@@ -136,7 +143,7 @@ class Joining:
             raise Refused(Status.FAILED_PRECONDITION, str(error)) from error
 
     def _same_model(self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...]) -> Layout:
-        """The run's layout, if this model has it."""
+        """The run's layout. Raises Refused when the model differs."""
         assert self._run.layout is not None, "a lease or a shard comes with a layout"
         difference = first_difference(self._run.layout.tensors, tensors)
         if difference is not None:
@@ -154,7 +161,7 @@ class Joining:
     # ------------------------------------------------------------------------------ first parameters
 
     async def stage(self, process: LearnerProcess, header: pb.InitialiseHeader) -> StagedFile:
-        """Begins to take the first parameters from the holder of the lease. Raises Refused."""
+        """Begins an upload of the first parameters by the holder of the lease. Raises Refused."""
         lease = self._held(process)
         assert self._run.layout is not None, "a lease comes with a layout"
         directory = self._settings.directory
@@ -165,12 +172,12 @@ class Joining:
         return made
 
     def came(self, process: LearnerProcess, staging: StagedFile) -> None:
-        """Bytes arrived: the holder is alive, if it still is the holder. Raises Refused."""
+        """Renews the lease after bytes arrived. Raises Refused when the process no longer holds it."""
         until = self._run.clock.monotonic() + self._settings.limits.lease_s
         self._held(process, staging).came(staging.received, until)
 
     def _held(self, process: LearnerProcess, staging: StagedFile | None = None) -> Lease:
-        """The lease of whoever speaks. staging: its upload, which must be its newest. Raises Refused."""
+        """The lease, if the caller holds it. staging: the caller's upload, which must be its newest. Raises Refused."""
         process.check_current()
         if not self._waiting():
             raise Refused(Status.UNAVAILABLE, "the run has its first parameters: join again and fetch them")
@@ -178,21 +185,24 @@ class Joining:
         if lease is None or lease.entry is not process.entry:
             raise Refused(Status.UNAVAILABLE, "another learner sends the first parameters: join again and wait")
         if staging is not None and lease.upload is not staging:
-            raise Refused(Status.UNAVAILABLE, "the first parameters are sent anew, over another call: this one ends")
+            raise Refused(Status.UNAVAILABLE, "a newer call sends the first parameters: this call ends")
         return lease
 
     async def accept(self, process: LearnerProcess, staging: StagedFile) -> None:
-        """Version 0, all at once: checked, durable, committed, then visible. Accepted exactly once."""
+        """Accepts version 0 of all fragments, exactly once: checked, durable, committed, then visible.
+
+        Raises Refused.
+        """
         async with self._initialising:
             lease, entry = self._held(process, staging), process.entry
             try:
                 entry.account.bytes_whole += await self._accept(staging, process)
             except Refused:
-                lease.until = -math.inf  # whoever waits is next
+                lease.until = -math.inf  # the next waiting learner gets the lease
                 raise
 
     async def _load(self, path: Path) -> None:
-        """Once, however often learners ask meanwhile, and however soon they hang up: a large file takes its time."""
+        """Loads the file of `--init` in one task for all learners that join meanwhile; it outlives their calls."""
         if self._loading is None:
             self._loading = self._underway(self._from_file(path))
         try:
@@ -219,7 +229,7 @@ class Joining:
             raise Refused(Status.RESOURCE_EXHAUSTED, text) from error
 
     async def _accept(self, staging: StagedFile, process: LearnerProcess | None = None) -> int:
-        """Returns the bytes of all tensors. process: the sender; None: it is the file of `--init`."""
+        """Returns the size in bytes of the file. process: the sender; None: the file of `--init`."""
         layout, directory = self._run.layout, self._settings.directory
         assert layout is not None, "the first to join decides the layout"
         file = await asyncio.to_thread(staging.check, layout)
@@ -228,7 +238,7 @@ class Joining:
         except TensorFileError as error:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
         if process is not None:
-            process.check_current()  # from here on it is under way to being durable
+            process.check_current()  # the last check: from here on, the parameters become durable
         await asyncio.to_thread(staging.publish, directory)
         await self._run.begin(layout, first_parameters.tensors_as_data(layout.tensors), staging.sha256.hex())
         file = open_tensors(directory / INITIAL, self._disk)
@@ -242,7 +252,7 @@ class Joining:
 
 
 def declared_tensors(request: pb.JoinRequest, limits: Limits) -> tuple[TensorSpec, ...]:
-    """The trainable tensors of a learner, within the limits. Raises Refused."""
+    """The trainable tensors that a learner declares. Raises Refused when they exceed the limits."""
     if not 0 < len(request.tensors) <= limits.tensors:
         raise Refused(Status.INVALID_ARGUMENT, f"{len(request.tensors)} tensors: 1 to {limits.tensors} are taken")
     if (tied := sum(len(tensor.tied_names) for tensor in request.tensors)) > limits.tensors:

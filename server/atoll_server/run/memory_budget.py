@@ -1,4 +1,4 @@
-"""How much memory a model takes in a core, and how much this process may have."""
+"""How much memory a core needs for a model, and how much this process may use."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def needed_bytes(parameters: float) -> int:
-    """At a model's busiest."""
+    """Peak memory of a core with a model of so many trainable parameters, in bytes."""
     return int(A_PARAMETER_BYTES * parameters) + ELSEWHERE_BYTES
 
 
 def parameters_of(tensors: Iterable[Mapping[str, Any]]) -> int:
-    """Of tensors as the ledger has them."""
+    """Number of parameters of tensors as the ledger stores them."""
     return sum(math.prod(tensor["shape"]) for tensor in tensors)
 
 
 def machine_bytes() -> int:
-    """What the machine has, or the container allows."""
+    """The machine's memory, or less if the container's limit is lower."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in CGROUPS:
         try:
             text = path.read_text().strip()
         except OSError:
-            continue  # the other kind of control group, or none
+            continue  # the other version of control groups, or none
         if text.isdecimal():
             limits.append(int(text))
     return min(limits)
 
 
 def too_much(parameters: int, memory_bytes: int | None) -> str:
-    """Why a model cannot be held, with the remedy; empty when it can. memory_bytes: None: what there is."""
+    """Why a model does not fit in memory, with the remedy; empty when it fits. memory_bytes: None: of the machine."""
     needed, given = needed_bytes(parameters), memory_bytes or machine_bytes()
     if needed <= given or not parameters:
         return ""

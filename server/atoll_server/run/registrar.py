@@ -1,4 +1,4 @@
-"""The run as one object: its names, sessions, accounts, pause, layout and run tokens. Shards own its fragments."""
+"""The run as one object: its names, sessions, accounts, pause, layout and run tokens. Shards own the fragments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
 
-KEY_BYTES, START_BYTES = 32, 16  # of what sessions are proved with
+KEY_BYTES, START_BYTES = 32, 16  # of the secret and of the start's random value, see session_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The run has parameters. shards: each fragment is one's."""
+    """The run has parameters. shards: each fragment belongs to exactly one."""
 
     shards: tuple[Shard, ...]
 
 
 class Registrar:
-    """One run. Whatever it tells learners is durable first.
+    """One run. Everything that it sends to learners is durable first.
 
-    paused: by which operator and why; empty while the run goes on. layout: of the run; before there are parameters,
-    of the learner that may send them. turned_away: contributions that were refused before they were whole.
+    paused: by which operator and why; empty while the run is not paused. layout: of the run; before it has parameters,
+    of the learner that may send them. turned_away: contributions refused before their upload was complete.
     """
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
@@ -66,14 +66,14 @@ class Registrar:
         self.paused = ""
         self.turned_away = 0
         self.state: Waiting | Running = Waiting()
-        self._views = 0  # that shards were given in this epoch
+        self._views = 0  # number of views sent to shards in this epoch
         self.writer: LedgerWriter  # from `restore` on, as is the next
         self._sessions: SessionKey
 
     # ------------------------------------------------------------------------------ from and to the ledger
 
     def restore(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
-        """Goes on where the ledger left the run. Its shards come later, with `runs`."""
+        """Restores the run from the ledger, without its shards; `runs` adds them."""
         self.writer = writer
         self.run_id = meta["run"]
         self.generation = meta["generation"]
@@ -91,40 +91,43 @@ class Registrar:
         self.registry.since = self.clock.wall()
 
     def newly_restored(self) -> Beginning | None:
-        """How this generation began, when no core served it before this one."""
+        """How this generation began, if this core is the first that serves it; else None."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
     def propose(self, layout: Layout, frozen_digest: str) -> None:
-        """A learner may send the first parameters: its model is the run's, unless another one is asked instead."""
+        """Sets the model of the learner that may send the first parameters; a later proposal replaces it."""
         self.layout = layout
         self.frozen_digest = frozen_digest
 
     async def begin(self, layout: Layout, tensors: list[dict[str, Any]], sha256: str) -> None:
-        """Makes durable that the run has these first parameters."""
+        """Makes durable that the run has its first parameters. tensors: as JSON values; sha256: of the file, in hex."""
         settings = self.settings.changed(fragments=len(layout.fragments))
         meta = {
-            "tensors": tensors, "fragments": len(layout.fragments), "fingerprint": layout.fingerprint.hex(),
-            "frozen_digest": self.frozen_digest, "initial_sha256": sha256,
+            "tensors": tensors,
+            "fragments": len(layout.fragments),
+            "fingerprint": layout.fingerprint.hex(),
+            "frozen_digest": self.frozen_digest,
+            "initial_sha256": sha256,
             "settings": settings.model_dump(mode="json"),
-        }  # fmt: skip
+        }
         await self.writer.commit(partial(_put_meta, meta=meta))
         crash_points.point("initial.committed")
         self.initial_sha256 = sha256
         self.settings = settings
 
     def runs(self, layout: Layout, shards: Iterable[Shard]) -> None:
-        """The run has parameters, and these shards."""
+        """Sets the shards of a run that has parameters."""
         self.layout = layout
         self.state = Running(tuple(shards))
 
     async def save(self, entry: RegistryEntry) -> None:
-        """Makes a name durable as it is now."""
+        """Makes the current row of a name durable."""
         entry.unsaved = False
         await self.writer.commit(partial(run_ledger.put_learner, row=row_of(entry)))
 
     async def save_accounts(self) -> None:
-        """Makes every account durable that changed since it was."""
+        """Makes durable every account that changed since it was last saved."""
         rows = [row_of(entry) for entry in self.registry.entries.values() if entry.unsaved]
         for entry in self.registry.entries.values():
             entry.unsaved = False
@@ -132,23 +135,23 @@ class Registrar:
             await self.writer.commit(partial(_put_learners, rows=rows))
 
     def record(self, entry: entries.Entry) -> None:
-        """Tells the journal what happened at this moment."""
+        """Records a journal entry with the current time."""
         self.journal.record(entry, self.clock.monotonic())
 
     # ------------------------------------------------------------------------------ shards
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """None while the run waits for its parameters."""
+        """The run's shards; empty while the run has no parameters."""
         return self.state.shards if isinstance(self.state, Running) else ()
 
     def view(self) -> RunView:
-        """What shards are to know of the run, newer than every view before."""
+        """A new view of the run for shards, newer than every earlier view."""
         self._views += 1
         return RunView(self.epoch, self._views, self.registry.tokens(), self.registry.voided_tokens(), self.paused)
 
     def tell(self) -> None:
-        """Tells every shard how the run stands now: after each report, and after what an operator did."""
+        """Sends a new view to every shard. Called after each report and each operator action."""
         view = self.view()
         for shard in self.shards:
             shard.told(view)
@@ -167,7 +170,7 @@ class Registrar:
         raise Refused(Status.INVALID_ARGUMENT, f"there is no fragment {fragment}: the run has 0 to {last}")
 
     def shard(self, number: int) -> Shard:
-        """By its position in `places`. Raises Refused."""
+        """The shard at a position in `places`. Raises Refused."""
         if number < len(self.shards):
             return self.shards[number]
         if isinstance(self.state, Waiting):
@@ -175,28 +178,28 @@ class Registrar:
         raise Refused(Status.INVALID_ARGUMENT, f"there is no shard {number}: the run has {len(self.shards)}")
 
     def places(self) -> list[pb.ShardPlace]:
-        """Where each shard serves: all of them at this process's own address."""
+        """The address of each shard; all are at this process's own address."""
         return [pb.ShardPlace(fragments=sorted(shard.fragments)) for shard in self.shards]
 
     def versions(self) -> dict[int, int]:
-        """By fragment; none before the first parameters."""
+        """Published versions by fragment; empty before the first parameters."""
         return {fragment: version for shard in self.shards for fragment, version in shard.versions().items()}
 
     # ------------------------------------------------------------------------------ learners and operators
 
     def session(self, session: pb.Session) -> LearnerProcess:
-        """The process that a call comes from: the one way in for everything that has a session. Raises Refused."""
+        """The process that a call came from; every call with a session is checked here. Raises Refused."""
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session is of another run or generation: join again")
         number = self._sessions.number(session.learner, session.incarnation, session.token)
         return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 
     def token(self, entry: RegistryEntry) -> bytes:
-        """What its process proves with that it may speak for a name."""
+        """The token with which the current process proves that it may speak for a name."""
         return self._sessions.token(entry.name, entry.incarnation, entry.session)
 
     def settings_message(self) -> pb.RunSettings:
-        """What learners are told of the run's settings."""
+        """The run's settings, as sent to learners."""
         return pb.RunSettings(
             inner_steps=self.settings.inner_steps,
             fragments=len(self.layout.fragments) if self.layout is not None else self.settings.fragments,
@@ -207,9 +210,10 @@ class Registrar:
         )
 
     async def joined(self, entry: RegistryEntry, by: str, state: pb.JoinReply.State) -> None:
-        """Makes durable that a process speaks for a name, and tells the shards. Raises Refused when it no longer does.
+        """Makes durable that a process speaks for a name, then informs the shards.
 
-        What its dead predecessor left unfinished is dropped. by: what its certificate says; state: that it is told.
+        Unfinished uploads of older incarnations are dropped. by: name in its certificate; state: of its JoinReply.
+        Raises Refused when the process no longer speaks for the name.
         """
         incarnation = entry.incarnation
         await self.save(entry)
@@ -227,20 +231,20 @@ class Registrar:
         self.record(joined)
 
     async def left(self, entry: RegistryEntry) -> None:
-        """A clean good-bye: durable, so that it is not taken for a loss after a restart."""
+        """Makes durable that a learner left, so that it does not count as lost after a restart."""
         entry.account.left_at = self.clock.wall()
         entry.session = 0
         await self.save(entry)
         for shard in self.shards:
             shard.dispatch(ev.Left(entry.name))
-        if not entry.session:  # nor did it join again meanwhile
+        if not entry.session:  # it did not join again meanwhile
             entry.start_session(0, Refused(Status.UNAUTHENTICATED, f'learner "{entry.name}" has left: join again'))
         self.record(entries.Left(entry.name, entry.incarnation))
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> None:
-        """Refuses what waits of a learner's work; what was merged stays merged. Without a reason it may join again.
+        """Evicts a learner and refuses its pending contributions; merged ones stay. reason: empty: it may join again.
 
-        tokens: what counts of all that it reported; None: what counted before. Schedules follow with the next update.
+        tokens: how many of its reported tokens count; None: as before. Schedules follow with the next update.
         Raises Refused for an unknown name.
         """
         entry = self.registry.entries.get(name)
@@ -261,7 +265,10 @@ class Registrar:
             self.record(entries.Readmitted(name))
 
     async def pause(self, reason: str) -> None:
-        """Durable, then told to every learner: a restarted core is still paused. Without a reason the run goes on."""
+        """Pauses the run, durably, then notifies every learner; a restarted core is still paused.
+
+        reason: by which operator and why; empty: the run resumes.
+        """
         await self.writer.commit(partial(run_ledger.put_meta, key="paused", value=reason))
         crash_points.point("pause.committed")
         self.paused = reason
@@ -269,7 +276,7 @@ class Registrar:
         self.record(entries.PauseChanged(reason))
 
     def turn_away(self, refused: Refused, learner: str) -> None:
-        """A contribution was refused before it was whole."""
+        """Counts and records a contribution that was refused before its upload was complete."""
         self.turned_away += 1
         self.record(entries.TurnedAway(learner, refused))
 
@@ -279,7 +286,7 @@ def _without_parameters() -> Refused:
 
 
 def row_of(entry: RegistryEntry) -> LearnerRow:
-    """A name as the ledger keeps it."""
+    """A name as a row for the ledger."""
     return LearnerRow(entry.name, entry.region, entry.incarnation, entry.nonces, entry.account.as_data(), entry.evicted)
 
 

@@ -1,4 +1,4 @@
-"""What learners report: how training goes, what they decline, and what they adopted."""
+"""Reports of learners: training progress, declined rounds, and adopted versions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-LONGEST_REASON = 200  # of a declined round
-MAX_REPORTED = 2 * REPORTED  # declined rounds and adoptions together
+LONGEST_REASON = 200  # characters kept of the reason of a declined round
+MAX_REPORTED = 2 * REPORTED  # declined rounds and adoptions together, in one report
 
 
 def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Takes in a report. most: tokens or steps of a learner. Raises Refused for more than that."""
+    """Takes in a report. most: limit of a learner's tokens and of its steps. Raises Refused above a limit."""
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(Status.INVALID_ARGUMENT, f'learner "{entry.name}" reports more than {most} tokens or steps')
     if len(seen.declined) + len(seen.adopted) > MAX_REPORTED:
@@ -33,23 +33,32 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
             f"time: at most {MAX_REPORTED} are taken",
         )
     spent = IncarnationCounters(
-        steps=seen.steps, tokens=seen.tokens, stepping_s=seen.stepping_s, blocked_s=seen.blocked_s,
-        joining_s=seen.joining_s, paused_s=seen.paused_s, abandoned_tokens=seen.abandoned_tokens,
-    )  # fmt: skip
+        steps=seen.steps,
+        tokens=seen.tokens,
+        stepping_s=seen.stepping_s,
+        blocked_s=seen.blocked_s,
+        joining_s=seen.joining_s,
+        paused_s=seen.paused_s,
+        abandoned_tokens=seen.abandoned_tokens,
+    )
     entry.reports.saw(run.clock.monotonic())
     wall = run.clock.wall()
     run.registry.heard(entry, wall, spent)
     if 2 * spent.tokens < seen.tokens and not entry.capped:
         entry.capped = True
         log.warning(
-            "a learner reports more than it can have trained: look at it, and evict it with --tokens if it is not so",
-            learner=entry.name, reported=seen.tokens, counted=spent.tokens,
-        )  # fmt: skip
+            "a learner reports more than it can have trained: check it; if that is wrong, evict it with --tokens",
+            learner=entry.name,
+            reported=seen.tokens,
+            counted=spent.tokens,
+        )
     entry.loss, entry.unsaved = seen.loss, True
     entry.recovery = replace(
-        entry.recovery, prepared_s=seen.prepared_s, joining_s=entry.account.current.joining_s,
+        entry.recovery,
+        prepared_s=seen.prepared_s,
+        joining_s=entry.account.current.joining_s,
         first_step_s=seen.first_step_s,
-    )  # fmt: skip
+    )
     run.tell()
     for shard in run.shards:
         shard.dispatch(ev.Reported(entry.name, spent.steps, seen.paused))
@@ -60,9 +69,9 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
 
 
 def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Tells the syncer of rounds declined and versions adopted, each once: work is bounded by what there was to answer.
+    """Passes declined rounds and adopted versions to the syncer, each once, so that repeats cost no work.
 
-    Cycles and versions grow, so what is not above the newest one told of that fragment was told, or never was.
+    Cycles and versions grow. One that is not above the newest of its fragment was passed before, or never existed.
     """
     rounds = shard.syncer.fragments
     for declined in seen.declined:

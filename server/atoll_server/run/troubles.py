@@ -1,4 +1,4 @@
-"""What an operator should see to, found by looking at the run."""
+"""Troubles that need an operator, found by polling the run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from atoll_server.run.registrar import Registrar
 from atoll_server.run.watch import state_of
 from atoll_server.telemetry.entries import Trouble
 
-MISSED = 4  # merges of each fragment at least without anything of a learner that trains, beyond which it is a trouble
-OTHER_TOKENS = 20.0  # times the tokens per step of most of the others, or a part of them: the unit may be another
-BEYOND = 1.02  # of the tokens that the run was to train: learners do not leave in the same moment
+MISSED = 4  # a learner that trains but is in none of more merges than this, per fragment, is a trouble
+OTHER_TOKENS = 20.0  # this many times more or fewer tokens per step than the others: it may count another unit
+BEYOND = 1.02  # times --total-tokens: a little more is normal, since learners do not leave at the same moment
 
 
 def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
-    """Those of this moment. damage: of a file, found while the core serves; now: monotonic seconds."""
+    """The current troubles. damage: of a file, found while the core serves; now: monotonic seconds."""
     if run.writer.full:
         yield _lasting("the disk is full: nothing is acknowledged until there is room")
     elif any(shard.spool.room_bytes == 0 for shard in run.shards):
@@ -55,12 +55,12 @@ def _odd_tokens(run: Registrar, now: float) -> Iterator[Trouble]:
         elif own.batch * OTHER_TOKENS < usual.batch:
             few.append((name, f"{told}: its work hardly counts"))
     cure = "Check that step(tokens=...) gets its own tokens, not bytes, sequences or those of all islands"
-    for name, told in (many or few)[:NAMED]:  # of two learners, each differs from the other
+    for name, told in (many or few)[:NAMED]:  # only one list: of two learners, each differs from the other
         yield Trouble(f"tokens of {name}", f"{told}. {cure}")
 
 
 def _never_merged(run: Registrar, now: float) -> list[str]:
-    """Learners that train, and of whose work nothing is merged, by name."""
+    """Names of learners that train, but whose contributions are not merged."""
     late = max(MISSED, 1 + run.settings.max_staleness)  # merges of each fragment
     names = sorted(run.registry.entries)
     missed = [

@@ -1,4 +1,4 @@
-"""What is found by looking, about once a second: the states of learners, and troubles. Changes go into the journal."""
+"""Polls the states of learners and troubles, about once per second. Changes go into the journal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ QUIET = {LearnerState.SILENT, LearnerState.LEFT, LearnerState.EVICTED}
 
 
 def liveness_of(run: Registrar, learner: str) -> LearnerLiveness | None:
-    """What the syncers know of a learner."""
+    """A learner's liveness as the syncers know it; None when they do not know the learner."""
     return next((shard.syncer.liveness[learner] for shard in run.shards if learner in shard.syncer.liveness), None)
 
 
 def state_of(run: Registrar, entry: RegistryEntry, now: float) -> LearnerState:
-    """How a learner is doing at this moment. now: monotonic seconds."""
+    """The current state of a learner. now: monotonic seconds."""
     return learner_state(liveness_of(run, entry.name), now, evicted=bool(entry.evicted))
 
 
@@ -30,14 +30,14 @@ class Watch:
     def __init__(self, run: Registrar) -> None:
         self.since: dict[str, float] = {}
         self._run = run
-        self._last: dict[str, tuple[LearnerState, int]] = {}  # by learner: with its incarnation
-        self._silenced: set[str] = set()  # whose silence was recorded, and no return since
+        self._last: dict[str, tuple[LearnerState, int]] = {}  # by learner: state and incarnation
+        self._silenced: set[str] = set()  # learners with a recorded silence and no recorded recovery since
         self._troubles: Mapping[str, entries.Trouble] = {}
 
     def look(self, troubles: Iterable[entries.Trouble], now: float) -> dict[str, LearnerState]:
-        """Records what changed since the last look, and returns the states. What is so at the first is no change.
+        """Records changes since the last call, and returns the states. A learner's first state is not a change.
 
-        troubles: those of this moment, each of which is recorded when it begins. now: monotonic seconds.
+        troubles: the current ones; each is recorded when it begins. now: monotonic seconds.
         """
         states = {name: state_of(self._run, entry, now) for name, entry in self._run.registry.entries.items()}
         for name, state in states.items():
@@ -69,8 +69,8 @@ class Watch:
                 self._run.journal.record(entries.Recovered(name), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
-        """The last sign of progress; of a learner that left, its good-bye. On the run's clock."""
+        """When the learner last made progress, or when it left; seconds of the run's clock."""
         account, observed = entry.account, liveness_of(self._run, entry.name)
         if state is LearnerState.SILENT and observed is not None and observed.stepped_at is not None:
-            return self._run.clock.at(observed.stepped_at)  # it may be heard, and make no steps
+            return self._run.clock.at(observed.stepped_at)  # it may report without making steps
         return account.heard_at if account.left_at is None else account.left_at

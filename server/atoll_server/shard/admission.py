@@ -1,4 +1,4 @@
-"""PURE: may a contribution be begun, by what its header declares?"""
+"""PURE: whether an upload may begin, decided from the contribution's header."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NUMBER = 1 << 62  # of seq: what the ledger can hold
 
 
 def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Codec) -> None:
-    """Raises Refused for a header that no learner of this run would send."""
+    """Raises Refused for a header that is invalid in this run."""
     most = sum(frame_codec.max_payload_bytes(span, run_codec) for span in fragment.frames)
     if int(header.codec) != int(run_codec):
         raise _malformed(header, f"uses codec {header.codec}, the run {run_codec.name}")
@@ -35,7 +35,10 @@ def check_header(header: pb.PushHeader, fragment: FragmentLayout, run_codec: Cod
 
 
 def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:
-    """Raises Refused for work from a version that does not exist, or is too old. version: of the fragment now."""
+    """Raises Refused when the base version does not exist, or is too old.
+
+    version: of the fragment now. staleness, max_staleness: outer steps.
+    """
     if header.base_version > version:
         raise Refused(
             Status.OUT_OF_RANGE,
@@ -51,7 +54,7 @@ def check_age(header: pb.PushHeader, version: int, staleness: float, max_stalene
 
 
 def declared(header: pb.PushHeader) -> pb.PushHeader:
-    """What a header says of the contribution; the rest may be another when it is sent again."""
+    """The part of a header that describes the contribution; the rest may differ when the header is sent again."""
     said = pb.PushHeader.FromString(header.SerializeToString())
     said.ClearField("session")
     said.ClearField("cycle")

@@ -1,4 +1,4 @@
-"""What a shard is given by its process and its run."""
+"""The dependencies of a shard: settings, clock, ledger and journal of its process and its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll_server.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """settings: of the process. clock: the run's. fail: is told what could not be carried out, and ends the process."""
+    """settings: of the process. clock: the run's. fail: called with an error that ends the process."""
 
     settings: CoreSettings
     run: RunSettings
@@ -32,5 +32,5 @@ class ShardContext:
     fail: Callable[[BaseException], None]
 
     def record(self, entry: Entry) -> None:
-        """Tells the journal what happened at this moment."""
+        """Records a journal entry with the current time."""
         self.journal.record(entry, self.clock.monotonic())

@@ -1,7 +1,7 @@
 """Acknowledged contributions: those that wait for their merge, the fates of the others, and the sums over all.
 
-Memory follows the ledger: each method is called when what it notes is durable already. At a start the same methods
-run over the ledger's tallies and what came after them, so that the sums are exact whenever the process died.
+Memory follows the ledger: each method is called after its change is durable. At start the same methods run over the
+ledger's sums and the contributions after them, so that the sums are exact whenever the process died.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from atoll_server.storage.spool import StoredPayload
 
 
 class Contributions:
-    """Of one generation. accepted, merged, refused: how many, since the run began."""
+    """Contributions of one generation. accepted, merged, refused: counts since the run began."""
 
     def __init__(self, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry) -> None:
-        """fragments: those of this shard; what waits for a merge is kept there. parameters: of the whole model."""
+        """fragments: of this shard; they keep the contributions that wait for a merge. parameters: of the model."""
         self._fragments = fragments
-        self._shard = min(fragments)  # in accounts: no other shard has its fragments
+        self._shard = min(fragments)  # this shard's key in accounts: no other shard has this fragment
         self._parameters = parameters
         self._registry = registry
         self._given: dict[tuple[str, int], tuple[int, int]] = {}  # by learner and fragment: incarnation, its tokens
         self.pending_bytes: Counter[str] = Counter()  # of each learner
         self.merges = 0  # of all fragments, since this core started
-        self.merged_at: dict[str, int] = {}  # by learner: merges, when it joined or something of it was last in one
+        self.merged_at: dict[str, int] = {}  # by learner: `merges` when it joined or was last part of a merge
         self.accepted = 0
         self.merged = 0
         self.refused = 0
 
     def forget(self) -> None:
-        """Before they are counted again from the ledger: what accounts have of this shard, and of no other."""
+        """Removes this shard's sums from all accounts, before they are counted again from the ledger."""
         for entry in self._registry.entries.values():
             entry.account.by_shard.pop(self._shard, None)
 
     def add(self, totals_row: TotalsRow) -> None:
-        """Those that a tally stands for."""
+        """Adds the contributions that a row of sums stands for."""
         account = self._registry.entries[totals_row.learner].account
         sums = account.at(self._shard)
         length = self._fragments[totals_row.fragment].place.length
@@ -61,7 +61,7 @@ class Contributions:
         self.refused += totals_row.refused
 
     def accept(self, row: ContributionRow) -> None:
-        """One more was acknowledged."""
+        """Counts an acknowledged contribution."""
         entry = self._registry.entries[row.key.learner]
         sums = entry.account.at(self._shard)
         sums.bytes_up += row.size_bytes
@@ -72,7 +72,7 @@ class Contributions:
         self.accepted += 1
 
     def given(self, key: ContributionKey) -> int:
-        """Tokens that this incarnation gave to this fragment; what was refused it did not."""
+        """Tokens in this incarnation's contributions to this fragment, without refused ones."""
         incarnation, tokens = self._given.get((key.learner, key.fragment), (0, 0))
         return tokens if incarnation == key.incarnation else 0
 
@@ -81,12 +81,12 @@ class Contributions:
             self._given[key.learner, key.fragment] = (key.incarnation, self.given(key) + tokens)
 
     def hold(self, row: ContributionRow, stored: StoredPayload) -> None:
-        """It waits for its merge."""
+        """Keeps a contribution until its merge."""
         self._fragments[row.key.fragment].held[row.key] = HeldContribution(row, stored)
         self.pending_bytes[row.key.learner] += row.size_bytes
 
     def end(self, row: ContributionRow, fate: FateRow) -> None:
-        """One came to its end: merged, or refused after all."""
+        """Counts the fate of an acknowledged contribution: merged, or refused."""
         held = self._fragments[row.key.fragment].held.pop(row.key, None)
         if held is not None:
             held.stored.close()
@@ -104,33 +104,40 @@ class Contributions:
         entry.unsaved = True
 
     def joined(self, learner: str) -> None:
-        """From now on its work is looked for in merges."""
+        """Starts to count the merges without this learner, see `missed`."""
         self.merged_at[learner] = self.merges
 
     def published(self, learners: Iterable[str]) -> None:
-        """A merge of these learners' work was published."""
+        """Counts a published merge of these learners' contributions."""
         self.merges += 1
         self.merged_at.update(dict.fromkeys(learners, self.merges))
 
     def missed(self, learner: str) -> int:
-        """Merges since something of it was in one."""
+        """Number of merges since the last one with a contribution of this learner."""
         return self.merges - self.merged_at.get(learner, self.merges)
 
     def _weighted(self, row: ContributionRow) -> float:
-        """Its tokens, times the part of all parameters that its fragment holds."""
+        """The contribution's tokens, times its fragment's part of all parameters."""
         return row.tokens * self._fragments[row.key.fragment].place.length / self._parameters
 
 
 def receipt_of(fate: FateRow) -> pb.Receipt:
-    """A fate as learners are told it."""
+    """The receipt that tells a learner a fate."""
     key = fate.key
     return pb.Receipt(
-        learner=key.learner, incarnation=key.incarnation, fragment=key.fragment, seq=key.seq, fate=FATES[fate.fate],
-        version=fate.version, weight=fate.weight, staleness=fate.staleness, reason=fate.reason,
+        learner=key.learner,
+        incarnation=key.incarnation,
+        fragment=key.fragment,
+        seq=key.seq,
+        fate=FATES[fate.fate],
+        version=fate.version,
+        weight=fate.weight,
+        staleness=fate.staleness,
+        reason=fate.reason,
         drop_outstanding=fate.dropped,
-    )  # fmt: skip
+    )
 
 
 def refusal_row(refusal: ev.Refusal, version: int) -> FateRow:
-    """A refusal as the ledger keeps it."""
+    """A refusal as a row for the ledger. version: of the fragment now."""
     return FateRow(refusal.key, Fate.REFUSED, version, reason=refusal.reason, dropped=refusal.drop)

@@ -1,4 +1,4 @@
-"""What followers hear: a bounded log of those entries of the journal that learners must know of."""
+"""Notifications for followers: a bounded log of the journal entries that learners must know."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from atoll_server.shard.contributions import receipt_of
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 
-BEAT_S = 1.0  # without news a follower hears so often that the core is there
+BEAT_S = 1.0  # interval of empty notifications while there is no news: the core is alive
 
 
 class FollowerLog:
-    """One log for all followers, each with a cursor: a slow follower costs nothing, and is sent the state instead."""
+    """One log for all followers, each with its own position. A follower that is too far behind gets the full state."""
 
     def __init__(self, limit: int, current: Callable[[], pb.FullState]) -> None:
-        self.number = 1 + secrets.randbits(62)  # not counted: after a backup came back, a count would come again
+        self.number = 1 + secrets.randbits(62)  # random: a counter would repeat after a restore from a backup
         self._current = current
         self._kept: deque[pb.Notification] = deque(maxlen=limit)
         self._sequence = 0
@@ -29,7 +29,7 @@ class FollowerLog:
         self.closed = False
 
     def on(self, entry: Entry, _now: float) -> None:
-        """Adds an entry, if learners must know of it."""
+        """Adds a notification, if learners must know the entry."""
         match entry:
             case entries.RoundOpened(fragment, cycle):
                 self._append(pb.Notification(opened=pb.RoundOpened(fragment=fragment, cycle=cycle)))
@@ -60,7 +60,7 @@ class FollowerLog:
             case entries.UploadBegan() | entries.TurnedAway() | entries.Clamped() | entries.Acknowledged():
                 pass
             case entries.ArrivalRefused():
-                pass  # its stream is told
+                pass  # the contribution's stream gets the receipt
             case entries.Declined() | entries.RoundClosed() | entries.RoundLapsed():
                 pass
             case entries.MergeComputed() | entries.Adopted():
@@ -69,14 +69,14 @@ class FollowerLog:
                 assert_never(entry)
 
     def _append(self, notification: pb.Notification) -> None:
-        """Gives a notification its position, and wakes every follower."""
+        """Assigns a position to a notification and wakes every follower."""
         self._sequence += 1
         notification.log, notification.sequence = self.number, self._sequence
         self._kept.append(notification)
         self._wake()
 
     def close(self) -> None:
-        """Says good-bye to every follower."""
+        """Ends the stream of every follower."""
         self._append(pb.Notification(shutting_down=pb.ShuttingDown()))
         self.closed = True
         self._wake()
@@ -86,13 +86,13 @@ class FollowerLog:
         changed.set()
 
     async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Notification, None]:
-        """Happenings after a position; the whole current state when the position is unknown or too old.
+        """Notifications after a position; the full state first when the position is unknown or too old.
 
-        When nothing happens, an empty one now and then: who follows learns how long silence may be.
+        Without news it yields an empty notification every BEAT_S, so that a follower notices when the core is silent.
         """
         cursor = sequence if log == self.number and sequence <= self._sequence else -1
         while True:
-            changed = self._changed  # taken first: whatever is appended while a reader is busy wakes it
+            changed = self._changed  # read first, so that an entry appended while the reader is busy wakes it
             oldest = self._sequence - len(self._kept)
             if cursor < oldest:
                 cursor = self._sequence

@@ -1,4 +1,4 @@
-"""One fragment of the run, at the shard that owns it: everything that is of this fragment alone."""
+"""One fragment of the run, at the shard that owns it, with all state that belongs to this fragment alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll_server.storage.spool import StoredPayload
 
 @dataclass(frozen=True, slots=True)
 class HeldContribution:
-    """An acknowledged contribution without a fate: its row in the ledger, and its payload."""
+    """An acknowledged contribution that waits for its fate: its row in the ledger, and its payload."""
 
     row: ContributionRow
     stored: StoredPayload
@@ -26,7 +26,7 @@ class HeldContribution:
 
 @dataclass(slots=True, eq=False)
 class Fragment:
-    """All state is of the event loop; worker threads change arrays of `state` only while `lock` is held.
+    """The event loop owns all state; worker threads change arrays of `state` only while `lock` is held.
 
     place: its tensors and frames. state: the newest durable version. rounds: changed by the syncer alone.
     """
@@ -36,16 +36,16 @@ class Fragment:
     rounds: RoundState
     norms: NormLimiter
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # while it is merged, or written to a snapshot
-    held: dict[ContributionKey, HeldContribution] = field(default_factory=dict)  # what waits for its merge
-    refused: list[pb.Receipt] = field(default_factory=list)  # since the newest update, which will tell of them
+    held: dict[ContributionKey, HeldContribution] = field(default_factory=dict)  # contributions that wait for a merge
+    refused: list[pb.Receipt] = field(default_factory=list)  # since the newest update; the next update carries them
     published_at: float | None = None  # monotonic seconds, of the newest version
 
     @property
     def index(self) -> int:
-        """Its number in the run."""
+        """The fragment's number in the run."""
         return self.place.index
 
     @property
     def version(self) -> int:
-        """The newest durable one."""
+        """The newest durable version."""
         return self.state.version

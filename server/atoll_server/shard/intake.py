@@ -1,6 +1,6 @@
-"""The path of a contribution from its header to its receipt, top to bottom: offered, written, judged, kept, told.
+"""The path of a contribution from its header to its receipt, top to bottom: offer, write, judge, keep, receipt.
 
-`uploads` has the state of each upload, `payload_writer` its bytes. Nothing here holds state.
+`uploads` has the state of each upload, `payload_writer` its bytes. This module holds no state.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from atoll_server.storage.rows import ContributionRow, FateRow
 from atoll_server.storage.spool import StoredPayload
 from atoll_server.telemetry import entries
 
-DIVERGED = "this island's training has diverged"
+DIVERGED = "this learner's training has diverged"
 
 
 class Intake:
-    """Of one shard."""
-
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
     def offer(self, header: pb.PushHeader, now: float) -> Upload | pb.Receipt:
-        """Admits a contribution, or answers with the receipt that its key has already. Raises Refused."""
+        """Admits a contribution, or returns the receipt that its key has already. Raises Refused.
+
+        now: monotonic seconds.
+        """
         shard = self._shard
         fragment = shard.fragments[header.fragment]
         pending_bytes = shard.contributions.pending_bytes[header.session.learner]
@@ -52,7 +53,7 @@ class Intake:
     async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
         """Checks and writes the frames of a message. Raises Refused.
 
-        The last frame makes the upload whole, and so do values that are not finite; other garbage ends it.
+        The last frame completes the upload, and so do values that are not finite; other invalid frames end it.
         """
         if upload.state is UploadState.DROPPED:
             raise upload.refused()
@@ -61,12 +62,12 @@ class Intake:
                 text = f"frame {frame.index} of {upload.key}: there are {upload.part.frames}"
                 raise Refused(Status.INVALID_ARGUMENT, text)
         writing = asyncio.create_task(self._write(upload, frames, now))
-        refused = await asyncio.shield(writing)  # a stream that is cut may have brought the last frame
+        refused = await asyncio.shield(writing)  # the last frame counts even if its stream is cut now
         if refused is not None:
             raise refused
 
     async def _write(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> Refused | None:
-        """Returns what the stream that brought the frames is told."""
+        """Writes the frames; returns the error for the stream that sent them, or None."""
         shard, uploads = self._shard, self._shard.uploads
         try:
             new = await shard.work.on_frames(upload.part.write, frames)
@@ -77,7 +78,7 @@ class Intake:
         except FrameError as error:
             return uploads.drop(upload, Refused(Status.INVALID_ARGUMENT, f"{upload.key}: {error}"))
         except OSError as error:
-            text = f"the spool cannot be written ({error.strerror}): make room"
+            text = f"the spool cannot be written ({error.strerror}): free space on the core's disk"
             return uploads.drop(upload, Refused(Status.RESOURCE_EXHAUSTED, text))
         else:
             whole = uploads.came(upload, now, new=new)
@@ -90,24 +91,34 @@ class Intake:
     # ------------------------------------------------------------------------------ judged, then kept or refused
 
     async def _finish(self, upload: Upload) -> None:
-        """Judges a whole upload, makes it or its refusal durable, and lets its streams answer."""
+        """Judges a complete upload, makes it or its refusal durable, and lets its streams answer."""
         shard = self._shard
         try:
             row, refusal = self._judge(upload)
             receipt = await (self._refuse(row, refusal) if refusal else self._keep(row, upload))
-        except Exception as error:  # of the disk, or of this program: what is durable is not known
+        except Exception as error:  # a failed disk, or a bug: what is durable is not known
             shard.work.fail(error)
-            upload.stop(Refused(Status.UNAVAILABLE, "the core failed: it stops; try again later"))
+            upload.stop(Refused(Status.UNAVAILABLE, "the core failed and stops: try again later"))
             return
         shard.uploads.finish(upload, receipt)
 
     def _judge(self, upload: Upload) -> tuple[ContributionRow, str]:
-        """What the ledger will say of it, and why it is refused; empty: it is not."""
+        """Returns the upload's row for the ledger, and the reason of its refusal; empty: it is accepted."""
         header, key, part = upload.header, upload.key, upload.part
         row = ContributionRow(
-            key, header.cycle, header.base_version, header.tokens, header.steps, int(part.codec),
-            part.frames, part.size_bytes, part.digest, (), 1.0, self._shard.context.clock.wall(),
-        )  # fmt: skip
+            key,
+            header.cycle,
+            header.base_version,
+            header.tokens,
+            header.steps,
+            int(part.codec),
+            part.frames,
+            part.size_bytes,
+            part.digest,
+            (),
+            1.0,
+            self._shard.context.clock.wall(),
+        )
         if upload.bad_values:
             return row, upload.bad_values
         counts = self._weighed(key, Declared(header.tokens, header.steps))
@@ -120,14 +131,14 @@ class Intake:
         return replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale), verdict.refusal
 
     def _weighed(self, key: ev.ContributionKey, said: Declared) -> Declared:
-        """What counts of the tokens and steps that a contribution declares."""
+        """The part of a contribution's declared tokens and steps that counts."""
         registry, wall = self._shard.context.registry, self._shard.context.clock.wall()
         entry = registry.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
-        spent = entry.account.past[0] if dead else entry.account.current  # the sums of all that are dead
+        spent = entry.account.past[0] if dead else entry.account.current  # past[0]: sums of all dead incarnations
         rates = registry.rates(wall)
         tokens = spent.tokens
-        if not dead:  # they may have been held back until a moment ago
+        if not dead:  # tokens that were held back at the last report may count by now
             tokens, _ = spent.tokens_counted(spent.said_tokens, rates.most(key.learner), wall)
         reported = Declared(tokens, spent.steps)
         unheard_s = max(0.0, wall - (spent.grown_at or spent.joined_at))
@@ -144,7 +155,7 @@ class Intake:
         return {name for name, observed in self._shard.syncer.liveness.items() if observed.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
-        """Payload, then row: both are durable before the syncer counts on the contribution."""
+        """Makes the payload durable, then the row; only then the syncer learns of the contribution."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
         stored: StoredPayload = await shard.work.on_frames(upload.part.finish, norms, row.scale)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row)
@@ -159,7 +170,7 @@ class Intake:
         )
 
     async def _refuse(self, row: ContributionRow, reason: str) -> pb.Receipt:
-        """A contribution that came whole and is not wanted: its receipt is durable, its payload is not kept."""
+        """Refuses a complete contribution: its receipt is durable, its payload is not kept."""
         shard = self._shard
         fate = FateRow(row.key, Fate.REFUSED, shard.fragments[row.key.fragment].version, reason=reason, dropped=True)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row, fate=fate)
@@ -174,6 +185,6 @@ class Intake:
     # ------------------------------------------------------------------------------ acknowledged
 
     async def receipt(self, upload: Upload) -> pb.Receipt:
-        """Waits until an upload is durable or refused; each of its streams may ask. Raises Refused."""
+        """Waits until an upload is durable or refused; each of its streams may call it. Raises Refused."""
         await upload.ended.wait()
         return self._shard.uploads.receipt(upload)

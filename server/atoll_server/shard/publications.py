@@ -1,4 +1,4 @@
-"""Published updates as they are sent, and a bounded cache of them."""
+"""Published updates in the form that is sent, and a bounded cache of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll_server.merging.merge import Update
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A published update as it is sent to everybody, with the fates that its merge decided.
+    """A published update as it is sent to all learners, with the fates that its merge decided.
 
     messages: its frames; sizes: of their payloads; crc32c: of the published parameters after it.
     """
@@ -27,13 +27,13 @@ class Publication:
 
     @classmethod
     def of(cls, update: Update) -> Publication:
-        """Without fates."""
+        """The publication of an update, without receipts."""
         messages = tuple(frame_messages.encode(n, crc32c(payload), payload) for n, payload in enumerate(update.frames))
         return cls(update.version, messages, tuple(map(len, update.frames)), update.crc32c)
 
     @property
     def size_bytes(self) -> int:
-        """Of all payloads."""
+        """The sum over all payloads."""
         return sum(self.sizes)
 
 
@@ -41,12 +41,13 @@ class UpdateCache:
     """Updates by (fragment, version), the oldest dropped first when there are too many bytes or versions."""
 
     def __init__(self, limit_bytes: int, limit_versions: int) -> None:
-        self.limit_bytes, self._limit_versions = limit_bytes, limit_versions
+        self.limit_bytes = limit_bytes
+        self._limit_versions = limit_versions
         self._kept: OrderedDict[tuple[int, int], Publication] = OrderedDict()
         self.size_bytes = 0
 
     def add(self, fragment: int, publication: Publication) -> None:
-        """Keeps an update; a learner that needs one dropped here fetches the fragment whole."""
+        """Adds an update. A learner that needs an update dropped here fetches the whole fragment."""
         version = publication.version
         self._kept[fragment, version] = publication
         self.size_bytes += publication.size_bytes
@@ -55,7 +56,7 @@ class UpdateCache:
             self._drop(next(iter(self._kept)))
 
     def get(self, fragment: int, version: int) -> Publication | None:
-        """The update that leads to `version`, if it is still here."""
+        """The update that leads to `version`; None when the cache dropped it."""
         return self._kept.get((fragment, version))
 
     def _drop(self, place: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Readers of a fragment's published parameters while merges go on: what is read is left as it is."""
+"""Readers of a fragment's published parameters while merges continue: a merge does not change arrays that are read."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from atoll_server.rpc.calls import ending
 from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.work import Work
 
-MAX_WAIT_S = 10.0  # with a merge that is being made durable, or a snapshot
+MAX_WAIT_S = 10.0  # longest wait for a merge that is being made durable, or for a snapshot
 
 
 class Readers:
-    """Of all fragments of a shard."""
+    """The readers of all fragments of a shard."""
 
     def __init__(self, work: Work) -> None:
-        """work: says whether a merge came to no end; what it left behind must not be read."""
+        """work: its `failed` says that a merge may have left a half changed state, which must not be read."""
         self._work = work
         self._versions = ReaderLimits()  # each theta_pub, by its identity
 
     @contextlib.asynccontextmanager
     async def newest(self, fragment: Fragment, reader: Hashable = None) -> AsyncIterator[FragmentState]:
-        """A fragment's newest durable version; while it lasts its theta_pub, and nothing else of it, stays as it is.
+        """Context with a fragment's newest durable state: its theta_pub, and only that, does not change meanwhile.
 
-        reader: a learner, which reads few versions of it at a time; None: it is soon done. Raises Refused when it
-        cannot be had soon.
+        reader: a learner, limited to few versions at a time; None: a reader that is soon done. Raises Refused when the
+        state is not available soon.
         """
         try:
             async with asyncio.timeout(MAX_WAIT_S):
@@ -39,20 +39,20 @@ class Readers:
             raise Refused(Status.UNAVAILABLE, text) from error
         try:
             if self._work.failed:
-                raise Refused(Status.UNAVAILABLE, "the core has failed, and stops: try again later")
+                raise Refused(Status.UNAVAILABLE, "the core failed and stops: try again later")
             state = fragment.state
         except BaseException:
             fragment.lock.release()
             raise
         who = reader if reader is not None else object()
         with self._versions.read(who, fragment.index, id(state.theta_pub), ending()):
-            fragment.lock.release()  # not before: a merge looks who reads
+            fragment.lock.release()  # only now: a merge asks `any_of` while it holds the lock
             yield state
 
     def any_of(self, state: FragmentState) -> bool:
-        """Whether a reader has it: a merge writes the next one to memory of its own."""
+        """Whether any reader uses this state; if so, a merge writes the next theta_pub to new memory."""
         return self._versions.reads(id(state.theta_pub))
 
     def passed(self, fragment: int) -> None:
-        """A merge wrote the next one."""
+        """Notes that a merge replaced a version that is read."""
         self._versions.passed(fragment)

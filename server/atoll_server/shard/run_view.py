@@ -1,4 +1,4 @@
-"""PURE: what a shard knows of the run beyond its fragments: the registrar's last word."""
+"""PURE: what a shard knows of the run beyond its fragments, as last sent by the registrar."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class RunView:
     paused: str = ""
 
     def newer_than(self, other: RunView) -> bool:
-        """By order of the registrar, not by tokens: those fall when an operator strikes some."""
+        """Compares epoch and sequence, not tokens: tokens fall when an operator voids some."""
         return (self.epoch, self.sequence) > (other.epoch, other.sequence)

@@ -1,6 +1,6 @@
 """Carries out what the syncer decides; the only place where ledger, spool, merge and publications meet.
 
-One event loop owns all state. Disk and numerics run in worker threads on values that nobody else writes, and their
+One event loop owns all state. Disk and numerics run in worker threads on values that no other code writes, and their
 results come back as events. Every effect is durable before it is visible.
 """
 
@@ -42,21 +42,18 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.journal import Journal
 
 BYTES_A_PARAMETER = 12  # of a snapshot: theta, theta_pub, momentum
-UPDATES_KEPT = 0.4  # bytes a parameter at least: nearly one update of every fragment
+UPDATES_KEPT = 0.4  # least bytes per parameter in the cache: nearly one update of every fragment
 
 
 class Shard:
-    """Some fragments of a run that has parameters. Told by the service and by time.
-
-    They are those whose states are in `restored`.
-    """
+    """The fragments of a run whose states are in `restored`. Calls of the service and timers drive it."""
 
     def __init__(self, context: ShardContext, restored: Restored, view: RunView, *, damaged: bool) -> None:
-        """view: the registrar's last word. damaged: a snapshot was found damaged and given up."""
+        """view: the registrar's newest. damaged: a damaged snapshot was found and dropped."""
         self.context = context
         self.view = view
         self.follower_log = FollowerLog(context.settings.limits.notifications, self._current)
-        self._journal = Journal()  # followers of this shard hear first, then all that subscribed to the core's
+        self._journal = Journal()  # followers of this shard get an entry first, then subscribers of the core's journal
         self._journal.subscribe(self.follower_log.on, only_shows=False)
         self._journal.subscribe(context.journal.record, only_shows=False)
         self.work = Work(context.fail)
@@ -71,12 +68,14 @@ class Shard:
         self.cache = UpdateCache(cache_bytes, limits.update_cache_versions)
         self.fragments = {
             place.index: Fragment(
-                place, restored.states[place.index], RoundState(restored.states[place.index].version),
+                place,
+                restored.states[place.index],
+                RoundState(restored.states[place.index].version),
                 NormLimiter(limits.norm_window, run.norm_limit, run.clip_norm),
             )
             for place in self.layout.fragments
             if place.index in restored.states
-        }  # fmt: skip
+        }
         rounds = {index: fragment.rounds for index, fragment in self.fragments.items()}
         self.syncer = Syncer(run, rounds, merge.weight, paused=bool(view.paused))
         self.uploads = Uploads(context, self.layout, self.spool, self.work)
@@ -87,12 +86,12 @@ class Shard:
         self._stopping = False
 
     def start(self) -> None:
-        """Makes its threads, and lets time pass. `stop` ends both."""
+        """Starts its threads and timers. `stop` ends both."""
         self.work.start()
         self.dispatch(ev.Ticked())
 
     async def stop(self) -> None:
-        """Opens no more rounds and lets running merges end."""
+        """Opens no more rounds and waits for running merges."""
         self._stopping = True
         if self._wake is not None:
             self._wake.cancel()
@@ -101,7 +100,7 @@ class Shard:
     # ------------------------------------------------------------------------------ events in, effects out
 
     def dispatch(self, event: ev.SyncerEvent) -> None:
-        """Tells the syncer and carries out what it answers."""
+        """Passes an event to the syncer and carries out the effects in order."""
         if self._stopping and not isinstance(event, ev.Merged):
             return
         now = self.context.clock.monotonic()
@@ -136,12 +135,15 @@ class Shard:
     # ------------------------------------------------------------------------------ contributions
 
     def room(self, free_bytes: int) -> None:
-        """What the disk has free now: a snapshot and the ledger must still find room when all uploads are here."""
+        """Sets the spool's space: a snapshot and the ledger must still fit when all uploads are complete.
+
+        free_bytes: of the disk now.
+        """
         kept = self.context.settings.limits.headroom_bytes + BYTES_A_PARAMETER * self._parameters
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
-        """A fate is durable: memory follows, and the learner can be told."""
+        """Takes a durable fate into memory; returns the receipt for the learner."""
         self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
@@ -170,7 +172,7 @@ class Shard:
             try:
                 merged, publication, took_s = await self.work.on_merges(work)
             except Exception as error:
-                self.work.fail(error)  # before anybody else is given this fragment's lock
+                self.work.fail(error)  # before another task gets this fragment's lock
                 raise
             self._record(entries.MergeComputed(fragment.index, effect.version))
             crash_points.point("merge.computed")
@@ -178,11 +180,17 @@ class Shard:
             fates = [FateRow(s.key, Fate.MERGED, effect.version, s.weight, s.staleness) for s in effect.shares]
             fates += [refusal_row(refusal, effect.version) for refusal in effect.refusals]
             row = MergeRow(
-                effect.fragment, effect.version, effect.cycle,
+                effect.fragment,
+                effect.version,
+                effect.cycle,
                 tuple((s.key.learner, s.key.incarnation, s.key.seq, s.weight, s.staleness) for s in effect.shares),
-                asdict(rule) | {"codec": int(rule.codec)}, view.run_tokens, view.voided_tokens,
-                *merged.checksums, publication.size_bytes, self.context.clock.wall(),
-            )  # fmt: skip
+                asdict(rule) | {"codec": int(rule.codec)},
+                view.run_tokens,
+                view.voided_tokens,
+                *merged.checksums,
+                publication.size_bytes,
+                self.context.clock.wall(),
+            )
             operation = partial(shard_ledger.add_merge, generation=self.context.generation, row=row, fates=fates)
             await self.context.writer.commit(operation)
             crash_points.point("merge.committed")
@@ -198,7 +206,7 @@ class Shard:
     def _publish(
         self, fragment: Fragment, effect: ev.Merge, publication: Publication, fates: list[FateRow], view: RunView
     ) -> None:
-        """The merge is durable: now it may be seen. view: of the run, as it went into the merge."""
+        """Publishes a durable merge. view: of the run, as the merge used it."""
         refused, fragment.refused = fragment.refused, []
         self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
         fragment.published_at = self.context.clock.monotonic()
@@ -218,18 +226,18 @@ class Shard:
         self._forget(refused)
 
     def _forget(self, refused: list[ContributionRow]) -> None:
-        """Refused payloads are of no more use; merged ones stay until two snapshots cover them."""
+        """Deletes refused payloads; merged ones stay until two snapshots cover them."""
         for row in refused:
             self.work.on_frames(self.spool.delete, self.context.generation, row.key, row.size_bytes)
 
-    # ------------------------------------------------------------------------------ asked by the service
+    # ------------------------------------------------------------------------------ called by the service
 
     def held(self, key: ev.ContributionKey) -> HeldContribution:
-        """An acknowledged contribution that has no fate yet."""
+        """An acknowledged contribution that has no fate yet. KeyError when it has one."""
         return self.fragments[key.fragment].held[key]
 
     def pending(self) -> int:
-        """Acknowledged contributions that have no fate yet."""
+        """Number of acknowledged contributions that have no fate yet."""
         return sum(len(fragment.held) for fragment in self.fragments.values())
 
     def versions(self) -> dict[int, int]:
@@ -237,7 +245,7 @@ class Shard:
         return {index: fragment.version for index, fragment in self.fragments.items()}
 
     def _current(self) -> pb.FullState:
-        """What a follower is told whose position is not known."""
+        """The full state, for followers whose position is not known."""
         return pb.FullState(
             versions=self.versions(),
             open=[
@@ -250,10 +258,10 @@ class Shard:
             paused=pb.Paused(reason=self.view.paused),
         )
 
-    # ------------------------------------------------------------------------------ told by the registrar
+    # ------------------------------------------------------------------------------ called by the registrar
 
     def told(self, view: RunView) -> None:
-        """Takes in the registrar's word, unless a newer one came. Followers hear of a pause, and of its end."""
+        """Takes the registrar's view, unless it has a newer one. Followers are notified of a pause and of its end."""
         if not view.newer_than(self.view):
             return
         before, self.view = self.view, view
@@ -262,18 +270,18 @@ class Shard:
             self.follower_log.on(entries.PauseChanged(view.paused), self.context.clock.monotonic())
 
     def joined(self, learner: str, incarnation: int) -> None:
-        """A process may speak for a name: what an older one left unfinished is dropped."""
+        """A process joined under a name: unfinished uploads of older incarnations are dropped."""
         self.uploads.fence(learner, incarnation)
         self.contributions.joined(learner)
         self.dispatch(ev.Joined(learner, incarnation))
 
     def evicted(self, learner: str, incarnation: int, reason: str) -> None:
-        """A learner's uploads are dropped, and what waits of its work is refused."""
+        """Drops an evicted learner's uploads and refuses its contributions that wait for a merge."""
         self.uploads.fence(learner, incarnation + 1)
         self.dispatch(ev.Left(learner, reason))
 
     def sent(self, entry: RegistryEntry, size_bytes: int, parameters: int, *, whole: bool) -> None:
-        """Counts what went down to a learner."""
+        """Counts payloads sent to a learner. parameters: that they stand for. whole: whole fragments, not updates."""
         self.context.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.context.run.codec, size_bytes)
         entry.unsaved = True
         if whole:

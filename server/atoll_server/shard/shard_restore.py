@@ -1,4 +1,4 @@
-"""From the ledger back into a shard's memory: rounds, what waits, receipts, counters, and the room that is taken."""
+"""Restores a shard's memory from the ledger: rounds, pending contributions, receipts, counters, used spool space."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from atoll_server.telemetry import entries
 
 
 def restore_shard(shard: Shard, db: sqlite3.Connection, restored: Restored) -> None:
-    """Brings a shard to where the ledger left the run; before anybody connects."""
+    """Restores a shard to the state in the ledger. Called before the core accepts calls. Raises LedgerError."""
     context = shard.context
     generation = context.generation
     shard.contributions.forget()
@@ -46,7 +46,7 @@ def restore_shard(shard: Shard, db: sqlite3.Connection, restored: Restored) -> N
         if pending is not None:
             waiting[row.key.fragment].append((row.key, pending))
     room = _room(shard, db, restored)
-    deleted = shard.spool.sweep(room)  # what is not in it was never acknowledged, or is of no more use
+    deleted = shard.spool.sweep(room)  # other files were never acknowledged, or are no longer needed
     shard.spool.prepare(generation, shard.fragments)
     shard.spool.used_bytes = sum(size for path, size in room.items() if context.disk.exists(path))
     for index, updates in restored.updates.items():
@@ -72,7 +72,7 @@ def restore_shard(shard: Shard, db: sqlite3.Connection, restored: Restored) -> N
 
 
 def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TotalsRow]) -> None:
-    """What each learner sent last to each fragment, so that it is not taken twice."""
+    """Notes the newest contribution of each learner to each fragment, so that it is not accepted twice."""
     generation = shard.context.generation
     newest = {
         (totals_row.learner, totals_row.fragment): totals_row
@@ -80,7 +80,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TotalsRow]) -
     }
     for totals_row in newest.values():
         if not totals_row.seq:
-            continue  # it sent nothing in this generation
+            continue  # the learner sent nothing in this generation
         key = ContributionKey(totals_row.learner, totals_row.incarnation, totals_row.fragment, totals_row.seq)
         found = shard_ledger.contribution(db, generation, key)
         if found is None:
@@ -89,7 +89,7 @@ def _note_newest(shard: Shard, db: sqlite3.Connection, lines: list[TotalsRow]) -
 
 
 def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path, int]:
-    """Every payload that stays, with the room that it takes from others."""
+    """Every payload that is kept, with the bytes that count against the spool's limit."""
     spool, generation = shard.spool, restored.line.generation
     room: dict[Path, int] = {}
     if shard.context.run.record:
@@ -101,13 +101,13 @@ def _room(shard: Shard, db: sqlite3.Connection, restored: Restored) -> dict[Path
     for fragment, after in covered(restored.snapshots, shard.fragments).items():
         for made_in, row, _ in lineage.merged(db, restored.line, fragment, after):
             room[spool.path(made_in, row.key)] = row.size_bytes
-    if undoable(restored.snapshots, restored.line):  # what a restored checkpoint left behind stays as it is for a while
+    if undoable(restored.snapshots, restored.line):  # undone work is kept until two snapshots of this generation exist
         room = dict.fromkeys(spool.older(generation), 0) | room
     return room
 
 
 def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> PendingContribution | None:
-    """Counts one; opens its payload if it waits for its merge."""
+    """Counts a contribution. If it waits for its merge, opens its payload and returns it; else returns None."""
     shard.contributions.accept(row)
     shard.uploads.note(row.digest, receipt_of(fate))
     if fate.fate is not Fate.PENDING:
@@ -122,6 +122,10 @@ def _contribution(shard: Shard, row: ContributionRow, fate: FateRow) -> PendingC
 def _observed(entry: RegistryEntry, now: float) -> LearnerLiveness:
     step_s = entry.account.step_time_s
     return LearnerLiveness(
-        entry.incarnation, now, now, gone=entry.account.left_at is not None, step_time_s=step_s,
+        entry.incarnation,
+        now,
+        now,
+        gone=entry.account.left_at is not None,
+        step_time_s=step_s,
         remembered=step_s is not None,
-    )  # fmt: skip
+    )

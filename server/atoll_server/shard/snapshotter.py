@@ -1,4 +1,4 @@
-"""Takes snapshots, and lets payloads go that two of them cover."""
+"""Takes snapshots, and deletes payloads that two of them cover."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-LONGEST_REPLAY_S = 0.5  # of merges beyond the newest snapshot: a start makes them again
-FAILED_S = 1.0  # at least: how long a snapshot that could not be written counts as having taken
-REST = 10.0  # between two snapshots, in lengths of the last one, however much there is to be merged again
+LONGEST_REPLAY_S = 0.5  # of merges above the newest snapshot, which a start replays
+FAILED_S = 1.0  # least duration that a failed snapshot counts as
+REST = 10.0  # least pause between two snapshots, in durations of the last one, however long a replay would take
 
 
 class Snapshotter:
     """The snapshots of one shard. rows: those on disk, oldest first.
 
-    undone: those that a restored checkpoint left behind. They stay until two snapshots came after it.
+    undone: snapshots of work that a rollback undid. They stay until this generation has two snapshots.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Snapshotter:
         *,
         damaged: bool,
     ) -> None:
-        """spool: has the payloads that snapshots cover. damaged: a snapshot was found damaged and given up."""
+        """spool: has the payloads that snapshots cover. damaged: a damaged snapshot was found and dropped."""
         self._context = context
         self._fragments = fragments
         self._spool = spool
@@ -57,20 +57,22 @@ class Snapshotter:
         self._let_go_to = covered(self.rows, fragments)
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[SnapshotRow]] = set()
-        self._taken_at, self._took_s = context.clock.monotonic(), 0.0
-        self._unsaved_s = restored.replay_s  # of merging that a start would do again, beyond the newest snapshot
-        self._one_is_missing = damaged  # its payloads are gone: what it covered lies in one place only
+        self._taken_at = context.clock.monotonic()
+        self._took_s = 0.0
+        self._unsaved_s = restored.replay_s  # duration of the merges above the newest snapshot: a start replays them
+        self._one_is_missing = damaged  # its payloads are deleted: only one copy of what it covered is left
 
     def all(self) -> list[SnapshotRow]:
-        """Those that can be restored, oldest first."""
+        """All snapshots that can be restored, oldest first."""
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     def merged(self, took_s: float) -> None:
-        """A merge that no snapshot covers took so long."""
+        """Counts the duration of a merge that no snapshot covers."""
         self._unsaved_s += took_s
 
     def due(self) -> bool:
-        """Whether it is time for a snapshot, or a start would have too much to do without it; and something is new."""
+        """Whether to take a snapshot: it is time or a replay would take too long, and there are new merges; or one is
+        missing."""
         since_s = self._context.clock.monotonic() - self._taken_at
         late = since_s >= self._context.settings.snapshot_every_s
         rested = since_s >= REST * self._took_s
@@ -84,21 +86,21 @@ class Snapshotter:
         return not self.rows or self.rows[-1].versions != versions
 
     async def take(self) -> SnapshotRow:
-        """Writes a snapshot, commits it, then drops what it makes superfluous; also when the caller goes away."""
+        """Writes and commits a snapshot, then deletes what is no longer needed; goes on if the caller is cancelled."""
         task = asyncio.create_task(self._take())
         self._tasks.add(task)
         task.add_done_callback(self._taken)
         return await asyncio.shield(task)
 
     async def settled(self) -> None:
-        """Waits for snapshots that somebody asked for who may be gone."""
+        """Waits for running snapshots, also those whose caller was cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _taken(self, task: asyncio.Task[SnapshotRow]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None:  # said here, since whoever asked for it may be gone
+        if error is not None:  # recorded here, since the caller may have been cancelled
             # The ledger and the spool still hold everything: only the next start takes longer.
             self._context.record(entries.SnapshotFailed(str(error)))
 
@@ -114,12 +116,17 @@ class Snapshotter:
                 await self._write(writer)
             except OSError:
                 self._took_s = max(FAILED_S, context.clock.monotonic() - self._taken_at)
-                await asyncio.to_thread(writer.give_up)  # the room that it has is needed by others
+                await asyncio.to_thread(writer.give_up)  # frees its disk space for other files
                 raise
             row = SnapshotRow(
-                number, context.generation, writer.versions, writer.checksums, tokens, context.clock.wall(),
+                number,
+                context.generation,
+                writer.versions,
+                writer.checksums,
+                tokens,
+                context.clock.wall(),
                 writer.size_bytes,
-            )  # fmt: skip
+            )
             await context.writer.commit(partial(shard_ledger.add_snapshot, row=row))
             crash_points.point("snapshot.committed")
             self.rows.append(row)
@@ -134,10 +141,10 @@ class Snapshotter:
         return row
 
     def _add_up(self, db: sqlite3.Connection) -> bool:
-        """Whether there is more; runs in the ledger's thread."""
+        """Adds to the ledger's sums; returns whether there may be more to add. Runs in the ledger's thread."""
         try:
             return totals.add_up(db, self._context.generation)
-        except LedgerError as error:  # nothing is written yet
+        except LedgerError as error:  # raised before the first write
             log.error("the ledger is damaged: training goes on, but a restart may fail", error=str(error))
             return False
 
@@ -146,7 +153,7 @@ class Snapshotter:
         for index, fragment in self._fragments.items():
             async with fragment.lock:
                 if self._work.failed:
-                    raise OSError("the core has failed: its state is not written down any more")
+                    raise OSError("the core has failed: no more snapshots are written")
                 await asyncio.to_thread(writer.add, index, fragment.state)
         await asyncio.to_thread(writer.finish)
 
@@ -174,7 +181,10 @@ class Snapshotter:
     def _covered(
         self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]
     ) -> list[tuple[int, ContributionKey, int]]:
-        """Payloads that two snapshots cover now, and did not before. bounds: by fragment, versions from and to."""
+        """Payloads that two snapshots cover now, but did not before.
+
+        bounds: by fragment, (after, to): versions above `after` up to `to`.
+        """
         return [
             (generation, row.key, row.size_bytes)
             for fragment, (after, to) in bounds.items()
@@ -182,7 +192,7 @@ class Snapshotter:
         ]
 
     def _let_go(self, covered: list[tuple[int, ContributionKey, int]]) -> None:
-        """What is recorded stays, but takes no room from what is to come."""
+        """Deletes covered payloads. A recorded run keeps them, but they no longer count against the spool's limit."""
         for generation, key, size_bytes in covered:
             if self._context.run.record:
                 self._spool.release(size_bytes)
@@ -190,16 +200,16 @@ class Snapshotter:
                 self._spool.delete(generation, key, size_bytes)
 
     def _let_go_of_undone(self) -> None:
-        """Two snapshots of this generation cover all that older generations gave it."""
+        """Deletes payloads of older generations, unless the run is recorded: two snapshots cover all of them."""
         if not self._context.run.record:
             self._spool.delete_older(self._context.generation)
 
 
 def undoable(rows: list[SnapshotRow], line: Line) -> bool:
-    """Whether what a restored checkpoint left behind is kept: until two snapshots came after it."""
+    """Whether work that a rollback undid is kept: until this generation has two snapshots."""
     return bool(line.beginnings) and sum(row.generation == line.generation for row in rows) < 2
 
 
 def covered(rows: list[SnapshotRow], fragments: Iterable[int]) -> dict[int, int]:
-    """By fragment, the version up to which two snapshots make payloads superfluous."""
+    """By fragment, the version up to which two snapshots cover the payloads; 0 with fewer than two snapshots."""
     return rows[-2].versions if len(rows) >= 2 else dict.fromkeys(fragments, 0)

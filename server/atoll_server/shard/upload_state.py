@@ -4,11 +4,11 @@
        |          |
        +----------+-----> dropped
 
-- growing: frames come, over any number of streams. It may be dropped at any moment; nothing was promised.
-- whole: nothing more needs to come, and nothing that comes changes it. It is judged and made durable, also when its
-  learner is fenced off meanwhile, or its streams are cut.
-- durable: its row is committed and its learner may be told. The rest of its life is that of a contribution.
-- dropped: its room is given back and its file deleted. Its streams hear why: a receipt if the refusal is in the
+- growing: frames arrive, over any number of streams. It may be dropped at any moment; nothing was acknowledged.
+- whole: all frames are here, and later frames do not change it. It is judged and made durable, even if its learner is
+  fenced off meanwhile, or its streams are cut.
+- durable: its row is committed and its learner may have the receipt. From here on it is a contribution.
+- dropped: its space is returned and its file deleted. Its streams get the reason: a receipt if the refusal is in the
   ledger, else an error.
 
 After a failed fsync or commit an upload stays whole: what the disk holds is not known, and the process ends.
@@ -20,7 +20,7 @@ from enum import Enum
 
 
 class UploadState(Enum):
-    """Of one upload."""
+    """The state of one upload, see the module."""
 
     GROWING = "growing"
     WHOLE = "whole"
@@ -29,11 +29,11 @@ class UploadState(Enum):
 
 
 class UploadEvent(Enum):
-    """What happened to an upload."""
+    """An event of an upload; the value completes a sentence for people."""
 
     ALL_FRAMES = "all its frames came, as declared"
     BAD_VALUES = "values came that are not finite"
-    GIVEN_UP = "it was given up"  # for garbage, silence, a full disk, a newer contribution, a newer incarnation
+    GIVEN_UP = "it was given up"  # for invalid frames, silence, a full disk, a newer contribution or incarnation
     KEPT = "its row was committed"
     REFUSED = "its refusal was committed"
 
@@ -48,7 +48,7 @@ NEXT = {
 
 
 class TransitionError(RuntimeError):
-    """The table has no such transition: a fault of this program."""
+    """The table has no such transition: a bug in Atoll."""
 
 
 def after(state: UploadState, saw: UploadEvent) -> UploadState:

@@ -1,7 +1,7 @@
 """All uploads of a shard that are not yet durable, and the newest receipt of each learner and fragment.
 
-Frames of one contribution may come over several streams at a time; they share one `Upload`. The event loop alone
-touches what is here. Methods answer with values; `intake` acts on them.
+Frames of one contribution may arrive over several streams at a time; these share one `Upload`. Only the event loop
+uses this module. Methods return values; `intake` acts on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll_server.shard.work import Work
 from atoll_server.storage.payload_writer import PayloadWriter
 from atoll_server.storage.spool import Spool, SpoolFull
 
-SHORTEST_WAIT_S = 5.0  # with the next frame of a stream; at most as long as its reservation lasts
+SHORTEST_WAIT_S = 5.0  # least wait for the next frame of a stream; the longest is `upload_idle_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class LatestReceipt:
 
 @dataclass(slots=True, eq=False)
 class Upload:
-    """One contribution on its way in.
+    """One contribution that is being uploaded.
 
-    cycle: the round of its fragment when it was offered. touched_at: monotonic, when something new came.
+    cycle: the round of its fragment when it was offered. touched_at: monotonic seconds when a new frame last arrived.
     """
 
     key: ContributionKey
@@ -51,15 +51,15 @@ class Upload:
     arrivals: ArrivalEstimator  # of its frames
     touched_at: float
     state: UploadState = UploadState.GROWING
-    streams: int = 0  # that wait for a frame of it
-    bad_values: str = ""  # why it will be refused with a receipt
+    streams: int = 0  # number of streams that wait for a frame
+    bad_values: str = ""  # why it will be refused with a receipt; empty: its values are finite so far
     error: Refused | None = None  # why its streams get no receipt
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # durable, dropped, or the core fails
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # set when durable or dropped, or when the core fails
 
     @contextmanager
     def heard(self) -> Iterator[float]:
-        """While a stream waits for its next frame: how long that may take, in seconds."""
-        max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are learnt over all streams together
+        """Context of a stream that waits for its next frame; gives the longest wait in seconds."""
+        max_wait_s = self.arrivals.max_wait_s() * (self.streams + 1)  # gaps are measured over all streams together
         self.streams += 1
         try:
             yield max_wait_s
@@ -67,23 +67,23 @@ class Upload:
             self.streams -= 1
 
     def move(self, saw: UploadEvent) -> None:
-        """To the next state. Raises TransitionError."""
+        """Moves to the next state. Raises TransitionError."""
         self.state = after(self.state, saw)
 
     def stop(self, error: Refused) -> None:
-        """The core fails: what the disk has of it is not known, so its state stays. Its streams hear the error."""
+        """Ends the streams with an error when the core fails. The state stays: what the disk holds is not known."""
         self.error = error
         self.ended.set()
 
     def refused(self) -> Refused:
-        """What each of its streams hears when there is no receipt, whichever brought what was wrong."""
+        """The error for each of its streams when there is no receipt."""
         if self.error is None:
             return Refused(Status.UNAVAILABLE, f"the upload of {self.key} was given up: send it again")
         return Refused(self.error.status, self.error.detail)
 
 
 class Uploads:
-    """Of one shard and one generation."""
+    """The uploads of one shard in one generation."""
 
     def __init__(self, context: ShardContext, layout: Layout, spool: Spool, work: Work) -> None:
         self._layout = layout
@@ -93,8 +93,8 @@ class Uploads:
         self._spool = spool
         self._work = work
         self._underway: dict[ContributionKey, Upload] = {}  # growing or whole
-        self._newest: dict[tuple[str, int], LatestReceipt] = {}  # of each learner and fragment, whatever incarnation
-        self._refused_in: dict[tuple[str, int], int] = {}  # by learner and fragment: the newest that was refused
+        self._newest: dict[tuple[str, int], LatestReceipt] = {}  # by learner and fragment, over all incarnations
+        self._refused_in: dict[tuple[str, int], int] = {}  # by learner and fragment: cycle of the newest refusal
 
     # ------------------------------------------------------------------------------ admission
 
@@ -107,9 +107,10 @@ class Uploads:
         pending_bytes: int,
         now: float,
     ) -> Upload | pb.Receipt:
-        """Admits a contribution, or answers with the receipt that its key has already. Raises Refused.
+        """Admits a contribution, or returns the receipt that its key has already. Raises Refused.
 
-        version, rounds: of its fragment now. pending_bytes: of its learner's contributions that wait for their merge.
+        version, rounds: of its fragment now. max_staleness: outer steps. pending_bytes: of its learner's contributions
+        that wait for their merge. now: monotonic seconds.
         """
         key = ContributionKey(header.session.learner, header.session.incarnation, header.fragment, header.seq)
         known = self._known(header, key, now)
@@ -117,7 +118,7 @@ class Uploads:
             return known
         self._check_turn(key, rounds.cycle)
         if header.cycle > rounds.cycle:
-            header.cycle = 0  # it answers a round that a restart of this core forgot: no round's answer
+            header.cycle = 0  # its round was lost in a restart of this core: it answers no round
         check_header(header, self._layout.fragments[key.fragment], self._codec)
         check_age(header, version, rounds.staleness(header.base_version), max_staleness)
         for other in self._growing():
@@ -126,15 +127,21 @@ class Uploads:
         self._reserve(key.learner, header.size_bytes, pending_bytes)
         path, spool = self._spool.path(self._generation, key), self._spool
         part = PayloadWriter(
-            key, self._layout.fragments[key.fragment], self._codec, header.size_bytes, header.digest, path,
-            spool.kept, spool.disk,
-        )  # fmt: skip
+            key,
+            self._layout.fragments[key.fragment],
+            self._codec,
+            header.size_bytes,
+            header.digest,
+            path,
+            spool.kept,
+            spool.disk,
+        )
         arrivals = ArrivalEstimator(SHORTEST_WAIT_S, self._limits.upload_idle_s)
         upload = self._underway[key] = Upload(key, header, rounds.cycle, part, arrivals, now)
         return upload
 
     def _known(self, header: pb.PushHeader, key: ContributionKey, now: float) -> Upload | pb.Receipt | None:
-        """What a key has here already. Raises Refused when it was offered with other contents."""
+        """The upload or receipt of a known key; None for a new one. Raises Refused when its contents differ."""
         upload = self._underway.get(key)
         if upload is not None:
             if declared(upload.header) != declared(header):
@@ -153,11 +160,12 @@ class Uploads:
         return newest.receipt
 
     def _check_turn(self, key: ContributionKey, cycle: int) -> None:
-        """Raises Refused while the contribution before it has no fate, or was refused in this round."""
+        """Raises Refused while the learner's previous contribution has no fate, or was refused in this round."""
         waits_for = [
-            upload.key.seq for upload in self._underway.values()
+            upload.key.seq
+            for upload in self._underway.values()
             if upload.state is UploadState.WHOLE and upload.key[:3] == key[:3]
-        ]  # fmt: skip
+        ]
         newest = self._decided(key)
         if newest is not None and newest.receipt.fate == pb.FATE_PENDING:
             waits_for.append(newest.receipt.seq)
@@ -168,7 +176,7 @@ class Uploads:
             raise Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _reserve(self, learner: str, size_bytes: int, pending_bytes: int) -> None:
-        """Takes room before the first frame. Raises Refused when there is none."""
+        """Reserves space before the first frame. Raises Refused when there is none."""
         underway = sum(upload.part.size_bytes for upload in self._underway.values() if upload.key.learner == learner)
         mine = underway + pending_bytes
         if mine and mine + size_bytes > self._limits.learner_spool_bytes:
@@ -182,7 +190,7 @@ class Uploads:
     # ------------------------------------------------------------------------------ transitions
 
     def came(self, upload: Upload, now: float, *, new: bool) -> bool:
-        """A worker is done with frames of an upload; whether that made it whole. new: whether any was missing."""
+        """Notes written frames; returns whether they made the upload whole. new: whether any frame was new."""
         if new:
             upload.touched_at = now
             upload.arrivals.saw(now)
@@ -197,7 +205,10 @@ class Uploads:
         return True
 
     def came_bad(self, upload: Upload, why: str) -> bool:
-        """Values came that are not finite; whether that made it whole: it will be refused with a receipt."""
+        """Notes values that are not finite; returns whether this made the upload whole.
+
+        Such an upload is refused with a receipt. why: the reason in it.
+        """
         if upload.state is not UploadState.GROWING:
             return False
         upload.bad_values = why
@@ -205,17 +216,17 @@ class Uploads:
         return True
 
     def drop(self, upload: Upload, error: Refused) -> Refused:
-        """Ends an upload that grows; one that is whole does not mind what else comes under its name. Returns error."""
+        """Ends a growing upload; later frames do not change one that is whole. Returns `error`."""
         if upload.state is UploadState.GROWING:
             upload.error = error
             self._end(upload, UploadEvent.GIVEN_UP)
         return error
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
-        """The row of a whole upload is committed: its streams are told, and nothing can have decided on it since."""
+        """Ends a whole upload after its row is committed: its streams get the receipt. No later fate can exist yet."""
         self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
-            # Each has a row in the ledger for ever: at most one in a round, however soon the next is sent.
+            # The ledger keeps each refusal for ever: at most one per round, however soon the next one is sent.
             self._refused_in[receipt.learner, receipt.fragment] = upload.cycle
             self._end(upload, UploadEvent.REFUSED)
         else:
@@ -230,20 +241,20 @@ class Uploads:
         upload.ended.set()
 
     def fence(self, learner: str, incarnation: int) -> None:
-        """A learner was started again: what its dead process left unfinished is dropped."""
+        """Drops growing uploads of incarnations before this one."""
         for upload in self._growing():
             if upload.key.learner == learner and upload.key.incarnation < incarnation:
                 self._end(upload, UploadEvent.GIVEN_UP)
 
     def expire(self, now: float) -> None:
-        """Gives back the room of uploads that nothing comes for."""
+        """Drops uploads that got no frame for too long, and returns their space. now: monotonic seconds."""
         max_wait_s = self._limits.upload_idle_s
         for upload in self._growing():
             if now - upload.touched_at > max_wait_s:
                 frame_bytes = upload.part.size_bytes // upload.part.frames
                 kbit = 8e-3 * frame_bytes / max_wait_s
                 text = (
-                    f"no frame of {upload.key} came for {max_wait_s:.0f} s, and it was given up: send it again. A "
+                    f"no frame of {upload.key} arrived for {max_wait_s:.0f} s, and it was given up: send it again. A "
                     f"frame of {frame_bytes} bytes needs {kbit:.0f} kbit/s: on a slower link begin the run with "
                     "--codec int4"
                 )
@@ -255,9 +266,9 @@ class Uploads:
     # ------------------------------------------------------------------------------ receipts
 
     def receipt(self, upload: Upload) -> pb.Receipt:
-        """That of an upload that has ended, as it is by now. Raises Refused: it was given up, or a newer one is known.
+        """The current receipt of an ended upload. Raises Refused when it was given up, or a newer one is known.
 
-        Never an older receipt: its fate may have been told since.
+        It never returns an outdated receipt: the fate may have been sent since.
         """
         key = upload.key
         newest = self.newest_receipt(key.learner, key.incarnation, key.fragment)
@@ -268,29 +279,29 @@ class Uploads:
         raise upload.refused()
 
     def note(self, digest: bytes, receipt: pb.Receipt) -> None:
-        """A contribution was made durable: the newest of its learner and fragment, unless a newer one is known."""
+        """Keeps a durable contribution's receipt as the newest of its learner and fragment, unless one is newer."""
         place, old = (receipt.learner, receipt.fragment), self._newest.get((receipt.learner, receipt.fragment))
         if old is None or _order(old.receipt) <= _order(receipt):
             self._newest[place] = LatestReceipt(digest, receipt)
 
     def newest_receipt(self, learner: str, incarnation: int, fragment: int) -> pb.Receipt | None:
-        """What became of an incarnation's newest contribution to a fragment."""
+        """The receipt of an incarnation's newest contribution to a fragment."""
         newest = self._newest.get((learner, fragment))
         return newest.receipt if newest is not None and newest.receipt.incarnation == incarnation else None
 
     def _decided(self, key: ContributionKey) -> LatestReceipt | None:
-        """The newest of an incarnation; a dead one's is merged all the same, and says nothing of this one."""
+        """The newest receipt, unless it is of another incarnation: that says nothing about this one."""
         newest = self._newest.get((key.learner, key.fragment))
         return newest if newest is not None and newest.receipt.incarnation == key.incarnation else None
 
     def decide(self, receipt: pb.Receipt) -> None:
-        """Notes the fate of a contribution, for its learner to ask again."""
+        """Keeps the receipt with a contribution's fate, so that its learner can ask for it again."""
         newest = self._newest.get((receipt.learner, receipt.fragment))
         if newest is not None and _order(newest.receipt) == _order(receipt):
             self.note(newest.digest, receipt)
 
     def unwritten_bytes(self) -> int:
-        """Reserved by uploads that are still to arrive."""
+        """Bytes reserved by uploads but not received yet."""
         return sum(upload.part.size_bytes - upload.part.received_bytes for upload in self._underway.values())
 
 

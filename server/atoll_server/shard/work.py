@@ -1,4 +1,4 @@
-"""The threads and tasks of a shard. A task that fails ends the process: acknowledged work is not carried out."""
+"""The threads and tasks of a shard. A failed task ends the process: acknowledged work was not carried out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ MERGE_THREADS = 2
 
 
 class Work:
-    """Of one shard, from `start` to `stop`. failed: the state may be half changed, so no more is written."""
+    """The threads and tasks of one shard, from `start` to `stop`.
+
+    failed: the state may be half changed, so no more is written.
+    """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
-        """fail: is told what could not be carried out, and ends the process."""
+        """fail: called with the error of a failed task; ends the process."""
         self._fail = fail
         self.failed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -26,7 +29,6 @@ class Work:
         self._merges: ThreadPoolExecutor
 
     def start(self) -> None:
-        """Makes the threads."""
         self._frames = ThreadPoolExecutor(FRAME_THREADS, thread_name_prefix="frames")
         self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
 
@@ -50,12 +52,12 @@ class Work:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Acknowledged work cannot be carried out."""
+        """Sets `failed` and ends the process with this error."""
         self.failed = True
         self._fail(error)
 
     def on_frames(self, function: Callable[[*A], T], *args: *A) -> asyncio.Future[T]:
-        """Runs a function on one of the threads for frames and their files, whether or not it is waited for."""
+        """Runs a function on one of the threads for frames and their files, also if the future is not awaited."""
         return asyncio.get_running_loop().run_in_executor(self._frames, function, *args)
 
     def on_merges(self, function: Callable[[], T]) -> asyncio.Future[T]:

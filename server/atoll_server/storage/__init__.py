@@ -2,7 +2,7 @@
 
 `disk` is the only module here that touches the file system; `crash_points` names where tests kill the process.
 
-`payload_writer` makes a payload durable; `spool` has the payloads that are durable.
+`payload_writer` makes a payload durable; `spool` holds the durable payloads.
 
 May import: rounds.
 """

@@ -1,4 +1,4 @@
-"""Named places between durable steps, where a test may kill the process. Otherwise nothing happens there."""
+"""Named points between durable steps, where a test may kill the process. In production they do nothing."""
 
 from __future__ import annotations
 
@@ -7,35 +7,62 @@ import signal
 from collections.abc import Callable
 
 POINTS = (
-    "start.directory taken", "start.epoch raised", "start.state restored",
-    "join.row committed", "eviction.committed", "pause.committed",
-    "initial.chunk written", "initial.synced", "initial.renamed", "initial.directory synced", "initial.committed",
-    "spool.frame written", "spool.synced", "spool.renamed", "spool.directory synced", "spool.removed",
-    "ledger.transaction begun", "ledger.rows written", "ledger.committed",
-    "contribution.committed", "contribution.refused", "refusal.committed",
-    "merge.computed", "merge.committed", "merge.published",
-    "snapshot.begun", "snapshot.fragment written", "snapshot.synced", "snapshot.renamed",
-    "snapshot.directory synced", "snapshot.committed", "snapshot.old forgotten", "snapshot.old removed",
-    "rollback.checked", "rollback.rows written", "rollback.committed",
-)  # fmt: skip
+    "start.directory taken",
+    "start.epoch raised",
+    "start.state restored",
+    "join.row committed",
+    "eviction.committed",
+    "pause.committed",
+    "initial.chunk written",
+    "initial.synced",
+    "initial.renamed",
+    "initial.directory synced",
+    "initial.committed",
+    "spool.frame written",
+    "spool.synced",
+    "spool.renamed",
+    "spool.directory synced",
+    "spool.removed",
+    "ledger.transaction begun",
+    "ledger.rows written",
+    "ledger.committed",
+    "contribution.committed",
+    "contribution.refused",
+    "refusal.committed",
+    "merge.computed",
+    "merge.committed",
+    "merge.published",
+    "snapshot.begun",
+    "snapshot.fragment written",
+    "snapshot.synced",
+    "snapshot.renamed",
+    "snapshot.directory synced",
+    "snapshot.committed",
+    "snapshot.old forgotten",
+    "snapshot.old removed",
+    "rollback.checked",
+    "rollback.rows written",
+    "rollback.committed",
+)
 
 _reached: Callable[[str], None] | None = None
 
 
 def point(name: str) -> None:
-    """This place was reached."""
+    """Marks a point, one of POINTS; calls the watcher, if there is one."""
     if _reached is not None:
         _reached(name)
 
 
 def watch(reached: Callable[[str], None] | None) -> None:
-    """Has every place told to `reached`; None ends that."""
+    """Calls `reached` with the name of each point that is reached. None removes the watcher."""
     global _reached  # noqa: PLW0603 - one process, one watcher
     _reached = reached
 
 
 def kill_at(wanted: str) -> Callable[[str], None]:
-    """For `watch`: SIGKILL when a place is reached for the nth time. wanted: "spool.renamed:3", or without number."""
+    """Returns a watcher that sends SIGKILL to this process at a point. wanted: "spool.renamed:3" (third time) or
+    "spool.renamed" (first time)."""
     name, _, nth = wanted.partition(":")
     assert name in POINTS, f"{name} is no crash point: {', '.join(POINTS)}"
     left = int(nth or 1)

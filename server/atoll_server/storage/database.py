@@ -19,7 +19,7 @@ from atoll_wire.errors import UserError
 from atoll_server.storage.disk import DISK, Disk
 
 SCHEMA_VERSION = 6
-CHECKED_AT_ONCE_BYTES = 32 << 20  # of a ledger: a start reads every page of it; of a larger one afterwards
+CHECKED_AT_ONCE_BYTES = 32 << 20  # largest ledger whose pages are all read at start; larger ones are read afterwards
 
 RUN_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) STRICT;
@@ -64,7 +64,7 @@ class LedgerError(UserError):
 def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_TABLES) -> sqlite3.Connection:
     """Opens the database, or creates it with these tables. Raises LedgerError when it is damaged or of another schema.
 
-    sqlite3.OperationalError when the disk has no room (see `no_room`).
+    Raises sqlite3.OperationalError when the disk has no room (see `no_room`).
     """
     db = disk.connect(path)
     try:
@@ -73,7 +73,7 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
         if not _schema(db):
             db.executescript(f"BEGIN; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         _check_schema(db, path)
-        # After an fsync that failed, the log may be in the cache and not on the disk: written again, it is.
+        # After a failed fsync the write-ahead log may be in the cache but not on the disk: writing it again fixes that.
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         if not large(db):
             check_pages(db, path)
@@ -87,9 +87,9 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
 
 @contextlib.contextmanager
 def read_ledger(path: Path) -> Iterator[sqlite3.Connection]:
-    """One that a core made, for a block that only reads; a core may run on it. Raises LedgerError.
+    """Context with a read-only connection to an existing ledger; a core may be using it. Raises LedgerError.
 
-    Also from a disk that nothing can be written to, where a core ended cleanly or the copy is whole.
+    Works on a read-only disk too, if the core ended cleanly or the copy is complete.
     """
     still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
     try:
@@ -114,18 +114,18 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 def _unusable(path: Path, error: sqlite3.Error) -> LedgerError:
     outside = isinstance(error, sqlite3.OperationalError)
-    cure = "look at the disk, and at who may read it" if outside else "restore it from a backup"
+    cure = "check the disk and the file's permissions" if outside else "restore it from a backup"
     return LedgerError(f"{path} cannot be used as a ledger ({error}): {cure}")
 
 
 def no_room(error: sqlite3.Error) -> bool:
-    """Whether it would not have come about on a larger disk."""
+    """Whether the cause of the error is a full disk."""
     return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Durable when it ends; nothing has happened when it raises."""
+    """Context of one transaction: durable at its end, rolled back when it raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -137,7 +137,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def large(db: sqlite3.Connection) -> bool:
-    """Whether reading every page would hold a start up."""
+    """Whether the ledger is too large to read every page at start, see CHECKED_AT_ONCE_BYTES."""
     pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     return bool(pages * size > CHECKED_AT_ONCE_BYTES)
 
@@ -150,14 +150,14 @@ def check_pages(db: sqlite3.Connection, path: Path) -> None:
 
 
 def checksum(values: Sequence[Any]) -> int:
-    """Of a row."""
+    """CRC-32 of a row's values."""
     return zlib.crc32(json.dumps(values).encode())
 
 
 def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -> Iterator[Any]:
-    """Rows whose checksum follows so many columns. Raises LedgerError at one that does not match its checksum.
+    """Yields rows whose checksum is the column after the first `columns`. Raises LedgerError when one does not match.
 
-    named_by: columns that the error shows: none that has a secret.
+    named_by: how many leading columns the error shows; none of them may hold a secret.
     """
     for row in rows:
         if checksum(row[:columns]) != row[columns]:

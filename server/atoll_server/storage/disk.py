@@ -1,7 +1,7 @@
-"""The one door to the machine's disk: files, names and the database. What is durable, and when, is said here once.
+"""The only access to the machine's disk: files, names and the database. It defines what is durable, and when.
 
-Everything that a core keeps goes through a `Disk`, so that a disk that loses what was not synced, tears writes, fills
-up or fails can be put in its place.
+A core writes everything through a `Disk`. Tests replace it with one that loses unsynced data, tears writes, fills up
+or fails.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from numpy.typing import NDArray
 
 
 class WritableFile(Protocol):
-    """A file that is being written; nothing of it is durable before `sync`."""
+    """A file that is being written; none of its data is durable before `sync`."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Appends all of it. OSError when the disk refuses."""
 
     def sync(self) -> None:
-        """Makes what was written durable; its name is so only after `Disk.sync_directory`."""
+        """Makes the data durable. The file's name is durable only after `Disk.sync_directory`."""
 
     def close(self) -> None:
         """Lets go of it; twice is allowed."""
 
 
 class ReadableFile(Protocol):
-    """A file that is read by place."""
+    """A file that is read at given offsets."""
 
     size: int
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Bytes from there; fewer at the end of the file."""
+        """Returns `length` bytes from `offset`, fewer at the end of the file."""
 
     def close(self) -> None:
         """Lets go of it; twice is allowed."""
 
 
 class Disk:
-    """The machine's own. Any thread may call."""
+    """The machine's disk. Methods may be called from any thread."""
 
     def make_directory(self, path: Path) -> None:
-        """With its parents; an existing one is fine. Durable after `sync_directory` of its parent."""
+        """Makes a directory and its parents unless they exist. Durable after `sync_directory` of its parent."""
         path.mkdir(parents=True, exist_ok=True)
 
     def lock(self, path: Path) -> Callable[[], None]:
-        """Takes an exclusive lock that ends with the process, or by calling what is returned.
+        """Takes an exclusive lock that ends with the process; returns a function that releases it earlier.
 
-        BlockingIOError when another process has it.
+        Raises BlockingIOError when another process holds the lock.
         """
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o640)
         try:
@@ -64,23 +64,23 @@ class Disk:
         return lambda: os.close(descriptor)
 
     def create(self, path: Path) -> WritableFile:
-        """An empty file, in the place of any other."""
+        """Creates an empty file; replaces an existing one."""
         return _Written(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640))
 
     def open(self, path: Path) -> ReadableFile:
-        """An existing file."""
+        """Opens a file for reading. OSError when it cannot be opened."""
         return _Read(os.open(path, os.O_RDONLY))
 
     def map(self, path: Path) -> NDArray[np.uint8]:
-        """A file's bytes, read when they are touched. It must not be empty."""
+        """Maps a file: its bytes are read when they are accessed. The file must not be empty."""
         return np.memmap(path, dtype=np.uint8, mode="r")
 
     def rename(self, old: Path, new: Path) -> None:
-        """In one step, in the place of any other file."""
+        """Renames a file atomically; replaces an existing one."""
         old.rename(new)
 
     def remove(self, path: Path) -> bool:
-        """Whether there was one to remove."""
+        """Removes a file; returns whether it existed."""
         try:
             path.unlink()
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class Disk:
         return [path for path in directory.rglob("*") if path.is_file()]
 
     def sync_directory(self, path: Path) -> None:
-        """Makes names given and taken in this directory durable."""
+        """Makes names created, changed and removed in this directory durable."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -104,11 +104,11 @@ class Disk:
             os.close(descriptor)
 
     def free_bytes(self, path: Path) -> int:
-        """What may still be written."""
+        """Bytes that may still be written to the file system of `path`."""
         return shutil.disk_usage(path).free
 
     def connect(self, path: Path) -> sqlite3.Connection:
-        """A database, created when there is none; for one thread at a time, transactions begun by hand."""
+        """Opens or creates a database. One thread at a time may use it; transactions need an explicit BEGIN."""
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
 
 

@@ -1,9 +1,10 @@
 """The one thread that writes to the ledger, with group commit.
 
-Whatever is queued goes into one transaction, and each caller is told only after the commit has reached the disk.
-While the disk is full the same group is tried again: SQLite has taken it back whole, and whoever waits for it waits
-longer. After a commit that failed in any other way nothing more is written and nobody is told anything: memory may be
-ahead of the disk, and after a failed fsync nothing that the disk says can be believed. Only a restart is safe then.
+All queued operations go into one transaction. `commit` returns to its callers only after the transaction is on disk.
+
+While the disk is full, the same group is retried: SQLite has rolled all of it back, and the callers keep waiting.
+After any other failure, nothing more is written and no `commit` returns: memory may be ahead of the disk. After a
+failed fsync even reads from the disk cannot be trusted. Only a restart is safe then.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ log = structlog.get_logger()
 
 GROUP = 256  # operations in one transaction at most
 FULL_RETRY_S = 1.0  # between attempts while the disk is full
-SLOW_S = 1.0  # a commit that takes longer is worth a word
+SLOW_S = 1.0  # a commit that takes longer is logged
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Does in a thread what writes to the ledger at a start; while the disk is full, again and again."""
+    """Runs `work`, which writes to the ledger at start, in a thread; retries while the disk is full."""
     said = False
     while True:
         try:
@@ -46,26 +47,25 @@ async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class LedgerWriter:
-    """`commit` returns when the operation is on disk. Used on one event loop, from `start` to `stop`."""
+    """Commits operations to the ledger. Used on one event loop, between `start` and `stop`."""
 
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None], clock: Clock) -> None:
-        """fail: is told what could not be written, and ends the process."""
+        """fail: called with the error of a failed commit; ends the process."""
         self._db = db
         self._fail = fail
         self._clock = clock
         self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self.full = False  # the disk is; nothing is acknowledged until there is room
+        self.full = False  # whether the disk is full: nothing is acknowledged until there is room
         self._thread: ThreadPoolExecutor  # from `start` on
 
     def start(self) -> None:
-        """Makes the thread that writes."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def commit(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """Carries the operation out within the next group; returns what it returned, when it is durable.
+        """Runs the operation within the next group; returns its result once it is durable.
 
-        While the disk is full it is carried out again and again: memory is not to be touched in it.
+        While the disk is full the operation is retried, so it must not change memory.
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queued.append((operation, done))
@@ -105,11 +105,11 @@ class LedgerWriter:
 
     def _written(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None:  # with _writing set: nothing is ever taken up again
+        if error is not None:  # _writing stays set, so that no later group is written
             self._fail(error)
 
     def _commit(self, operations: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[Any] | None:
-        """What each operation returned; None when there was no room, and nothing was changed."""
+        """Returns the result of each operation, or None when the disk was full and nothing was changed."""
         try:
             with database.transaction(self._db):
                 crash_points.point("ledger.transaction begun")

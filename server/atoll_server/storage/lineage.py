@@ -1,7 +1,7 @@
-"""The history of a generation: which generation made which version of a fragment, and what the ledger has of it.
+"""The history of a generation: which generation made which version of a fragment, and its rows in the ledger.
 
-A run that is restored to a checkpoint begins a new generation. Up to that checkpoint the history of the new generation
-is the history of the generation that took the checkpoint. What that one did later belongs to it alone.
+A run that is restored to a checkpoint begins a new generation. Up to that checkpoint, it shares the history of the
+generation that took the checkpoint. What the older generation did later belongs to that generation alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll_server.storage import shard_ledger
 from atoll_server.storage.database import LedgerError
 from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, SnapshotRow
 
-META = "generations"  # of the run's values in the ledger: how each generation but the first began
+META = "generations"  # key of a run value in the ledger: how each generation but the first began
 LAST = (1 << 63) - 1  # a version that no fragment reaches
 
 
@@ -24,7 +24,7 @@ LAST = (1 << 63) - 1  # a version that no fragment reaches
 class Beginning:
     """How a generation began: at a checkpoint of its parent.
 
-    versions: of the checkpoint, by fragment. epoch: of the last core before. at: wall-clock seconds, for people.
+    versions: of the checkpoint, by fragment. epoch: of the last core before it. at: wall-clock seconds, for people.
     """
 
     generation: int
@@ -35,12 +35,12 @@ class Beginning:
     at: float
 
     def as_data(self) -> dict[str, Any]:
-        """For the ledger."""
+        """As JSON values for the ledger; `from_data` reads them."""
         return asdict(self) | {"versions": [*self.versions.items()]}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Beginning:
-        """From the ledger."""
+        """Reads what `as_data` returned."""
         return cls(**(data | {"versions": dict(data["versions"])}))
 
 
@@ -52,7 +52,7 @@ class Line:
     beginnings: tuple[Beginning, ...] = ()
 
     def spans(self, fragment: int, after: int = 0, to: int = LAST) -> list[tuple[int, int, int]]:
-        """Which generations made the versions after `after` up to `to`: (generation, after, to), oldest first."""
+        """The generations that made the versions above `after` up to `to`: (generation, after, to), oldest first."""
         found: list[tuple[int, int, int]] = []
         generation = self.generation
         for begun in self.beginnings:
@@ -64,7 +64,7 @@ class Line:
         return [span for span in reversed(found) if span[1] < span[2]]
 
     def has(self, row: SnapshotRow) -> bool:
-        """Whether a checkpoint is part of this history, and not of what was undone."""
+        """Whether a checkpoint is part of this history, and not of work that was undone."""
         generation = self.generation
         newest: float = math.inf
         for begun in self.beginnings:
@@ -93,7 +93,10 @@ def snapshots(db: sqlite3.Connection, line: Line) -> list[SnapshotRow]:
 
 
 def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> list[tuple[int, MergeRow]]:
-    """Merges of a fragment beyond version `after`, each with its generation, in order and without a gap."""
+    """Merges of a fragment above version `after`, each with its generation, in order.
+
+    Raises LedgerError when one is missing.
+    """
     found = [
         (generation, row)
         for generation, start, to in line.spans(fragment, after)
@@ -113,7 +116,7 @@ def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, 
 
 
 def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dict[int, float]:
-    """Of a fragment's versions in its last so many outer steps, oldest first: see RoundState.age."""
+    """Ages of the fragment's versions within its last `steps` outer steps, oldest first, see RoundState.age."""
     found: dict[int, float] = {}
     for row in _newest_merges(db, line, fragment):
         age = float(row.rule["age"])
@@ -126,7 +129,7 @@ def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dic
 def merged(
     db: sqlite3.Connection, line: Line, fragment: int, after: int, to: int = LAST
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
-    """Contributions that this history has in the versions after `after` up to `to`, each with its generation."""
+    """Contributions merged into the versions above `after` up to `to` of this history, each with its generation."""
     condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
     for generation, start, end in line.spans(fragment, after, to):
         for row, fate in shard_ledger.contributions(db, generation, condition, (fragment, start, end)):

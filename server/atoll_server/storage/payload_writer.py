@@ -1,8 +1,8 @@
-"""The payload of one contribution while it grows: each frame is checked, and written in the order of arrival.
+"""The payload of one contribution while it is uploaded: frames are checked, and written in the order of arrival.
 
-The file ends in `.part`. When it is whole it is fsynced, renamed to `.frames`, and its directory fsynced. It holds
-records: index, length, CRC-32C, payload. Frames are idempotent by index, so an upload that was cut goes on with the
-frames that are missing.
+The file ends in `.part`. When it is complete, it is fsynced, renamed to `.frames`, and its directory is fsynced. It
+holds records: index, length, CRC-32C, payload. Frames are idempotent by index, so a cut upload continues with the
+missing frames.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from atoll_server.storage.spool import RECORD, ContentCache, StoredPayload
 
 
 class ChecksumError(ValueError):
-    """Bytes changed on their way: the sender should send them again."""
+    """A frame was corrupted in transit: the sender should send it again."""
 
 
 _numbers = itertools.count(1)
@@ -38,22 +38,21 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class PayloadWriter:
-    """Worker threads write it, several at a time; the event loop reads `received` and the byte counts without the
-    lock."""
+    """Several worker threads may write at once. The event loop reads `received` and the byte counts without a lock."""
 
     key: ContributionKey
     fragment: FragmentLayout
     codec: Codec
     size_bytes: int  # of all payloads, as declared
     digest: bytes  # as `frame_codec.frames_digest` gives it, as declared
-    final: Path  # its name when it is whole
+    final: Path  # its name when it is complete
     kept: ContentCache
     disk: Disk = DISK
     received: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # frame -> offset, length, crc32c
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # frame -> sum of squares of each segment
     received_bytes: int = 0  # of payloads
-    path: Path = field(init=False)  # while it grows: a name of its own, since the same key may be begun again soon
-    _contents: dict[int, Content] = field(default_factory=dict)  # frame -> if there was room to keep it
+    path: Path = field(init=False)  # while it is written: unique, since an upload of the same key may begin again soon
+    _contents: dict[int, Content] = field(default_factory=dict)  # by frame; those for which there was memory
     _written_bytes: int = 0
     _file: WritableFile | None = None
     _closed: bool = False  # nothing more is written
@@ -64,14 +63,14 @@ class PayloadWriter:
 
     @property
     def frames(self) -> int:
-        """How many there are when it is whole."""
+        """Number of frames of a complete contribution to this fragment."""
         return len(self.fragment.frames)
 
     def write(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
-        """Checks frames and writes those that are missing; whether any was new. Runs in a worker thread.
+        """Checks frames and writes the missing ones; returns whether any was new. Runs in a worker thread.
 
-        Raises ChecksumError for a frame that should be sent again, FrameError for one that no learner of this run
-        sends (NotFiniteError for its values), OSError when the disk does not take it.
+        Raises ChecksumError for a frame that should be sent again; FrameError for a frame that is invalid in this run
+        (NotFiniteError if its values are not finite); OSError when writing fails.
         """
         new = [self._write(frame.index, frame.crc32c, frame.payload) for frame in frames]
         return any(new)
@@ -94,7 +93,7 @@ class PayloadWriter:
                 self._file.write(RECORD.pack(index, len(payload), crc))
                 self._file.write(payload)
             except OSError:
-                self._closed = True  # where the next record would begin is not known
+                self._closed = True  # the offset of the next record is not known
                 raise
             crash_points.point("spool.frame written")
             place = (self._written_bytes + RECORD.size, len(payload), crc)
@@ -102,22 +101,24 @@ class PayloadWriter:
             self.squares[index] = squares
             self.kept.keep(content, self._contents, index)
             self.received_bytes += len(payload)
-            self.received[index] = place  # the last: `complete` looks at it without the lock
+            self.received[index] = place  # set last: `complete` reads it without the lock
             return True
 
     @property
     def complete(self) -> bool:
-        """Whether every frame is here."""
         return len(self.received) == self.frames
 
     def check(self) -> None:
-        """Compares a complete file with what was declared. Raises FrameError."""
+        """Compares a complete file with the declared size and digest. Raises FrameError."""
         table = [self.received[index][1:] for index in range(self.frames)]
         if self.received_bytes != self.size_bytes or frame_codec.frames_digest(table) != self.digest:
             raise FrameError(f"the frames of {self.key} are not those that its header declared")
 
     def finish(self, norms_sq: NDArray[np.float64], scale: float) -> StoredPayload:
-        """Makes the file durable under its final name. Runs in a worker thread. norms_sq, scale: as judged."""
+        """Makes the file durable under its final name. Runs in a worker thread.
+
+        norms_sq: float64, one per piece. scale: factor that clips the contribution, 0 to 1.
+        """
         with self._lock:
             assert self._file is not None, "a contribution has at least one frame"
             self._file.sync()

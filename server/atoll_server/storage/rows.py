@@ -12,7 +12,7 @@ from atoll_server.rounds.syncer_events import ContributionKey
 
 @dataclass(frozen=True, slots=True)
 class ContributionRow:
-    """What never changes about an acknowledged contribution."""
+    """The immutable values of an acknowledged contribution."""
 
     key: ContributionKey
     cycle: int
@@ -24,13 +24,13 @@ class ContributionRow:
     size_bytes: int
     digest: bytes
     norms_sq: tuple[float, ...]
-    scale: float  # what it is clipped by
+    scale: float  # factor that clips it, 0 to 1
     accepted_at: float  # wall-clock seconds, for people
 
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """What became of a contribution."""
+    """The fate of a contribution; version, weight and staleness are of its merge."""
 
     key: ContributionKey
     fate: Fate
@@ -43,9 +43,9 @@ class FateRow:
 
 @dataclass(frozen=True, slots=True)
 class TotalsRow:
-    """What one incarnation of a learner sent to one fragment, as far as it has met its fate.
+    """Sums over the contributions with a fate that one incarnation of a learner sent to one fragment.
 
-    through: number of the last contribution in it; tokens: of the merged ones; seq, cycle: the highest.
+    through: number of the last contribution included; tokens: of the merged ones; seq, cycle: the highest.
     """
 
     learner: str
@@ -60,7 +60,7 @@ class TotalsRow:
     cycle: int = 0
 
     def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TotalsRow:
-        """With one more, which came after all that are in it."""
+        """These sums with one more contribution, newer than all that are included."""
         merged = fate.fate is Fate.MERGED
         return replace(
             self,
@@ -78,7 +78,7 @@ class TotalsRow:
 class MergeRow:
     """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order. Checksums: CRC-32C.
 
-    run_tokens, voided_tokens: of the whole run, as the shard knew them when the merge began: an input of it.
+    run_tokens, voided_tokens: of the whole run, as the shard knew them when the merge began; an input of the merge.
     """
 
     fragment: int
@@ -97,9 +97,9 @@ class MergeRow:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A state file. versions, checksums: by fragment; a checksum for each of theta, theta_pub and momentum.
+    """A snapshot. versions, checksums: by fragment; one checksum each for theta, theta_pub and momentum.
 
-    tokens: that counted of each learner when it was taken.
+    tokens: counted tokens of each learner when the snapshot was taken.
     """
 
     id: int
@@ -113,11 +113,11 @@ class SnapshotRow:
 
 @dataclass(frozen=True, slots=True)
 class LearnerRow:
-    """A name that this run has seen."""
+    """A learner name that has joined this run."""
 
     name: str
     region: str
     incarnation: int
     nonces: list[int]
     account: dict[str, Any]
-    evicted: str  # why; empty: it is not
+    evicted: str  # the reason; empty: not evicted

@@ -1,6 +1,6 @@
-"""What the ledger keeps of the run: its values, among them the key of its sessions, and its learners.
+"""The run's tables in the ledger: its values, among them the key of its sessions, and its learners.
 
-Functions here read or write rows within whatever transaction their caller holds (see ledger_writer.py).
+Functions here read or write rows within their caller's transaction (see ledger_writer.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def get_meta(db: sqlite3.Connection) -> dict[str, Any]:
 
 
 def put_learner(db: sqlite3.Connection, row: LearnerRow) -> None:
-    """Adds a learner or brings its row up to date."""
+    """Adds or replaces a learner's row."""
     values = (row.name, row.region, row.incarnation, json.dumps(row.nonces), json.dumps(row.account), row.evicted)
     db.execute("INSERT OR REPLACE INTO learners VALUES (?,?,?,?,?,?,?)", (*values, checksum(values)))
 

@@ -1,7 +1,7 @@
-"""What the ledger keeps of one shard, the source of truth: contributions and their fates, merges, snapshots.
+"""A shard's tables in the ledger, the source of truth: contributions and their fates, merges, snapshots.
 
-These tables need none of the run's: they may lie in one file with them, or in a file of their own. Functions here read
-or write rows within whatever transaction their caller holds (see ledger_writer.py).
+These tables do not depend on the run's tables: both may be in one file or in two. Functions here read or write rows
+within their caller's transaction (see ledger_writer.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll_server.storage.rows import ContributionRow, FateRow, MergeRow, Snapsh
 def add_contribution(
     db: sqlite3.Connection, generation: int, row: ContributionRow, fate: FateRow | None = None
 ) -> None:
-    """Adds a contribution, pending or with its end; its key must be new."""
+    """Adds a contribution; its key must be new. fate: None: pending."""
     key = row.key
     values = (
         generation,
@@ -55,7 +55,7 @@ def _fate_values(row: FateRow) -> tuple[Any, ...]:
 
 
 def put_fates(db: sqlite3.Connection, generation: int, fates: Sequence[FateRow]) -> None:
-    """Ends pending contributions. They must be pending: a receipt is given once."""
+    """Writes the fates of contributions, all of which must be pending: a fate is decided once."""
     for row in fates:
         _put_fate(db, generation, row)
 
@@ -71,7 +71,7 @@ def _put_fate(db: sqlite3.Connection, generation: int, row: FateRow) -> None:
 
 
 def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
-    """Adds a line's sums or brings them up to date."""
+    """Adds or replaces the sums of one incarnation and fragment."""
     values = (
         generation,
         row.learner,
@@ -89,7 +89,7 @@ def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
 
 
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
-    """Logs a merge with the fates that it decided."""
+    """Adds a merge, with the fates that it decided."""
     values = (
         generation,
         row.fragment,
@@ -110,14 +110,14 @@ def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Seq
 
 
 def add_snapshot(db: sqlite3.Connection, row: SnapshotRow) -> None:
-    """Commits that a state file covers these versions."""
+    """Adds a snapshot; its file must be durable already."""
     versions, checksums = json.dumps([*row.versions.items()]), json.dumps([*row.checksums.items()])
     values = (row.id, row.generation, versions, checksums, json.dumps(row.tokens), row.taken_at, row.size_bytes)
     db.execute("INSERT INTO snapshots VALUES (?,?,?,?,?,?,?,?)", (*values, checksum(values)))
 
 
 def drop_snapshot(db: sqlite3.Connection, snapshot_id: int) -> None:
-    """Forgets a snapshot whose file is about to go."""
+    """Removes a snapshot's row; its file is deleted afterwards."""
     db.execute("DELETE FROM snapshots WHERE id=?", (snapshot_id,))
 
 
@@ -135,7 +135,7 @@ def contributions(
 def contribution(
     db: sqlite3.Connection, generation: int, key: ContributionKey
 ) -> tuple[ContributionRow, FateRow] | None:
-    """One of them; None when the ledger does not have it."""
+    """A contribution with its fate; None when the ledger does not have it."""
     condition = "AND learner=? AND incarnation=? AND fragment=? AND seq=?"
     return next(contributions(db, generation, condition, (key.learner, key.incarnation, key.fragment, key.seq)), None)
 
@@ -143,7 +143,7 @@ def contribution(
 def came_after(
     db: sqlite3.Connection, generation: int, number: int, limit: int = -1
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
-    """Contributions with a higher number than this, in the order in which they came, each with its number."""
+    """Contributions numbered above `number`, in order of arrival, each with its number. limit: -1: no limit."""
     query = "SELECT *, rowid FROM contributions NOT INDEXED WHERE generation=? AND rowid>? ORDER BY rowid LIMIT ?"
     for r in verified(db.execute(query, (generation, number, limit)), "contributions", 16):
         yield (r[-1], *_contribution(r))
@@ -152,7 +152,7 @@ def came_after(
 def totals(
     db: sqlite3.Connection, generation: int, condition: str = "", values: Sequence[Any] = ()
 ) -> Iterator[TotalsRow]:
-    """Sums of a generation's lines. condition: constant SQL."""
+    """A generation's sums, one row per incarnation and fragment. condition: constant SQL."""
     query = f"SELECT * FROM tallies WHERE generation=? {condition}"  # noqa: S608 - constants
     for r in verified(db.execute(query, (generation, *values)), "tallies", 11):
         learner, incarnation, fragment, through, merged, refused, tokens, size_bytes, seq, cycle = r[1:11]
@@ -161,7 +161,10 @@ def totals(
 
 
 def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
-    """Reads contributions of all generations with a higher number than this. The last one's number; 0: no more."""
+    """Verifies up to `limit` contributions of all generations numbered above `number`.
+
+    Returns the number of the last one; 0: there are no more. Raises LedgerError when a checksum does not match.
+    """
     rows = db.execute("SELECT *, rowid FROM contributions WHERE rowid>? ORDER BY rowid LIMIT ?", (number, limit))
     number = 0
     for r in verified(iter(rows.fetchall()), "contributions", 16):
@@ -173,9 +176,9 @@ def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
 def receipts(
     db: sqlite3.Connection, learner: str, fate: Fate | None, before: int, limit: int
 ) -> list[tuple[int, ContributionRow, FateRow]]:
-    """The latest contributions of all generations, newest first, each with a number that grows as they came.
+    """The latest contributions of all generations, newest first, each with a number that grows in order of arrival.
 
-    learner, fate: only theirs; empty, None: all. before: only lower numbers; 0: from the newest on.
+    learner: empty: of all learners. fate: None: any. before: only numbers below it; 0: from the newest.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
     fates = [f"fate='{each}'" for each in FATES if each == fate]  # as the indices have it
@@ -193,7 +196,7 @@ def latest_norms(
 ) -> list[tuple[str, float, int]]:
     """Learner, norm and steps of the last contributions to a fragment that were not refused, oldest first.
 
-    to: those of later versions are left out.
+    to: contributions to later versions are left out.
     """
     query = (
         "SELECT learner, norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "
@@ -226,13 +229,13 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
-    """Merges that a generation made of a fragment beyond version `after` up to `to`, oldest first."""
+    """A generation's merges of a fragment with versions above `after` up to `to`, oldest first."""
     condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version"
     return _merges(db, condition, (generation, fragment, after, to))
 
 
 def newest_merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
-    """The same, newest first, read as far as they are asked for."""
+    """The same merges, newest first; rows are read as the iterator advances."""
     condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version DESC"
     return _merges(db, condition, (generation, fragment, after, to))
 

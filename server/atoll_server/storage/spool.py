@@ -1,6 +1,6 @@
-"""Payload files of acknowledged contributions, and the room for them. `payload_writer` writes them while they grow.
+"""Payload files of acknowledged contributions, and the space for them. `payload_writer` writes them.
 
-A file is named by its key.
+A file is named after its contribution's key.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class SpoolError(UserError):
 
 
 class SpoolFull(RuntimeError):  # noqa: N818 - a state, answered with RESOURCE_EXHAUSTED
-    """No room for another reservation now."""
+    """The spool has no space for another reservation now."""
 
 
 class ContentCache:
-    """Decompressed contents that wait for their merge in memory, as many as it may take: the others are read again."""
+    """Limits the memory of decompressed contents that wait for their merge; a merge reads the others from disk."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
         self._lock = threading.Lock()
 
     def keep(self, content: Content, among: dict[int, Content], frame: int) -> None:
-        """Adds it to a contribution's, if there is room."""
+        """Adds a frame's content to `among`, the contents of one contribution, if the limit allows it."""
         with self._lock:
             if content.nbytes <= self._left:
                 self._left -= content.nbytes
                 among[frame] = content
 
     def let_go(self, among: dict[int, Content]) -> None:
-        """Drops all of a contribution's."""
+        """Drops all contents of one contribution."""
         with self._lock:
             self._left += sum(content.nbytes for content in among.values())
             among.clear()
@@ -58,12 +58,12 @@ class ContentCache:
 
 @dataclass(slots=True)
 class StoredPayload:
-    """A whole contribution on disk, as the merge reads it. contents: those of its frames that are still in memory."""
+    """A complete contribution on disk, as a merge reads it. contents: of the frames that are still in memory."""
 
     learner: str
     codec: Codec
     norms_sq: NDArray[np.float64]
-    scale: float  # what it is clipped by
+    scale: float  # factor that clips it, 0 to 1
     path: Path
     places: dict[int, tuple[int, int, int]]  # frame -> offset, length, crc32c
     disk: Disk
@@ -72,7 +72,7 @@ class StoredPayload:
     _file: ReadableFile | None = None
 
     def content(self, span: FrameSpan) -> Content:
-        """One frame's, decompressed. Raises SpoolError."""
+        """The decompressed content of one frame. Raises SpoolError."""
         found = self.contents.get(span.index)
         if found is not None:
             return found
@@ -82,7 +82,7 @@ class StoredPayload:
             raise SpoolError(f"{self.path}: frame {span.index} {error}: the disk lost acknowledged data") from error
 
     def payload(self, frame: int) -> bytes:
-        """One frame's payload, checked again: what the disk gives back is not taken on trust."""
+        """The payload of one frame, checked against its checksum after the read. Raises SpoolError."""
         if self._file is None:
             self._file = self.disk.open(self.path)
         if frame not in self.places:
@@ -94,7 +94,7 @@ class StoredPayload:
         return data
 
     def close(self) -> None:
-        """Lets go of the file, and of what is in memory."""
+        """Closes the file and drops the contents in memory."""
         self.kept.let_go(self.contents)
         if self._file is not None:
             self._file.close()
@@ -102,20 +102,20 @@ class StoredPayload:
 
 
 class Spool:
-    """The directory of payload files and the room that is left in it."""
+    """The directory of payload files, and the space left in it."""
 
     def __init__(self, directory: Path, limit_bytes: int, kept_bytes: int, disk: Disk = DISK) -> None:
-        """kept_bytes: of decompressed contents in memory."""
+        """limit_bytes: of payloads on disk. kept_bytes: of decompressed contents in memory."""
         self.directory = directory
         self.disk = disk
         self.limit_bytes = limit_bytes
         self.kept = ContentCache(kept_bytes)
         self.used_bytes = 0
-        self.room_bytes: int | None = None  # that the disk has beyond what is kept free; None: not looked at yet
-        self._room = threading.Lock()  # room is taken on the event loop and given back by workers
+        self.room_bytes: int | None = None  # space on the disk beyond what is kept free; None: not measured yet
+        self._room = threading.Lock()  # the event loop reserves space and worker threads release it
 
     def reserve(self, size_bytes: int) -> None:
-        """Takes room for a contribution before its first frame. SpoolFull when there is none."""
+        """Reserves space for a contribution before its first frame. Raises SpoolFull."""
         with self._room:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 raise SpoolFull(f"the spool holds {self.used_bytes} of {self.limit_bytes} bytes: try again later")
@@ -126,18 +126,18 @@ class Spool:
             self.used_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Gives room back."""
+        """Returns space that was reserved."""
         with self._room:
             self.used_bytes -= size_bytes
             assert self.used_bytes >= 0, "more room was given back than was taken"
 
     def path(self, generation: int, key: ContributionKey) -> Path:
-        """Where a contribution's payload lies."""
+        """The path of a contribution's payload."""
         name = f"{key.learner}-{key.incarnation}-{key.seq}.frames"
         return self.directory / f"g{generation}" / f"f{key.fragment:04d}" / name
 
     def prepare(self, generation: int, fragments: Iterable[int]) -> None:
-        """Makes the directories durably, so that a payload's rename is all that its own durability needs."""
+        """Makes the directories durable, so that a payload needs only its own fsync, rename and directory fsync."""
         for fragment in fragments:
             self.disk.make_directory(self.path(generation, ContributionKey("", 0, fragment, 0)).parent)
         for directory in (self.directory / f"g{generation}", self.directory, self.directory.parent):
@@ -146,7 +146,7 @@ class Spool:
     def open(
         self, generation: int, key: ContributionKey, codec_used: Codec, norms_sq: NDArray[np.float64], scale: float
     ) -> StoredPayload:
-        """Reads the table of a whole file. SpoolError when it is missing or cut."""
+        """Reads the frame table of a complete file. Raises SpoolError when the file is missing or cut."""
         path = self.path(generation, key)
         places: dict[int, tuple[int, int, int]] = {}
         try:
@@ -166,23 +166,23 @@ class Spool:
         return StoredPayload(key.learner, codec_used, norms_sq, scale, path, places, self.disk, self.kept)
 
     def delete(self, generation: int, key: ContributionKey, size_bytes: int) -> None:
-        """Removes a payload that nothing needs any more; gives its room back if it was still there."""
+        """Removes a payload that is no longer needed; returns its space if the file still existed."""
         if self.disk.remove(self.path(generation, key)):
             self.release(size_bytes)
             crash_points.point("spool.removed")
 
     def older(self, generation: int) -> list[Path]:
-        """Payloads of other generations than this one, and what is left of their uploads."""
+        """Payloads and unfinished uploads of all generations but this one."""
         newest = self.directory / f"g{generation}"
         return [path for path in self.disk.files(self.directory) if not path.is_relative_to(newest)]
 
     def delete_older(self, generation: int) -> None:
-        """Removes all of them; they take no room by now."""
+        """Removes the files that `older` lists; their space was returned already."""
         for path in self.older(generation):
             self.disk.remove(path)
 
     def sweep(self, needed: Container[Path]) -> int:
-        """At start: deletes every other file. Returns how many they were."""
+        """At start: deletes every file that is not in `needed`. Returns how many it deleted."""
         superfluous = [path for path in self.disk.files(self.directory) if path not in needed]
         for path in superfluous:
             self.disk.remove(path)

@@ -1,7 +1,7 @@
-"""What contributions came to, line by line: a start reads these sums and what is newer, not the run's whole history.
+"""Sums over contributions: a start reads these and newer contributions, not the run's whole history.
 
-A line is what one incarnation of a learner sent to one fragment. A contribution is added to its line's tally once it
-and all that came before it have met their fates. Functions here run within their caller's transaction.
+Each row sums the contributions of one incarnation of a learner to one fragment. A contribution is added once it and
+all earlier ones have a fate. Functions here run within their caller's transaction.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from atoll_wire.contract import Fate
 from atoll_server.storage import shard_ledger
 from atoll_server.storage.rows import TotalsRow
 
-STEP = 1000  # contributions that one transaction adds
+STEP = 1000  # contributions that one transaction adds, at most
 
 
 def add_up(db: sqlite3.Connection, generation: int) -> bool:
-    """Brings the tallies forward, by STEP contributions at most. Whether there is more to add."""
+    """Adds up to STEP contributions to the sums; returns whether there may be more to add."""
     last = next(shard_ledger.totals(db, generation, "ORDER BY through DESC LIMIT 1"), None)
     lines: dict[tuple[str, int, int], TotalsRow] = {}
     count = 0

@@ -1,6 +1,6 @@
-"""The journal of what happened, and what shows it: metrics, the timeline of rounds, events for people, logs.
+"""The journal of a run, and its subscribers: metrics, the timeline of rounds, events for people, logs.
 
-`entries` lists what can happen; `journal` tells subscribers of it.
+`entries` lists all kinds of entries; `journal` passes them to subscribers.
 
 May import: access, rounds, rpc, storage.
 """

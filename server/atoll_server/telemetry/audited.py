@@ -1,4 +1,4 @@
-"""What the audit log of a core says of the journal's entries."""
+"""Writes journal entries to the audit log of a core."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def audited(audit_log: AuditLog, entry: Entry, _now: float) -> None:
             audit_log.note(entry.action, operator=entry.operator, peer=entry.peer, **entry.what)
         case (
             entries.OfTheRun()
-            | entries.Evicted()  # the operator's action is in it
+            | entries.Evicted()  # the audit log has the operator's action
             | entries.Readmitted()
             | entries.Silenced()
             | entries.Recovered()

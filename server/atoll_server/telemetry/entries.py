@@ -1,7 +1,7 @@
-"""PURE: the entries of a run's journal: a closed set of what can happen, as plain values.
+"""PURE: the entries of a run's journal: a closed set of plain values.
 
-The code that makes something happen records it once, after it is durable where it must be. An entry says what happened;
-its time is an argument of `Journal.record`. Subscribers are `match` statements that name every kind.
+The code that causes something records it once, and only after it is durable if it must be durable. The time of an
+entry is an argument of `Journal.record`. Subscribers are `match` statements that name every kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Started(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Restored(OfTheRun):
-    """A generation is served for the first time. It began when an operator restored this checkpoint."""
+    """A core serves a generation for the first time. The generation began when an operator restored this checkpoint."""
 
     checkpoint: int
     generation: int
@@ -40,7 +40,7 @@ class Restored(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class TakenUp(OfTheRun):
-    """A shard has its state back from the ledger. accepted, merged, refused: all contributions so far."""
+    """A shard restored its state from the ledger. accepted, merged, refused: counts of all contributions so far."""
 
     merges: int
     pending: int
@@ -68,7 +68,7 @@ class FirstParametersRefused(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged(OfTheRun):
-    """An operator paused the run, or let it go on: then the reason is empty."""
+    """An operator paused the run, or resumed it: then the reason is empty."""
 
     reason: str
 
@@ -91,7 +91,7 @@ class SnapshotFailed(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Trouble(OfTheRun):
-    """An operator should act. about: the same for as long as the trouble lasts, while figures in the text change."""
+    """An operator should act. about: identifies the trouble while it lasts; figures in the text may change."""
 
     about: str
     text: str
@@ -116,7 +116,7 @@ class Arrival(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joined(OfLearners):
-    """A process may speak for a name. by: what its certificate says; state: of JoinReply."""
+    """A process may speak for a name. by: the name in its certificate; state: of JoinReply."""
 
     learner: str
     region: str
@@ -129,30 +129,24 @@ class Joined(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Left(OfLearners):
-    """A learner said good-bye."""
-
     learner: str
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted(OfLearners):
-    """An operator sent a learner away."""
-
     learner: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Readmitted(OfLearners):
-    """An evicted learner may join again."""
-
     learner: str
 
 
 @dataclass(frozen=True, slots=True)
 class Silenced(OfLearners):
-    """A learner makes no steps. Found by looking, see `run.watch`."""
+    """A learner makes no steps. Found by polling, see `run.watch`."""
 
     learner: str
     silent_s: float
@@ -160,7 +154,7 @@ class Silenced(OfLearners):
 
 @dataclass(frozen=True, slots=True)
 class Recovered(OfLearners):
-    """A learner that was silent trains again. Found by looking."""
+    """A learner that was silent trains again. Found by polling."""
 
     learner: str
 
@@ -185,7 +179,7 @@ class JoinRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused(OfCallers):
-    """A call came without a valid session of the learner that it names."""
+    """A call had no valid session of the learner that it names."""
 
     learner: str
     peer: str
@@ -194,7 +188,7 @@ class SessionRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class CallLimited(OfCallers):
-    """A call was ended by a limit, see `security.quotas`."""
+    """A call was ended by a limit, see `access.quotas`."""
 
     method: str
     peer: str
@@ -203,7 +197,7 @@ class CallLimited(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorRefused(OfCallers):
-    """A caller is no operator. asked: the action; empty: it only wanted to read."""
+    """A caller is not an operator. asked: the requested action; empty: a read."""
 
     asked: str
     peer: str
@@ -212,7 +206,7 @@ class OperatorRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorActed(OfCallers):
-    """An operator may do this, and it begins. operator: empty without tokens. what: its arguments."""
+    """An operator's action is permitted and begins. operator: empty without tokens. what: the action's arguments."""
 
     action: str
     operator: str
@@ -231,7 +225,7 @@ class OfContributions:
 
 @dataclass(frozen=True, slots=True)
 class UploadBegan(OfContributions):
-    """A stream of a contribution was admitted; there may be several. received: frames that are here already."""
+    """A stream of a contribution was admitted; there may be several. received: number of frames received before."""
 
     key: ContributionKey
     cycle: int
@@ -240,7 +234,7 @@ class UploadBegan(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway(OfContributions):
-    """A contribution was refused before it was whole: the ledger does not know it."""
+    """A contribution was refused before its upload was complete: the ledger does not have it."""
 
     learner: str
     refused: Refused
@@ -248,7 +242,7 @@ class TurnedAway(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Clamped(OfContributions):
-    """A contribution declares more than its learner can have trained: less of it counts."""
+    """A contribution declares more than its learner can have trained: only a part of it counts."""
 
     learner: str
     tokens: int
@@ -267,7 +261,7 @@ class Acknowledged(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRefused(OfContributions):
-    """A contribution came whole and was refused at once. Its stream is told; that is durable."""
+    """A complete contribution was refused at once. The refusal is durable; its stream gets the receipt."""
 
     fate: FateRow
     cycle: int
@@ -275,7 +269,7 @@ class ArrivalRefused(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class PendingRefused(OfContributions):
-    """An acknowledged contribution will not be merged after all. That is durable."""
+    """An acknowledged contribution will not be merged; the refusal is durable."""
 
     fate: FateRow
 
@@ -299,7 +293,7 @@ class RoundOpened(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class Declined(OfRounds):
-    """A learner has nothing for a round."""
+    """A learner has nothing to contribute to a round."""
 
     learner: str
     fragment: int
@@ -309,7 +303,7 @@ class Declined(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed(OfRounds):
-    """A round closed, or late contributions are merged without one: the merge begins."""
+    """A round closed, or late contributions are merged without a round: the merge begins."""
 
     merge: Merge
 
@@ -331,7 +325,7 @@ class MergeComputed(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class Published(OfRounds):
-    """A merge is durable, and learners may fetch it. size_bytes: of its update; tokens: of the run at this moment."""
+    """A merge is durable, and learners may fetch it. size_bytes: of its update; tokens: trained by the run so far."""
 
     merge: Merge
     size_bytes: int
@@ -341,7 +335,7 @@ class Published(OfRounds):
 
 @dataclass(frozen=True, slots=True)
 class Adopted(OfRounds):
-    """A learner trains on from this version of a fragment."""
+    """A learner adopted this version of a fragment."""
 
     learner: str
     fragment: int

@@ -1,4 +1,4 @@
-"""PURE: what happened lately, in words for people. A position is (log, number), as a follower's."""
+"""PURE: recent events as text for people. A reader's position is (log, number), as a follower's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Arrival, Entry
 
 MAX_EVENTS = 2000  # kept
-REFUSED_EVERY_S = 10.0  # refused contributions are told together, at most this often
+REFUSED_EVERY_S = 10.0  # refused contributions share one event, at most this often
 
 
 class Kind(StrEnum):
-    """Of an event, as the dashboard knows it."""
+    """Kind of an event; the values are the dashboard's names."""
 
     CORE = "core"
     JOINED = "joined"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """at: seconds of the run's clock. learner: empty when it is of the whole run."""
+    """at: seconds of the run's clock. learner: empty when the event concerns the whole run."""
 
     number: int
     at: float
@@ -43,24 +43,24 @@ class Event:
 
 
 class EventLog:
-    """The newest events."""
+    """The newest MAX_EVENTS events."""
 
     def __init__(self, wall: Callable[[float], float]) -> None:
-        """wall: the run's clock at a moment of the monotonic one."""
+        """wall: converts monotonic seconds to seconds of the run's clock."""
         self.log = 1 + secrets.randbits(62)
         self._wall = wall
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._number = 0
-        self._refused = 0  # contributions, since the newest event that told of them
+        self._refused = 0  # contributions refused since the newest event about refusals
         self._refused_at = -REFUSED_EVERY_S
 
     def after(self, log: int, number: int) -> list[Event]:
-        """Those that a reader has not seen; all that are kept, when its position is of another process."""
+        """Events after a reader's position; all that are kept when the position is of another process."""
         known = number if log == self.log else 0
         return [event for event in self._events if event.number > known]
 
     def on(self, entry: Entry, now: float) -> None:  # noqa: C901, PLR0912 - a case for each kind
-        """Adds an event, if this is one for people. now: monotonic seconds."""
+        """Adds an event, if the entry is of interest to people. now: monotonic seconds."""
         match entry:
             case entries.Started():
                 self._add(Kind.CORE, f"the core started: epoch {entry.epoch}", now)
@@ -70,7 +70,7 @@ class EventLog:
             case entries.FirstParameters():
                 self._add(Kind.CORE, f"the run has its first parameters: {entry.parameters:,}", now)
             case entries.PauseChanged():
-                text = f"paused {entry.reason}" if entry.reason else "the run goes on"
+                text = f"paused {entry.reason}" if entry.reason else "resumed"
                 self._add(Kind.PAUSED, text, now)
             case entries.SnapshotTaken():
                 self._add(Kind.CHECKPOINT, f"checkpoint {entry.number} is durable", now)
@@ -79,13 +79,13 @@ class EventLog:
             case entries.Joined():
                 self._joined(entry, now)
             case entries.Left():
-                self._add(Kind.LEFT, "said good-bye", now, entry.learner)
+                self._add(Kind.LEFT, "left", now, entry.learner)
             case entries.Evicted():
                 self._add(Kind.EVICTED, f"was evicted: {entry.reason}", now, entry.learner)
             case entries.Readmitted():
                 self._add(Kind.BACK, "may join again", now, entry.learner)
             case entries.Silenced():
-                self._add(Kind.SILENT, f"makes no steps since {entry.silent_s:.0f} s", now, entry.learner)
+                self._add(Kind.SILENT, f"has made no steps for {entry.silent_s:.0f} s", now, entry.learner)
             case entries.Recovered():
                 self._add(Kind.BACK, "trains again", now, entry.learner)
             case entries.TurnedAway() | entries.ArrivalRefused() | entries.PendingRefused():
@@ -105,11 +105,11 @@ class EventLog:
                 assert_never(entry)
 
     def tell_refused(self, now: float) -> None:
-        """Adds one event for all contributions refused since the last, if that is long enough ago."""
+        """Adds one event for all contributions refused since the last one, at most once per REFUSED_EVERY_S."""
         if not self._refused or now - self._refused_at < REFUSED_EVERY_S:
             return
         what = "contribution was" if self._refused == 1 else "contributions were"
-        text = f"{self._refused} {what} refused: the receipts and the core's log say whose and why"
+        text = f"{self._refused} {what} refused: receipts and the core's log give learners and reasons"
         self._add(Kind.REFUSED, text, now)
         self._refused = 0
         self._refused_at = now

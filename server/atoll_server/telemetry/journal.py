@@ -1,8 +1,8 @@
-"""The journal of a core: what happened is recorded here, once, and told to all that subscribed.
+"""The journal of a core: each entry is recorded once and passed to all subscribers.
 
-Subscribers are told at once, in the order in which they subscribed. A subscriber that only shows what happened
-(metrics, timeline, events, logs, the audit log) cannot stop anything: a fault in it is logged and counted. Learners
-rely on the log of followers: a fault there goes to the code that recorded the entry.
+Subscribers are called at once, in the order of subscription. Some subscribers only show entries: metrics, timeline,
+events, logs, the audit log. A fault in one of these is logged and counted, and stops nothing. Learners rely on the log
+of followers: a fault there is raised to the code that recorded the entry.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Subscriber = Callable[[Entry, float], None]  # with the time, in monotonic secon
 
 
 class Journal:
-    """faults: of subscribers that only show; always 0."""
+    """faults: number of faults in subscribers that only show entries; always 0 unless Atoll has a bug."""
 
     def __init__(self) -> None:
         self.faults = 0
         self._subscribers: list[tuple[Subscriber, bool]] = []
 
     def subscribe(self, subscriber: Subscriber, *, only_shows: bool) -> None:
-        """Tells it of every entry from now on."""
+        """Calls `subscriber` for every later entry. only_shows: a fault in it is logged and counted, not raised."""
         self._subscribers.append((subscriber, only_shows))
 
     def record(self, entry: Entry, now: float) -> None:
-        """Tells all subscribers. now: monotonic seconds."""
+        """Passes an entry to all subscribers. now: monotonic seconds."""
         for subscriber, only_shows in self._subscribers:
             try:
                 subscriber(entry, now)

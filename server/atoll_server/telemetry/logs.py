@@ -1,4 +1,4 @@
-"""What the core's log says of the journal's entries."""
+"""Writes journal entries to the core's log."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             say = log.error if by_disk else log.warning
             say("first parameters refused", detail=detail)
         case entries.PauseChanged(reason):
-            log.warning("paused" if reason else "goes on", reason=reason)
+            log.warning("paused" if reason else "resumed", reason=reason)
         case entries.SnapshotTaken(number, merges, size_bytes):
             log.info("snapshot taken", id=number, merges=merges, size_bytes=size_bytes)
         case entries.SnapshotFailed(error):
-            log.error("the snapshot could not be written: look at the disk", error=error)
+            log.error("the snapshot could not be written: check the disk", error=error)
         case entries.Joined(learner, region, incarnation, state=state):
             log.info("joined", learner=learner, incarnation=incarnation, region=region, state=state)
         case entries.Left(learner, incarnation):
@@ -39,7 +39,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
         case entries.Evicted(learner, reason):
             log.warning("evicted", learner=learner, reason=reason)
         case entries.Readmitted(learner):
-            log.warning("let in again", learner=learner)
+            log.warning("readmitted", learner=learner)
         case entries.JoinRefused(learner, _, refused):
             log.warning("join refused", learner=learner[:LONGEST_NAME], detail=refused.detail)
         case entries.OperatorActed(action, operator, _, what):
@@ -63,7 +63,7 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             shares = {str(share.key): round(share.weight, 4) for share in merge.shares}
             log.debug("merged", fragment=merge.fragment, version=merge.version, reason=merge.reason, shares=shares)
         case entries.Started() | entries.Trouble() | entries.Silenced() | entries.Recovered():
-            pass  # the first the server says, with its addresses; the others are in status and metrics
+            pass  # the server logs Started, with its addresses; the others are in status and metrics
         case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
             pass  # the audit log limits how many lines a caller can cause
         case entries.PendingRefused() | entries.RoundOpened() | entries.Declined() | entries.RoundClosed():

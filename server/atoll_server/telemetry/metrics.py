@@ -1,8 +1,8 @@
-"""What a core tells Prometheus, declared once: names with their units, and series of a bounded number.
+"""The Prometheus metrics of a core, declared once: names with their units, and a bounded number of series.
 
-Counters and histograms follow the journal, in the loop that owns the state. Everything that can be read off
-the state comes from a Reading of it (see gauges.py), which the thread that Prometheus asks turns into samples: a
-thousand learners cost the loop next to nothing.
+Counters and histograms follow the journal, in the loop that owns the state. Values of the state itself come from
+MetricSamples of it (see gauges.py). The thread that serves Prometheus turns them into series, so that a thousand
+learners cost the loop next to nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll_server.telemetry.entries import Entry
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
-# Name, type, labels, meaning: of what a Reading says. Counters are told without their _total, as the library wants it.
+# Name, type, labels, meaning of each metric in MetricSamples. Counters have no _total here: the library adds it.
 SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[str, ...], str], ...] = (
     ("atoll_goodput_ratio", GaugeMetricFamily, (), "Useful / provisioned learner-seconds of the run"),
     ("atoll_useful_seconds", GaugeMetricFamily, (), "Learner-seconds in inner steps whose tokens were not thrown away"),
@@ -36,28 +36,33 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_merges", CounterMetricFamily, (), "Merges of all fragments"),
     ("atoll_compression_ratio", GaugeMetricFamily, ("direction",), "Float32 bytes / coded bytes"),
     ("atoll_contributions_pending", GaugeMetricFamily, (), "Acknowledged, and not yet merged"),
-    ("atoll_fragment_age_seconds", GaugeMetricFamily, ("fragment",), "Since the newest version was published"),
+    ("atoll_fragment_age_seconds", GaugeMetricFamily, ("fragment",), "Time since the newest version was published"),
     ("atoll_fragment_version", GaugeMetricFamily, ("fragment",), "Published version"),
     ("atoll_learners", GaugeMetricFamily, ("state",), "Learners by state"),
-    ("atoll_learner_info", GaugeMetricFamily, ("learner", "region", "state"), "1: a learner, where it is and how"),
+    (
+        "atoll_learner_info",
+        GaugeMetricFamily,
+        ("learner", "region", "state"),
+        "1 for each learner, with its region and state",
+    ),
     ("atoll_learner_inner_steps", CounterMetricFamily, ("learner",), "Inner steps over all incarnations"),
     ("atoll_learner_tokens", CounterMetricFamily, ("learner",), "Tokens trained over all incarnations"),
     ("atoll_learner_loss", GaugeMetricFamily, ("learner",), "Latest training loss"),
     ("atoll_learner_blocked_seconds", CounterMetricFamily, ("learner",), "Inside Learner.step()"),
     ("atoll_learner_step_seconds", GaugeMetricFamily, ("learner",), "Smoothed inner step, by the core's clock"),
-    ("atoll_learner_heard_timestamp_seconds", GaugeMetricFamily, ("learner",), "When it was last heard of"),
+    ("atoll_learner_heard_timestamp_seconds", GaugeMetricFamily, ("learner",), "When the core last heard from it"),
     ("atoll_learner_lost_seconds", GaugeMetricFamily, ("learner",), "Provisioned and not useful, all causes"),
     ("atoll_spool_bytes", GaugeMetricFamily, (), "Reserved or held by payloads"),
-    ("atoll_ledger_bytes", GaugeMetricFamily, (), "The ledger's file, and what is still to be written into it"),
-    ("atoll_disk_free_bytes", GaugeMetricFamily, (), "Of the file system that the run lives on"),
+    ("atoll_ledger_bytes", GaugeMetricFamily, (), "The ledger's file and its write-ahead log"),
+    ("atoll_disk_free_bytes", GaugeMetricFamily, (), "Free space of the run's file system"),
     ("atoll_snapshot_timestamp_seconds", GaugeMetricFamily, (), "When the newest snapshot was taken"),
-    ("atoll_restore_seconds", GaugeMetricFamily, (), "This core's start, until it could serve"),
+    ("atoll_restore_seconds", GaugeMetricFamily, (), "From this core's start until it could serve"),
     ("atoll_core_epoch", GaugeMetricFamily, (), "Grows by one with each start of the core"),
     ("atoll_paused", GaugeMetricFamily, (), "1 while an operator has paused the run"),
-    ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "That the WAN may carry in a month; absent without a budget"),
+    ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN bytes allowed per month; absent without a budget"),
 )
-ACCEPTED, CLAMPED = "accepted", "clamped"  # counted beside fates
-OTHERS = "others"  # regions that nobody is in any more, where there were too many
+ACCEPTED, CLAMPED = "accepted", "clamped"  # counted in addition to fates
+OTHERS = "others"  # regions without learners, once there were too many
 SAMPLED_NAMES = frozenset(name for name, *_ in SAMPLED)
 
 Samples = list[tuple[tuple[str, ...], float]]
@@ -65,37 +70,37 @@ Samples = list[tuple[tuple[str, ...], float]]
 
 @dataclass(slots=True)
 class MetricSamples:
-    """The state at one moment: for each name of READ the values, by their labels in READ's order."""
+    """The state at one moment: for each name of SAMPLED, its values with their labels, in SAMPLED's order."""
 
     values: dict[str, Samples] = field(default_factory=dict)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """One value."""
+        """Adds one value of a metric. labels: in SAMPLED's order."""
         assert name in SAMPLED_NAMES, f"{name} is not declared"
         self.values.setdefault(name, []).append((labels, value))
 
 
 class Metrics(Collector):
-    """Of one core; its own registry, so that a process may hold several."""
+    """The metrics of one core. Each has its own registry, so that a process may hold several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
         self._wan = Counter(
             "atoll_wan_bytes_total",
-            "Payload bytes between learners and this core, as they come and go",
+            "Payload bytes between learners and this core",
             ["region", "direction"],
             registry=r,
         )
         self._payload = Counter(
             "atoll_payload_bytes_total",
-            "The same by codec: whole fragments are float32",
+            "Payload bytes by codec; whole fragments are float32",
             ["region", "direction", "codec"],
             registry=r,
         )
         self._contributions = Counter(
             "atoll_contributions_total",
-            "Contributions: accepted, then merged or refused; turned_away at the door",
+            "Contributions: accepted, then merged or refused; turned_away before their upload was complete",
             ["fate"],
             registry=r,
         )
@@ -108,7 +113,7 @@ class Metrics(Collector):
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged, lapsed", ["outcome"], registry=r)
         self.closed = Counter(
             "atoll_rounds_closed_total",
-            "Rounds by what closed them: everybody, grace, deadline, nobody, left; late: merged by itself",
+            "Rounds by what closed them: everybody, grace, deadline, nobody, left; late: merged without a round",
             ["cause"],
             registry=r,
         )
@@ -129,15 +134,15 @@ class Metrics(Collector):
             buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
         )
         self._begin_at_zero()
-        self._regions: set[str] = set()  # that have series
-        self.read = MetricSamples()  # replaced, never changed
+        self._regions: set[str] = set()  # regions that have series
+        self.read = MetricSamples()  # replaced as a whole, never changed
         r.register(self)
         self.served = OpenCalls()
         r.register(self.served)
         ProcessCollector(registry=r)
 
     def _begin_at_zero(self) -> None:
-        """A rate needs a value from before the first event."""
+        """Creates series at 0: a rate needs a value from before the first event."""
         for counter, labels in (
             (self.limited, LIMITS),
             (self._contributions, (ACCEPTED, Fate.MERGED, Fate.REFUSED, Fate.TURNED_AWAY)),
@@ -148,7 +153,7 @@ class Metrics(Collector):
                 counter.labels(label)
 
     def on(self, entry: Entry, _now: float) -> None:
-        """Counts an entry, if contributions are counted by it."""
+        """Counts an entry, if a counter of this class depends on it."""
         match entry:
             case entries.TakenUp():
                 self._count(ACCEPTED, entry.accepted)
@@ -194,13 +199,13 @@ class Metrics(Collector):
         self._contributions.labels(fate).inc(count)
 
     def moved(self, region: str, direction: str, codec: Codec, size_bytes: int) -> None:
-        """Payloads came up or went down."""
+        """Counts payload bytes. region: of the learner; direction: "up" (to the core) or "down"."""
         self._regions.add(region)
         self._wan.labels(region, direction).inc(size_bytes)
         self._payload.labels(region, direction, codec.name.lower()).inc(size_bytes)
 
     def fold(self, used: Set[str], most: int) -> None:
-        """Regions that are not used make one series together, where there are more than so many: no sum falls."""
+        """Above `most` regions, adds the series of regions not in `used` to OTHERS, so that no sum falls."""
         if len(self._regions) <= most:
             return
         for counter in (self._wan, self._payload):
@@ -211,7 +216,7 @@ class Metrics(Collector):
         self._regions &= used
 
     def collect(self) -> Iterator[Metric]:
-        """What was read last."""
+        """The series of the newest MetricSamples."""
         values = self.read.values
         for name, kind, labels, text in SAMPLED:
             if name in values:
@@ -221,7 +226,7 @@ class Metrics(Collector):
                 yield family
 
     def describe(self) -> Iterator[Metric]:
-        """Names, before there are values."""
+        """Metrics without values, for registration."""
         return (kind(name, text, labels=labels) for name, kind, labels, text in SAMPLED)
 
 

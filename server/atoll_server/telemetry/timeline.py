@@ -1,6 +1,6 @@
-"""How rounds went: the newest of them for people, and how long their parts took for Prometheus.
+"""The newest rounds for people, and the durations of their phases for Prometheus.
 
-It subscribes to the journal; no rule depends on it. Times are monotonic seconds.
+The timeline subscribes to the journal; no rule depends on it. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
 from atoll_server.telemetry.metrics import Metrics
 
-MAX_ROUNDS, MAX_ANSWERS = 256, 20_000  # kept, of rounds that are finished: others come to an end by themselves
+MAX_ROUNDS, MAX_ANSWERS = 256, 20_000  # kept of finished rounds; unfinished ones are few
 
 
 @dataclass(slots=True)
 class Answer:
-    """One learner in a round. late: what it sent answers an earlier one."""
+    """One learner's answer to a round. late: its contribution answers an earlier round."""
 
-    began_at: float | None = None  # its first frame came
+    began_at: float | None = None  # when its first frame arrived
     durable_at: float | None = None
     adopted_at: float | None = None
     declined: str = ""
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Round:
-    """One round, from open to merged or lapsed."""
+    """One round, from its opening to its merge or lapse."""
 
     fragment: int
     cycle: int
@@ -50,11 +50,11 @@ class Round:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more happens to it but adoptions."""
+        """Whether only adoptions can still change it."""
         return self.lapsed or self.published_at is not None
 
     def answer(self, learner: str) -> Answer:
-        """What is known of a learner's."""
+        """The answer of a learner; added when it has none yet."""
         return self.answers.setdefault(learner, Answer())
 
 
@@ -68,11 +68,11 @@ class Timeline:
         self._made: dict[tuple[int, int], Round] = {}  # fragment, version -> the round that made it
 
     def newest(self) -> Iterator[Round]:
-        """Newest first."""
+        """The kept rounds, newest first."""
         return reversed(self._rounds.values())
 
     def on(self, entry: Entry, now: float) -> None:
-        """Takes in an entry, if it is about a round."""
+        """Records an entry, if it is about a round. now: monotonic seconds."""
         match entry:
             case entries.RoundOpened():
                 self._opened(entry, now)
@@ -156,7 +156,7 @@ class Timeline:
             self._metrics.adopt_seconds.observe(now - seen.published_at)
 
     def _prune(self) -> None:
-        """Drops the oldest finished rounds beyond the limits; of the others there is at most one a fragment."""
+        """Drops the oldest finished rounds beyond the limits; at most one round per fragment is unfinished."""
         kept = sum(len(seen.answers) for seen in self._rounds.values())
         for place, seen in list(self._rounds.items()):
             if len(self._rounds) <= MAX_ROUNDS and kept <= MAX_ANSWERS:
@@ -183,14 +183,14 @@ class Timeline:
         seen.version = merge.version
         for share in merge.shares:
             answer = seen.answer(share.key.learner)
-            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # it came as an answer to that one
+            if merge.cause is ev.Cause.LATE and merge.fragment in self._newest:  # it answers that round
                 came = self._newest[merge.fragment].answer(share.key.learner)
                 answer.began_at = came.began_at
                 answer.durable_at = came.durable_at
                 answer.late = True
             answer.weight += share.weight
             answer.staleness = max(answer.staleness, share.staleness)
-            answer.late = answer.late or answer.durable_at is None  # it came while no round was open
+            answer.late = answer.late or answer.durable_at is None  # it arrived while no round was open
         self._made[merge.fragment, merge.version] = seen
 
     def _published(self, merge: ev.Merge, now: float) -> None:
@@ -208,7 +208,10 @@ class Timeline:
 
 
 def slowest(seen: Round, most: int) -> list[tuple[str, Answer]]:
-    """Those who kept it waiting: who began and is not done, then who was durable last; who declined comes last."""
+    """The learners that kept a round waiting: first those without a durable contribution, then the latest durable ones.
+
+    Learners that declined come last. most: how many are returned.
+    """
 
     def place(each: tuple[str, Answer]) -> tuple[bool, bool, float, str]:
         name, answer = each
