@@ -41,19 +41,19 @@ export function makeActions(done) {
     asked = null;
   });
 
-  function open(dialog) {
-    asked = dialog;
-    text(title, dialog.title);
-    words.replaceChildren(...dialog.words.map((line) => h("p", null, line)));
-    show(reasonRow, dialog.reason);
+  function open(request) {
+    asked = request;
+    text(title, request.title);
+    words.replaceChildren(...request.words.map((line) => h("p", null, line)));
+    show(reasonRow, request.reason);
     reason.value = "";
     field.value = token;
     text(wrong, "");
-    text(yes, dialog.yes);
-    yes.classList.toggle("danger", Boolean(dialog.danger));
+    text(yes, request.yes);
+    yes.classList.toggle("danger", Boolean(request.danger));
     yes.disabled = false;
     dialog.showModal();
-    (dialog.reason ? reason : token === "" ? field : no).focus();
+    (request.reason ? reason : token === "" ? field : no).focus();
   }
 
   function complaint() {
@@ -69,21 +69,21 @@ export function makeActions(done) {
       missing[0].focus();
       return;
     }
-    const dialog = asked;
+    const request = asked;
     token = field.value;
     yes.disabled = true;
     text(wrong, "");
     try {
-      const answer = await action(dialog.action, token, dialog.body(reason.value.trim()));
-      if (asked === dialog) dialog.close();
-      dialog.then ? dialog.then(answer) : say(answer.said);
+      const answer = await action(request.action, token, request.body(reason.value.trim()));
+      if (asked === request) dialog.close();
+      request.then ? request.then(answer) : say(answer.said);
       done();
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      if (asked === dialog) text(wrong, error.message);
+      if (asked === request) text(wrong, error.message);
       else say(error.message);
     } finally {
-      if (asked === dialog || asked === null) yes.disabled = false;
+      if (asked === request || asked === null) yes.disabled = false;
     }
   }
 
@@ -93,9 +93,9 @@ export function makeActions(done) {
     quiet = setTimeout(() => text(said, ""), SAID_MS);
   }
 
-  /** A button for an action. dialog() says what it is about, when it is pressed. Beside it: why it cannot be pressed. */
-  function button(label, dialog, kind = "") {
-    const made = h("button", { type: "button", class: kind, onclick: () => open(dialog()) }, label);
+  /** A button for an action. request() says what it is about, when it is pressed. Beside it: why it cannot be pressed. */
+  function button(label, request, kind = "") {
+    const made = h("button", { type: "button", class: kind, onclick: () => open(request()) }, label);
     buttons.set(made, null);
     refresh(made);
     return made;
