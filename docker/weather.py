@@ -10,13 +10,13 @@ FAIR_S, FOUL_S = (30.0, 90.0), (10.0, 40.0)
 RELAY = 1  # its process
 
 
-def mend(*_: object) -> None:
+def restore(*_: object) -> None:
     """Before it ends: who stops the weather wants it to be fair."""
     os.kill(RELAY, signal.SIGUSR2)
     raise SystemExit
 
 
-signal.signal(signal.SIGTERM, mend)
+signal.signal(signal.SIGTERM, restore)
 while True:
     time.sleep(random.uniform(*FAIR_S))  # noqa: S311
     os.kill(RELAY, signal.SIGUSR1)

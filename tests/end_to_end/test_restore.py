@@ -1,4 +1,4 @@
-"""A run is taken back to an older checkpoint: learners that train on follow, and what came later counts no more."""
+"""A restore to an older checkpoint: running learners follow, and later work no longer counts."""
 
 from __future__ import annotations
 

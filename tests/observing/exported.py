@@ -6,6 +6,7 @@ from atoll.stats import Counters, LearnerMetrics
 from atoll_server.access.quotas import LIMITS
 from atoll_server.front.metrics import FrontMetrics
 from atoll_server.learners.goodput import CAUSES
+from atoll_server.rounds.syncer_events import Cause
 from atoll_server.telemetry.metrics import SAMPLED, Metrics
 from atoll_wire.contract import LearnerState
 from atoll_wire.layout.frame_spans import Codec
@@ -22,7 +23,7 @@ FIXED: Labels = {
     "outcome": {"merged", "lapsed"},
     "kind": {"contribution", "update", "whole"},
 }
-CLOSED = {"everybody", "grace", "deadline", "nobody", "late"}
+CLOSED = {cause.value for cause in Cause}
 BY_PROMETHEUS: dict[str, Labels] = {
     "up": {},
     "ALERTS": {"alertname": set(), "alertstate": {"pending", "firing"}, "severity": set(), "learner": set()},

@@ -38,7 +38,7 @@ from tests.bare_shard import Rows, bare_shard
 
 KEY = ContributionKey("a", 1, 0, 1)
 NO = Refused(Status.PERMISSION_DENIED, "no")
-MERGE = Merge(0, 1, 1, (Share(KEY, 1.0, 0.0),), (), 1.0, None, Cause.EVERYBODY, "every live learner has answered")
+MERGE = Merge(0, 1, 1, (Share(KEY, 1.0, 0.0),), (), 1.0, None, Cause.ALL_ANSWERED, "every live learner has answered")
 FOLLOWERS, COUNTS, TIMELINE, EVENTS, LOG, AUDIT = "followers", "counts", "timeline", "events", "log", "audit"
 
 # Each kind, and what shows it. A round is told of in the order in which it happens: the timeline needs its opening.
@@ -75,7 +75,7 @@ SHOWN: list[tuple[entries.Entry, set[str]]] = [
     (entries.MergeComputed(0, 1), {TIMELINE}),
     (entries.Published(MERGE, 9, 100, 0), {FOLLOWERS, COUNTS, TIMELINE, LOG}),
     (entries.Adopted("a", 0, 1), {TIMELINE}),
-    (entries.RoundLapsed(Lapse(0, 2, Cause.NOBODY, "nobody is left")), {TIMELINE, LOG}),
+    (entries.RoundLapsed(Lapse(0, 2, Cause.ALL_SILENT, "no learner is left")), {TIMELINE, LOG}),
 ]
 
 

@@ -239,11 +239,11 @@ def test_while_somebody_trains_the_rule_is_the_runs(cause):
 
 def test_over_the_last_part_of_the_tokens_outer_steps_become_plain_means():
     run = RunSettings(outer_lr=0.6, outer_momentum=0.8, outer_warm_up=0, total_tokens=1000, outer_cool_down=0.2)
-    rules = [OuterRule.of(run, 50, Cause.EVERYBODY, tokens) for tokens in (800, 900, 1000, 1100)]
+    rules = [OuterRule.of(run, 50, Cause.ALL_ANSWERED, tokens) for tokens in (800, 900, 1000, 1100)]
     assert [rule.heat for rule in rules] == pytest.approx([1.0, 0.5, 0.0, 0.0])
     assert [rule.lr for rule in rules] == pytest.approx([0.6, 0.8, 1.0, 1.0])
     assert [rule.momentum for rule in rules] == pytest.approx([0.8, 0.4, 0.0, 0.0])
-    assert OuterRule.of(run.changed(outer_cool_down=0.0), 50, Cause.EVERYBODY, 999).heat == 1.0
+    assert OuterRule.of(run.changed(outer_cool_down=0.0), 50, Cause.ALL_ANSWERED, 999).heat == 1.0
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])

@@ -357,7 +357,7 @@ def test_a_silence_of_all_is_not_the_end_and_no_whole_step_of_one():
     world.contribute("a")
     world.now += 60.0
     (silent,) = merges(world.tell(ev.Ticked()))
-    assert silent.cause is ev.Cause.NOBODY
+    assert silent.cause is ev.Cause.ALL_SILENT
     assert [share.weight for share in silent.shares] == [0.5]
 
 

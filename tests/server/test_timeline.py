@@ -75,7 +75,7 @@ def test_a_round_is_told_from_its_opening_to_each_adoption():
         told.timeline.on(entries.UploadBegan(ContributionKey("a", 1, 0, 1), newest.cycle, 0), opened_at + later)
     told.contributed("a", opened_at + 1.0)
     (merge,) = (each for each in told.contributed("b", opened_at + 1.5) if isinstance(each, ev.Merge))
-    assert merge.cause is ev.Cause.EVERYBODY
+    assert merge.cause is ev.Cause.ALL_ANSWERED
     told.timeline.on(entries.MergeComputed(0, 1), opened_at + 1.7)
     told.on(ev.Merged(0, 1), opened_at + 1.8)
     told.on(ev.Adopted("b", 0, 1), opened_at + 2.8)
@@ -88,7 +88,7 @@ def test_a_round_is_told_from_its_opening_to_each_adoption():
     assert (a.began_at, a.durable_at, a.adopted_at, a.late) == (opened_at + 0.5, opened_at + 1.0, None, False)
     assert (b.durable_at, b.adopted_at, b.weight) == (opened_at + 1.5, opened_at + 2.8, 0.5)
     read = told.metrics.registry
-    assert value(read, "atoll_rounds_closed_total", cause="everybody") == 1
+    assert value(read, "atoll_rounds_closed_total", cause="all_answered") == 1
     assert value(read, "atoll_rounds_total", outcome="merged") == 1
     for name, seconds in (("quorum_wait", 1.0), ("grace_wait", 0.5), ("merge", 0.2), ("publish", 0.1), ("adopt", 1.0)):
         assert abs(value(read, f"atoll_{name}_seconds_sum") - seconds) < 1e-9, name
@@ -146,7 +146,7 @@ def test_only_so_many_rounds_are_kept_and_the_slowest_answers_are_told():
     assert metrics.registry is not None
     for cycle in range(1, MAX_ROUNDS + 10):
         timeline.on(entries.RoundOpened(0, cycle), float(cycle))
-        timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")), float(cycle))
+        timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is left")), float(cycle))
     kept = list(timeline.newest())
     assert len(kept) == MAX_ROUNDS
     assert kept[0].cycle == MAX_ROUNDS + 9
@@ -163,7 +163,7 @@ def test_a_round_that_is_open_is_kept_however_many_others_there_are():
     timeline.on(entries.RoundOpened(7, 1), 0.0)
     for cycle in range(1, MAX_ROUNDS + 10):
         timeline.on(entries.RoundOpened(0, cycle), float(cycle))
-        timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.NOBODY, "nobody is left")), float(cycle))
+        timeline.on(entries.RoundLapsed(ev.Lapse(0, cycle, ev.Cause.ALL_SILENT, "no learner is left")), float(cycle))
     assert len(list(timeline.newest())) == MAX_ROUNDS
     assert any((seen.fragment, seen.cycle) == (7, 1) for seen in timeline.newest())
 
@@ -172,7 +172,7 @@ def merging(fragment: int, learners: int) -> ev.Merge:
     shares = tuple(
         ev.Share(ContributionKey(f"n{number}", 1, fragment, 1), 1 / learners, 0.0) for number in range(learners)
     )
-    return ev.Merge(fragment, 1, 1, shares, (), 1.0, None, ev.Cause.EVERYBODY, "every live learner has answered")
+    return ev.Merge(fragment, 1, 1, shares, (), 1.0, None, ev.Cause.ALL_ANSWERED, "every live learner has answered")
 
 
 @pytest.mark.parametrize(("rounds", "learners"), [(MAX_ROUNDS + 150, 1), (5, MAX_ANSWERS // 5 + 1)])

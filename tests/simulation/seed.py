@@ -82,7 +82,7 @@ def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
             world.checks.closing(syncer, fragment, reason.cause, present.now)
             effects = close(syncer, fragment, reason, present)
             for effect in effects:
-                if isinstance(effect, Merge) and reason.cause is Cause.EVERYBODY:
+                if isinstance(effect, Merge) and reason.cause is Cause.ALL_ANSWERED:
                     late = any(share.staleness for share in effect.shares)
                     if not late and abs(sum(share.weight for share in effect.shares) - 1) > 1e-6:
                         raise Violation(7, f"everybody is in time, and weights are {effect.shares}")

@@ -43,6 +43,7 @@ MIN_EVENTS = 300
 HARMED = 0.12  # of the seeds have a hostile learner of LIES
 HARMED_TOO = 0.08  # of the others have one of the later kinds
 EARLY = 0.5  # of those that inflate their reports
+MORE_EARLY = 0.01  # of all others: what holds their tokens back would rarely be seen else
 LATER_LIES = (Lie.BOAST, Lie.INFLATE)
 STRANGE_STORM_S = 3.5
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
@@ -82,6 +83,8 @@ class World:
             self.harm = self._later.choice((*LATER_LIES, *Harm))
             if self.harm is Lie.INFLATE and random.Random(f"{seed} hostile before others").random() < EARLY:
                 self.harm = Lie.EARLY
+        elif not self.harmed and random.Random(f"{seed} hostile and early").random() < MORE_EARLY:
+            self.harm = Lie.EARLY
         self.caller: Caller | None = None
         self.weights = Weights(self, seed)
         self.restoring = Restoring(self, seed)

@@ -96,8 +96,8 @@ def _why() -> list[Panel]:
               "back, and then down.", "none", lost, stacked=True),
         lines("Where a round's time goes", "Mean seconds of each stage; the core learns of an adoption with the "
               "learner's next report.", "s", mean, stacked=True),
-        lines("Why rounds close", "A minute: everybody answered, grace window or deadline passed, nobody was left; "
-              "late: merged without one.", "none", closed, stacked=True),
+        lines("Why rounds close", "Per minute: all live learners answered, the grace window or deadline "
+              "passed, or none was left; late: merged without a round.", "none", closed, stacked=True),
     ]  # fmt: skip
 
 

@@ -66,8 +66,8 @@ def _rounds() -> list[Panel]:
         "Adopt": ("From there until each learner has reported that it adopted it.", "adopt"),
     }
     return [
-        lines("Why rounds close", "A minute: everybody answered, grace window or deadline passed, nobody was left; "
-              "late: merged without one.", "none", closed, stacked=True),
+        lines("Why rounds close", "Per minute: all live learners answered, the grace window or deadline "
+              "passed, or none was left; late: merged without a round.", "none", closed, stacked=True),
         lines("What rounds give", "Rounds a minute that were merged, and that lapsed with nothing to merge.", "none",
               outcome, stacked=True),
         lines("Versions", "Published versions of all fragments: they should stay close together.", "none", versions),

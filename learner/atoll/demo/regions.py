@@ -59,10 +59,10 @@ class Regions:
         region.front, _ = self._group.start_front(f"front {region.name}", region.address, region.link, options)
 
     def cut(self, region: Region) -> None:
-        """Cuts a region's link: nothing arrives until `mend`."""
+        """Cuts a region's link: nothing arrives until `restore`."""
         region.relay.process.send_signal(signal.SIGUSR1)
 
-    def mend(self, region: Region) -> None:
+    def restore(self, region: Region) -> None:
         """Restores a region's link; delayed data arrives."""
         region.relay.process.send_signal(signal.SIGUSR2)
 

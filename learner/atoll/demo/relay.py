@@ -91,7 +91,7 @@ class Relay:
         """Cuts the link: nothing arrives any more."""
         self._open.clear()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Restores the link: delayed data arrives."""
         self._open.set()
 
@@ -130,7 +130,7 @@ async def serve(listen: str, relay: Relay, counts: Path | None) -> None:
     server = await asyncio.start_server(relay.connected, host, int(port))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, relay.cut)
-    loop.add_signal_handler(signal.SIGUSR2, relay.mend)
+    loop.add_signal_handler(signal.SIGUSR2, relay.restore)
     host, port = server.sockets[0].getsockname()[:2]
     print(f"atoll relay serves {host}:{port}", flush=True)
     while True:

@@ -117,7 +117,7 @@ def _train(
                 progress.note(f"the link of {regions.all[-1].name} is cut for {CUT_S:.0f} s; its learners train on")
                 killed.cuts, mended_at = 1, time.monotonic() + CUT_S
             elif mended_at and time.monotonic() >= mended_at:
-                regions.mend(regions.all[-1])
+                regions.restore(regions.all[-1])
                 mended_at = 0.0
             elif settings.kills and not killed.core and done >= KILL_CORE_AT:
                 core.kill()

@@ -137,8 +137,8 @@ class _Streams:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Ends the upload if frames were lost, LAST_WORD_S later: the core may first say on the other call why."""
-        nobody = bool(self._left) and all(other.done() for other in self._tasks)  # no stream is left to send the rest
-        if nobody or task.cancelled() or task.exception() is not None:
+        stranded = bool(self._left) and all(other.done() for other in self._tasks)  # no stream is left to send the rest
+        if stranded or task.cancelled() or task.exception() is not None:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up)
 
     async def _first(self, carrier: Connection) -> None:

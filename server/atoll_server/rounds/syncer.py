@@ -170,11 +170,11 @@ class Syncer:
         """Whether an open round closes now and why, or what it waits for. Changes nothing."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
-            cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.NOBODY
+            cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.ALL_SILENT
             return CloseNow(cause, "no learner is left to wait for")
         missing = sorted(present.live - rounds.answered())
         if present.live and not missing:
-            return CloseNow(Cause.EVERYBODY, "every live learner has answered")
+            return CloseNow(Cause.ALL_ANSWERED, "every live learner has answered")
         deadline = self._deadline(fragment, missing, now)
         if now >= deadline:
             return CloseNow(Cause.DEADLINE, f"deadline passed without {named(missing) or 'any live learner'}")

@@ -109,10 +109,10 @@ SyncerEvent = Joined | Reported | Declined | Contributed | Merged | Adopted | Le
 class Cause(StrEnum):
     """Why a round ends; the timeline shows it."""
 
-    EVERYBODY = "everybody"  # every live learner has answered
+    ALL_ANSWERED = "all_answered"  # every live learner has answered
     GRACE = "grace"  # a quorum has, and the grace window is over
     DEADLINE = "deadline"
-    NOBODY = "nobody"  # all learners were silent for so long that none is expected back
+    ALL_SILENT = "all_silent"  # all learners were silent for so long that none is expected back
     LEFT = "left"  # all learners have left
     LATE = "late"  # no round: late contributions are merged by themselves, without a grace window
 

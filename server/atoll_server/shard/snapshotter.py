@@ -77,8 +77,8 @@ class Snapshotter:
         late = since_s >= self._context.settings.snapshot_every_s
         rested = since_s >= REST * self._took_s
         much = rested and self._unsaved_s >= LONGEST_REPLAY_S
-        mend = rested and self._one_is_missing
-        return not self._taking.locked() and (mend or ((late or much) and self.stale()))
+        replace_missing = rested and self._one_is_missing
+        return not self._taking.locked() and (replace_missing or ((late or much) and self.stale()))
 
     def stale(self) -> bool:
         """Whether any merge came after the newest snapshot."""

@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from atoll_server.access.quotas import LIMITS
+from atoll_server.rounds.syncer_events import Cause
 from atoll_server.rpc.open_calls import OpenCalls
 from atoll_server.telemetry import entries
 from atoll_server.telemetry.entries import Entry
@@ -113,7 +114,7 @@ class Metrics(Collector):
         self.rounds = Counter("atoll_rounds_total", "Rounds by outcome: merged, lapsed", ["outcome"], registry=r)
         self.closed = Counter(
             "atoll_rounds_closed_total",
-            "Rounds by what closed them: everybody, grace, deadline, nobody, left; late: merged without a round",
+            "Rounds by what closed them: all_answered, grace, deadline, all_silent, left; late: merged without a round",
             ["cause"],
             registry=r,
         )
@@ -147,7 +148,7 @@ class Metrics(Collector):
             (self.limited, LIMITS),
             (self._contributions, (ACCEPTED, Fate.MERGED, Fate.REFUSED, Fate.TURNED_AWAY)),
             (self.rounds, ("merged", "lapsed")),
-            (self.closed, ("everybody", "grace", "deadline", "nobody", "late")),
+            (self.closed, tuple(Cause)),
         ):
             for label in labels:
                 counter.labels(label)
