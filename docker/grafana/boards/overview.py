@@ -97,7 +97,7 @@ def _why() -> list[Panel]:
         lines("Where a round's time goes", "Mean seconds of each stage; the core learns of an adoption with the "
               "learner's next report.", "s", mean, stacked=True),
         lines("Why rounds close", "Per minute: all live learners answered, the grace window or deadline "
-              "passed, or none was left; late: merged without a round.", "none", closed, stacked=True),
+              "passed, or all fell silent; late: merged alone.", "none", closed, stacked=True),
     ]  # fmt: skip
 
 

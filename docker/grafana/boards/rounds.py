@@ -67,7 +67,7 @@ def _rounds() -> list[Panel]:
     }
     return [
         lines("Why rounds close", "Per minute: all live learners answered, the grace window or deadline "
-              "passed, or none was left; late: merged without a round.", "none", closed, stacked=True),
+              "passed, or all fell silent; late: merged alone.", "none", closed, stacked=True),
         lines("What rounds give", "Rounds a minute that were merged, and that lapsed with nothing to merge.", "none",
               outcome, stacked=True),
         lines("Versions", "Published versions of all fragments: they should stay close together.", "none", versions),
