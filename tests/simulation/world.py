@@ -27,7 +27,7 @@ from tests.simulation.checks import Checks
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
-from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, may_come
+from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, is_usual_known, may_come
 from tests.simulation.island import Island
 from tests.simulation.joins import Entrance
 from tests.simulation.loop import Process, VirtualLoop
@@ -360,6 +360,7 @@ class World:
             await core.start()
             self.core = core
             self.checks.restored(core)
+            self._harm_stays_if_judged(core)
             self.network.servers[CORE] = (self._service(core), process)
             await asyncio.wait(
                 {core.failed, asyncio.create_task(self.told_to_stop.wait())}, return_when="FIRST_COMPLETED"
@@ -458,6 +459,11 @@ class World:
         island = Hostile(lie, self.network, self.checks, addresses, pace, rng.getrandbits(32))
         island.process.on_death.append(lambda: self._hang_up(island.process))
         self.hostile = island
+
+    def _harm_stays_if_judged(self, core: Core) -> None:
+        """A checkpoint from before the usual norms were known, restored, merges what it cannot judge: garbage ends."""
+        if self.hostile is not None and self.hostile.lie is Lie.FLOOD and not is_usual_known(core):
+            self.hostile.process.kill()
 
     def _caller_comes(self, harm: Harm) -> None:
         self.counts[f"hostile callers: {harm.name.lower()}"] += 1
