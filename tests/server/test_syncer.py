@@ -797,4 +797,13 @@ def test_reports_that_a_link_held_up_do_not_make_a_learner_seem_fast():
     observed.hear(10, False, 5.0)
     observed.hear(14, False, 5.002)  # sent a second apart, and come together
     observed.hear(18, False, 6.0)
-    assert observed.step_time_s == pytest.approx(1.0 / 8)
+    assert observed.step_time_s == pytest.approx(1.0 / 4)
+
+
+def test_a_learner_does_not_seem_fast_at_first_after_its_core_took_in_nothing_for_a_while():
+    """Seed 3500003169: it seemed thirty times as fast, and a liar's reports counted ten times that."""
+    observed = LearnerLiveness(1, 0.0, 0.0)
+    for steps in (4, 16, 31):
+        observed.hear(steps, False, 3.779)
+    observed.hear(33, False, 3.871)
+    assert observed.step_time_s == pytest.approx(0.092 / 2)

@@ -58,8 +58,11 @@ class LearnerLiveness:
             self.report_interval_s = smoothed(self.report_interval_s, now - self.heard_at)
         self.heard_at = now
         grown = steps - self.steps
-        # Reports that a link delayed arrive together and say nothing about the pace: the next one does.
+        # Reports that a link or the core delayed arrive together and say nothing about the pace: the next one does.
         together = self.stepped_at is not None and now < self.stepped_at + MIN_SPAN_S
+        if grown > 0 and together and self.stepped_at == self.first_at:
+            self.first_steps = steps  # made before the first report came
+            self.steps = steps
         if grown > 0 and not together:
             if self.stepped_at is None:
                 self.first_at = now
