@@ -9,13 +9,13 @@ PLACES, VALUES = 8, 16
 
 
 class Rows:
-    """A fragment's values as they move."""
+    """The values of some fragments as they move; all fragments have as many."""
 
-    def __init__(self) -> None:
+    def __init__(self, fragments: int = 1) -> None:
         self.random = np.random.default_rng(0)
-        self.moves = MovementDetector(
-            np.arange(PLACES) * VALUES, np.zeros(PLACES, np.int64), np.full(PLACES, 1e-7, np.float32)
-        )
+        self.fragments = tuple(range(fragments))
+        numbers = np.repeat(np.arange(fragments), PLACES // fragments)
+        self.moves = MovementDetector(np.arange(PLACES) * VALUES, numbers, np.full(PLACES, 1e-7, np.float32))
         self.values = self.noise(1.0)
 
     def noise(self, size: float) -> np.ndarray:
@@ -34,7 +34,7 @@ class Rows:
     def adopt(self, change: np.ndarray | None = None) -> np.ndarray:
         before, change = self.values, self.noise(0.2) if change is None else change
         self.values = before + change
-        self.moves.look(np.stack([before, self.values]), [Adoption(0, 1, (0,))])
+        self.moves.look(np.stack([before, self.values]), [Adoption(0, 1, self.fragments)])
         return change
 
 
@@ -91,6 +91,17 @@ def test_adoptions_without_a_step_in_between_are_taken_back_together():
     rows.adopt()
     second = rows.adopt()
     assert rows.moving(rows.noise(0.01) - second) is Movement.UNDONE, "the copies were made in between"
+
+
+def test_a_fragment_that_is_taken_back_is_found_among_others_that_were_adopted_with_it_and_hardly_moved():
+    """Seed 3600001567: all fragments were set back to their anchors, and one of them was far from its anchor."""
+    rows = Rows(fragments=4)
+    for _ in range(10):
+        rows.step()
+    change = rows.noise(0.001)
+    change[64:96] *= 60.0
+    rows.adopt(change)
+    assert rows.moving(rows.noise(0.01) - change) is Movement.UNDONE
 
 
 def test_reversals_that_were_too_small_to_be_found_do_not_hide_those_that_are_not():

@@ -225,7 +225,8 @@ class MovementDetector:
         self._slack = self._norms(change)
         self._watch(change, places, after)
 
-    def _watch(self, change: F32, places: NDArray[np.bool_], after: F32) -> None:
+    def _watch(self, change: F32, places: NDArray[np.bool_], after: F32, *, part: bool = False) -> None:
+        """part: the change is a part of one that is watched as a whole."""
         values = self._of(places, after)
         size = _norm(change)
         usual = _norm(self._usual[places])
@@ -233,8 +234,13 @@ class MovementDetector:
         rounded = ROUNDINGS * EPSILON * whole
         least = JUDGED_STEPS * (usual + rounded) if self._steps else JUDGED_PART * whole
         judged = size > least and bool(np.count_nonzero(change) >= JUDGED_VALUES)
-        if size:
+        adopted = np.unique(self._fragments[places])
+        if size and (judged or not part):
             self._watched.append(_Given(change, places, values, size, usual, rounded, judged))
+        if not judged and len(adopted) > 1:  # one fragment may have moved far, and the others little
+            for fragment in adopted:
+                own = self._fragments == fragment
+                self._watch(np.where(self._of(own, after), change, np.float32(0.0)), own, after, part=True)
 
     def _of(self, places: NDArray[np.bool_], row: F32) -> NDArray[np.bool_]:
         """Which values of a row belong to these places."""
