@@ -283,8 +283,11 @@ class Island:
                 raise Violation(1, f"{self.process.name} lost or doubled work of fragment {fragment}")
 
     def follows(self, generation: int) -> bool:
-        """Whether it is in this generation of the run."""
-        return self.session is not None and self.session.core.session.generation == generation
+        """Whether it joined this generation of the run, and no fragment is left at an anchor of an earlier one."""
+        if self.session is None or self.session.core.session.generation != generation:
+            return False
+        restores = [track.restores for track in self.session.core.tracks.values()]
+        return [track.restores for track in self.tracks] == restores
 
     def check_held(self) -> None:
         """It holds nothing back."""
