@@ -79,3 +79,14 @@ def test_a_restarted_learner_is_measured_by_its_last_step_time_until_its_own_is_
     progress(core, Limits().tokens, entry, pb.Progress(steps=101, tokens=101))
     assert core.shards[0].syncer.liveness["a"].step_time_s is None, "its new process has no step time yet"
     assert entry.account.rate() is not None, "one that lies while all others restart is compared with them"
+
+
+def test_a_learner_is_suspected_only_when_there_is_another_to_compare_it_with(core):
+    core, entry, _ = core
+    other = core.registry.join("b", "us", 2, 0, 0.5, b"", b"t", core.clock.wall(), 0.0)
+    progress(core, Limits().tokens, entry, pb.Progress(steps=40, tokens=40_000))
+    assert entry.account.current.tokens == 0, "held back until b trains"
+    assert not entry.capped
+    other.account.step_time_s, other.account.current.steps, other.account.current.tokens = 10.0, 40, 400
+    progress(core, Limits().tokens, entry, pb.Progress(steps=80, tokens=80_000))
+    assert entry.capped

@@ -252,7 +252,6 @@ class Island:
 
     async def leave(self, *, drains: bool = False) -> None:
         """Says good-bye, and ends. drains: after it has sent what is left."""
-        self.leaving = True
         if drains and self.tracks:
             await self._drain()
         if self.session is not None:

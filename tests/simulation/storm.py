@@ -214,7 +214,7 @@ class Storm:
         island = self._world.islands.get(name)
         if island is not None and island.process.alive:
             self._world.counts["good-byes"] += 1
-            island.process.start(island.leave())
+            self._world.leave(island)
             away_s = self._rng.uniform(0.5, 3.0) if away_s is None else away_s
             self._world.loop.after(away_s, self._world.start_island, name)
 

@@ -88,7 +88,7 @@ class Weights:
         counts[f"weights: {self.strange.name.lower()}" if self.strange is not None else ""] += 1
         if self.strange is Strange.BEST:
             island.model.load(values)
-            island.process.start(island.leave(drains=True))
+            self._world.leave(island, drains=True)
             self._world.loop.after(self._rng.uniform(0.5, 3.0), self._world.start_island, self._name)
         else:
             island.overwrites = values

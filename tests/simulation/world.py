@@ -465,6 +465,14 @@ class World:
         if self.hostile is not None and self.hostile.lie is Lie.FLOOD and not is_usual_known(core):
             self.hostile.process.kill()
 
+    def leave(self, island: Island, *, drains: bool = False) -> None:
+        """A learner leaves. A liar that came before the others' first steps ends with the last: alone it is the run."""
+        island.leaving = True
+        island.process.start(island.leave(drains=drains))
+        all_leave = all(each.leaving or not each.process.alive for each in self.islands.values())
+        if self.hostile is not None and self.hostile.lie is Lie.EARLY and all_leave:
+            self.hostile.process.kill()
+
     def _caller_comes(self, harm: Harm) -> None:
         self.counts[f"hostile callers: {harm.name.lower()}"] += 1
         self.checks.note(f"a hostile process comes: {harm}")

@@ -44,7 +44,9 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     entry.reports.saw(run.clock.monotonic())
     wall = run.clock.wall()
     run.registry.heard(entry, wall, spent)
-    if 2 * spent.tokens < seen.tokens and not entry.capped:
+    # While no other learner has a rate, tokens are held back: that says nothing about this learner.
+    compared = run.registry.rates(wall).usual(entry.name) is not None
+    if compared and 2 * spent.tokens < seen.tokens and not entry.capped:
         entry.capped = True
         log.warning(
             "a learner reports more than it can have trained: check it; if that is wrong, evict it with --tokens",
