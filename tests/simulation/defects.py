@@ -818,7 +818,7 @@ def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
 
     with (
         patch(learner_registry.LearnerRegistry, "check", check),
-        patch(learner_registry.LearnerProcess, "check_current", lambda _: None),
+        patch(learner_registry.LearnerProcess, "check_current", lambda *_: None),
         patch(first_parameters.Lease, "over", lambda self, now: now > self.until),
     ):
         yield
