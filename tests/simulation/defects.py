@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import inspect
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ FOUND = Path(__file__).with_name("found.txt")
 DECODED = partial_fetch.PartialFetch.decoded
 Defect = Callable[[], Iterator[None]]
 DEFECTS: dict[str, Defect] = {}
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def defect(function: Defect) -> Defect:
@@ -59,7 +61,20 @@ def defect(function: Defect) -> Defect:
     return function
 
 
-patch = mock.patch.object
+def patch(owner: Any, name: str, new: Any) -> AbstractContextManager[Any]:
+    """Plants a defect in place of `owner.name`. Raises RuntimeError unless it can be called in the same ways."""
+    old = getattr(owner, name)
+    parameters = list(inspect.signature(old).parameters.values()) if inspect.isfunction(old) else []
+    if inspect.isfunction(new) and not any(each.kind in VARIABLE for each in parameters):
+        for some in (parameters, [each for each in parameters if each.default is each.empty]):
+            given = [each.name for each in some if each.kind is not each.KEYWORD_ONLY]
+            named = dict.fromkeys(each.name for each in some if each.kind is each.KEYWORD_ONLY)
+            try:
+                inspect.signature(new).bind(*given, **named)
+            except TypeError as error:
+                raise RuntimeError(f"a defect of {name} does not fit the code any more: {error}") from error
+    return mock.patch.object(owner, name, new)
+
 
 # ------------------------------------------------------------------------------------------------- who may speak
 
@@ -818,8 +833,8 @@ def first_parameters_of_a_silenced_process_are_taken() -> Iterator[None]:
 
     with (
         patch(learner_registry.LearnerRegistry, "check", check),
-        patch(learner_registry.LearnerProcess, "check_current", lambda *_: None),
-        patch(first_parameters.Lease, "over", lambda self, now: now > self.until),
+        patch(learner_registry.LearnerProcess, "check_current", lambda _: None),
+        patch(first_parameters.Lease, "over", lambda self, now, wanted=False: now > self.until),
     ):
         yield
 
