@@ -90,3 +90,16 @@ def test_a_learner_is_suspected_only_when_there_is_another_to_compare_it_with(co
     other.account.step_time_s, other.account.current.steps, other.account.current.tokens = 10.0, 40, 400
     progress(core, Limits().tokens, entry, pb.Progress(steps=80, tokens=80_000))
     assert entry.capped
+
+
+def test_others_are_compared_with_a_step_time_that_was_measured_for_half_a_second(core):
+    """Seed 3800023840: after reports that were held up, a learner seemed three times as fast as it was."""
+    core, entry, _ = core
+    observed = core.shards[0].syncer.liveness["a"]
+    for steps, at in ((40, 5.0), (43, 5.08)):
+        observed.hear(steps, False, at)
+        progress(core, Limits().tokens, entry, pb.Progress(steps=steps, tokens=8 * steps))
+        assert entry.account.step_time_s is None
+    observed.hear(52, False, 5.9)
+    progress(core, Limits().tokens, entry, pb.Progress(steps=52, tokens=416))
+    assert entry.account.step_time_s == pytest.approx(0.9 / 12)

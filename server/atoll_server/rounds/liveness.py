@@ -108,6 +108,10 @@ class LearnerLiveness:
         elif not self.remembered:
             self.step_time_s = max(MIN_STEP_S, (now - self.first_at) / seen)
 
+    def measured_s(self) -> float:
+        """Seconds over which the step time of this process was measured; it is exact to one report interval."""
+        return self.stepped_at - self.first_at if self.stepped_at is not None else 0.0
+
     def silent_after_s(self) -> float:
         """Seconds without a step after which this learner is no longer live."""
         return max(LIVE_STEPS * (self.step_time_s or 0.0), LIVE_REPORTS * (self.report_interval_s or 0.0))

@@ -19,6 +19,7 @@ from atoll_server.telemetry import entries
 log = structlog.get_logger()
 
 LONGEST_REASON = 200  # characters kept of the reason of a declined round
+MEASURED_S = 0.5  # a step time that was measured for less may be far too short, where reports were held up
 MAX_REPORTED = 2 * REPORTED  # declined rounds and adoptions together, in one report
 
 
@@ -64,9 +65,10 @@ def progress(run: Registrar, most: int, entry: RegistryEntry, seen: pb.Progress)
     run.tell()
     for shard in run.shards:
         shard.dispatch(ev.Reported(entry.name, spent.steps, seen.paused))
-        step_time_s = shard.syncer.liveness[entry.name].step_time_s
-        if step_time_s is not None:  # else its last process is what others are compared with
-            entry.account.step_time_s = step_time_s
+        observed = shard.syncer.liveness[entry.name]
+        # Until the step time of its new process is known, the last process is what others are compared with.
+        if observed.step_time_s is not None and observed.measured_s() >= MEASURED_S:
+            entry.account.step_time_s = observed.step_time_s
         _take_answers(shard, entry, seen)
 
 
