@@ -385,11 +385,17 @@ def test_a_shard_is_not_called_in_plain_text_over_a_network():
     refused(FAR, "192.0.2.1:7070", "names a shard that cannot be called")
 
 
+@pytest.mark.parametrize("address", ["\n192.0.2.1:7070", "localhost:1\u2028", "a" * 300 + ":7070"])
+def test_an_address_that_cannot_be_one_is_refused_in_one_line(address):
+    refused(FAR, address, "which is not an address")
+
+
 def refused(far: Sequence[int], address: str, why: str) -> None:
     async def story(world: World) -> None:
         await asyncio.sleep(5.0)
         assert isinstance(world.learner.error, LearnerError)
         assert why in str(world.learner.error)
-        assert "\n" not in str(world.learner.error)
+        assert str(world.learner.error).isprintable()
+        assert len(str(world.learner.error)) < 300
 
     played(story, NEAR, far, address)

@@ -26,7 +26,7 @@ from atoll.agent.fetching import Fetcher
 from atoll.agent.join_request import CODECS, Identity, Joiner, ModelDescription, planned
 from atoll.agent.sending import Sender
 from atoll.agent.shard_session import ShardSession
-from atoll.errors import LearnerError
+from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.stats import Counters
 
@@ -35,6 +35,7 @@ log = structlog.get_logger()
 HELD_S = 2.0  # seconds after which a connection counts as good: the next back-off starts from its beginning
 DUPLICATE_S = 12.0  # seconds in which a core may not know yet that this name's last process is dead
 PART_OF_AN_OUTAGE = 0.1  # share of an outage to wait between attempts to join: the wait adds at most this to it
+LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 
 
 class RunSession:
@@ -267,6 +268,9 @@ class RunSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
+        """A link to an address that the core named, which is untrusted."""
+        if not address.isprintable() or len(address) > LONGEST_ADDRESS:
+            raise LearnerError(f"the core names a shard at {address[:80]!a}, which is not an address: {NONSENSE}")
         try:
             self._identity.security.check([address])
         except TransportSecurityError as error:
