@@ -1,0 +1,1 @@
+"""The documents for people: their fences run, their commands and options exist, and their words are those of the code."""

@@ -1,0 +1,75 @@
+"""Runs a page's bash fences as a reader would: in order, in one directory, with a terminal for each that goes on.
+
+A fence whose last command serves or trains until Ctrl-C keeps its terminal; the page goes on when it says that it is
+there. At the end of the page each gets Ctrl-C, and must end without an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.documents.fences import Fence
+
+LASTING = re.compile(r"atoll (core|front|dashboard|learner)\b(?!.*--help)|python3? \S+\.py\b")
+THERE = re.compile(r"\bserves\b|\bjoined\b|\bis at http|\bmerged\b")
+WAIT_S, END_S = 300.0, 90.0
+
+
+@dataclass(slots=True)
+class PageRun:
+    """One page being run in a directory."""
+
+    directory: Path
+    environment: Mapping[str, str]
+    terminals: list[tuple[Fence, subprocess.Popen[bytes], Path]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        del kind, error, trace
+        for _, process, _ in self.terminals:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def run(self, fence: Fence) -> str:
+        """Runs one fence, in a terminal of its own if it lasts. Returns what it printed. Raises AssertionError."""
+        log = self.directory / f"fence-{fence.line}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-e", "-o", "pipefail", "-c", fence.text],
+                cwd=self.directory, env=dict(self.environment), stdin=subprocess.DEVNULL,
+                stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.terminals.append((fence, process, log))
+        calls = [line for line in fence.text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        if LASTING.search(calls[-1]):
+            self._there(fence, process, log)
+        else:
+            assert process.wait(WAIT_S) == 0, f"{fence} ended with {process.returncode}:\n{fence.text}\n{log.read_text()}"
+        return log.read_text()
+
+    def interrupt(self) -> None:
+        """Ctrl-C in every terminal, the newest first. Raises AssertionError when one ends with an error."""
+        for fence, process, log in reversed(self.terminals):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            code = process.wait(END_S)
+            assert code in (0, 130, -signal.SIGINT), f"{fence} ended with {code}:\n{log.read_text()}"
+
+    def _there(self, fence: Fence, process: subprocess.Popen[bytes], log: Path) -> None:
+        end = time.monotonic() + WAIT_S
+        while not THERE.search(log.read_text()):
+            assert process.poll() in (None, 0), f"{fence} ended with {process.returncode}:\n{log.read_text()}"
+            assert time.monotonic() < end, f"{fence} does not say that it is there:\n{log.read_text()}"
+            time.sleep(0.1)

@@ -1,0 +1,116 @@
+"""Every fence of every page: it names its language, it parses, and the commands, options and names in it exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tests.documents.fences import PAGES, ROOT, Fence, all_fences
+
+LANGUAGES = {"bash", "python", "text", "yaml", "toml", "proto", "protobuf", "promql", "diff", "json", "bibtex", "ini"}
+TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
+INTERRUPTIONS = {"&", "&&", "||", "|", ";", "(", ")", "{", "}", ">", ">>", "<", "2>&1", "do", "then", "done", "!"}
+
+
+def test_there_are_pages_with_fences():
+    assert len(PAGES) > 25
+    assert len(all_fences("bash")) > 50
+    assert len(all_fences("python")) > 15
+
+
+def test_every_fence_names_its_language():
+    without = [f"{fence}: {fence.language!r}" for fence in all_fences() if fence.language not in LANGUAGES]
+    assert not without, f"give these fences a language of {sorted(LANGUAGES)}: {without}"
+
+
+@pytest.mark.parametrize("fence", all_fences("python"), ids=str)
+def test_what_python_imports_is_there(fence: Fence):
+    body = "    ...\n" if fence.text.rstrip().endswith(":") else ""  # the reader's own loop goes there
+    for node in ast.walk(ast.parse(fence.text + body)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0].startswith("atoll"):
+            module = importlib.import_module(node.module or "")
+            missing = [each.name for each in node.names if not hasattr(module, each.name)]
+            assert not missing, f"{fence}: {node.module} has no {missing}"
+
+
+@pytest.mark.parametrize("fence", all_fences("bash"), ids=str)
+def test_commands_and_options_exist(fence: Fence):
+    checked = subprocess.run(["bash", "-n"], input=fence.text, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, f"{fence}: {checked.stderr}"
+    for words in calls(fence.text):
+        if words[0] == "make":
+            targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
+            assert set(targets) <= make_targets(), f"{fence}: make has no target of {targets}"
+        if words[0] == "atoll":
+            unknown = unknown_words(words[1:])
+            assert not unknown, f"{fence}: {' '.join(words)}: {unknown}"
+
+
+def test_a_wrong_option_and_a_wrong_command_are_found():
+    assert unknown_words(["core", "--dirr", "x"]) == "--dirr"
+    assert unknown_words(["cores"]) == "cores"
+    assert unknown_words(["checkpoint", "restore", "3"]) == ""
+    assert [words for words in calls("a=1 atoll status --json | head # atoll gone\n")] == [
+        ["atoll", "status", "--json"],
+        ["head"],
+    ]
+
+
+def test_the_diffs_of_the_contributors_guide_apply():
+    diffs = [fence for fence in all_fences("diff") if fence.page == "CONTRIBUTING.md"]
+    assert len(diffs) >= 4
+    for fence in diffs:
+        apply = ["git", "apply", "--check", "-"]
+        done = subprocess.run(apply, input=fence.text, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{fence}: {done.stderr}"
+
+
+def calls(script: str) -> Iterator[list[str]]:
+    """The words of each call in a script, without variables before it, redirections and comments."""
+    for line in script.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;()<>")
+        lexer.whitespace_split = True
+        words = list[str]()
+        for word in [*lexer, ";"]:
+            if set(word) <= set("&|;()<>") or word in INTERRUPTIONS:
+                if words:
+                    yield words
+                words = []
+            elif words or not re.match(r"[A-Za-z_]+=", word):
+                words.append(word)
+
+
+@cache
+def make_targets() -> set[str]:
+    return set(TARGET.findall((ROOT / "Makefile").read_text()))
+
+
+@cache
+def command() -> TyperCommand | TyperGroup:
+    app = typer.Typer(name="atoll")
+    for entry in entry_points(group="atoll.commands"):
+        entry.load()(app)
+    return typer.main.get_command(app)
+
+
+def unknown_words(words: list[str]) -> str:
+    """The first subcommand or option that `atoll` does not have; empty when it has all."""
+    at = command()
+    rest = list(words)
+    while isinstance(at, TyperGroup) and rest and not rest[0].startswith("-"):
+        if rest[0] not in at.commands:
+            return rest[0]
+        at = at.commands[rest.pop(0)]
+    options = {name for parameter in at.params for name in [*parameter.opts, *parameter.secondary_opts]} | {"--help"}
+    given = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+    return next((option for option in given if option not in options), "")
