@@ -35,7 +35,9 @@ class PageRun:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         del kind, error, trace
         for _, process, _ in self.terminals:
             if process.poll() is None:
@@ -56,7 +58,9 @@ class PageRun:
         if LASTING.search(calls[-1]):
             self._there(fence, process, log)
         else:
-            assert process.wait(WAIT_S) == 0, f"{fence} ended with {process.returncode}:\n{fence.text}\n{log.read_text()}"
+            assert process.wait(WAIT_S) == 0, (
+                f"{fence} ended with {process.returncode}:\n{fence.text}\n{log.read_text()}"
+            )
         return log.read_text()
 
     def interrupt(self) -> None:

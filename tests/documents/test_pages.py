@@ -1,0 +1,52 @@
+"""Each page's commands run as written, from its top to its end, in a copy of the checkout: minutes long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from tests.documents.fences import ROOT, Fence, all_fences
+from tests.documents.page_run import PageRun
+
+PAGES = {page: list(of_page) for page, of_page in groupby(all_fences("bash"), lambda fence: fence.page)}
+RUN = {page: [fence for fence in of_page if not fence.reason] for page, of_page in PAGES.items()}
+
+
+def test_a_fence_that_is_not_run_says_why():
+    skipped = [fence for of_page in PAGES.values() for fence in of_page if fence.reason]
+    assert all(len(fence.reason) > 8 for fence in skipped)
+    assert len(skipped) < sum(map(len, PAGES.values())) * 0.6, "most commands of the documents must run"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", [page for page, of_page in RUN.items() if of_page])
+def test_a_page_runs_as_written(page: str, tmp_path: Path):
+    checkout = copied(tmp_path / "atoll")
+    path = f"{checkout / 'venv/bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "PYTHONPATH"))}
+    with PageRun(checkout, {**environment, "PATH": path}) as run:
+        for fence in RUN[page]:
+            run.run(fence)
+        run.interrupt()
+
+
+def test_a_fence_that_fails_is_found(tmp_path: Path):
+    with PageRun(tmp_path, os.environ) as run, pytest.raises(AssertionError, match="ended with 1"):
+        run.run(Fence("page.md", 1, "bash", "true\nfalse\ntrue\n", ""))
+
+
+def copied(to: Path) -> Path:
+    """What git would check out, with the changes that are not committed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    there = [name for name in listed.stdout.split(b"\0") if name and (ROOT / os.fsdecode(name)).exists()]
+    to.mkdir()
+    subprocess.run(["xargs", "-0", "cp", "--parents", "-t", str(to)], cwd=ROOT, input=b"\0".join(there), check=True)
+    return to
