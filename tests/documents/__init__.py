@@ -1,1 +1,1 @@
-"""The documents for people: their fences run, their commands and options exist, and their words are those of the code."""
+"""The documents for people: fences run, commands and options exist, and quoted messages are those of the code."""

@@ -58,9 +58,8 @@ class PageRun:
         if LASTING.search(calls[-1]):
             self._there(fence, process, log)
         else:
-            assert process.wait(WAIT_S) == 0, (
-                f"{fence} ended with {process.returncode}:\n{fence.text}\n{log.read_text()}"
-            )
+            code = process.wait(WAIT_S)
+            assert code == 0, f"{fence} ended with {code}:\n{fence.text}\n{log.read_text()}"
         return log.read_text()
 
     def interrupt(self) -> None:

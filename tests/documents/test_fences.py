@@ -10,10 +10,11 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from tests.documents.fences import PAGES, ROOT, Fence, all_fences
 
@@ -60,7 +61,7 @@ def test_a_wrong_option_and_a_wrong_command_are_found():
     assert unknown_words(["core", "--dirr", "x"]) == "--dirr"
     assert unknown_words(["cores"]) == "cores"
     assert unknown_words(["checkpoint", "restore", "3"]) == ""
-    assert [words for words in calls("a=1 atoll status --json | head # atoll gone\n")] == [
+    assert list(calls("a=1 atoll status --json | head # atoll gone\n")) == [
         ["atoll", "status", "--json"],
         ["head"],
     ]
@@ -96,7 +97,7 @@ def make_targets() -> set[str]:
 
 
 @cache
-def command() -> TyperCommand | TyperGroup:
+def command() -> Any:
     app = typer.Typer(name="atoll")
     for entry in entry_points(group="atoll.commands"):
         entry.load()(app)
