@@ -163,8 +163,8 @@ main()
 
 
 def test_the_table_of_run_settings_has_their_defaults():
-    """docs/tune.md says why each is what it is."""
-    rows = re.findall(r"^\| (`--[^|]+) \| ([^|]+) \|", (ROOT / "docs/tune.md").read_text(), re.MULTILINE)
+    """docs/guides/tune.md says why each is what it is."""
+    rows = re.findall(r"^\| (`--[^|]+) \| ([^|]+) \|", (ROOT / "docs/guides/tune.md").read_text(), re.MULTILINE)
     said = {}
     for flags, defaults in rows:
         names = re.findall(r"`--([a-z-]+)`", flags)
