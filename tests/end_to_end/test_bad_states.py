@@ -1,6 +1,6 @@
 """States that a core can find itself in at a start, each with the one line it says, and whether it recovers.
 
-`docs/bad-states.md` lists them for people; a test below holds it against this file.
+`docs/concepts/failures.md` lists them; a test below compares it with this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll_wire import outer_pb2 as pb
 
 from tests.end_to_end.world import core, eventually, train
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "bad-states.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "concepts" / "failures.md"
 DAMAGE: dict[str, Bad] = {}
 
 
@@ -345,4 +345,4 @@ def test_a_bad_state_is_named_in_one_line_and_recovered_from_where_it_can_be(tem
 def test_the_document_lists_each_with_what_it_says():
     listed = dict(re.findall(r"^\| ([a-z].*?) \| `(.*?)` \|", DOCUMENT.read_text(), re.MULTILINE))
     missing = {name: case.says for name, case in DAMAGE.items() if listed.get(name) != case.says}
-    assert not missing, f"docs/bad-states.md lacks {json.dumps(missing, indent=1)}"
+    assert not missing, f"docs/concepts/failures.md lacks {json.dumps(missing, indent=1)}"

@@ -1,4 +1,4 @@
-"""Who is not who they say: each is refused, and the run goes on. `docs/security.md` lists these cases."""
+"""Who is not who they say: each is refused, and the run goes on. `docs/concepts/threat-model.md` lists these cases."""
 
 from __future__ import annotations
 
