@@ -1,7 +1,7 @@
 """PURE: plans a run: settings, and the expected load of links, cost, goodput and memory.
 
-Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). Whether rounds keep up with links is
-tried: a fleet runs in virtual time with the real syncer.
+Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). Whether rounds keep
+up with links is tried: a fleet runs in virtual time with the real syncer.
 """
 
 from __future__ import annotations
