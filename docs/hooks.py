@@ -1,7 +1,7 @@
-"""What the documentation site takes from the repository when it is built, so that it cannot go stale.
+"""Hooks of MkDocs: parts of the site that are generated from the repository, so that they follow the code.
 
-Files beside docs/ that pages link to, the commands as `atoll --help` knows them, the contract, and pictures as part of
-their page, where they follow its colours.
+Generated parts are the files outside docs/ that pages link to, the commands, the run settings, the HTTP API, the gRPC
+contract, and the pictures, which become part of their page so that they follow its colours.
 """
 
 from __future__ import annotations
@@ -9,36 +9,42 @@ from __future__ import annotations
 import html
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import typer
+from atoll_dashboard.web.app import application
+from atoll_server.settings import RunSettings
+from atoll_wire.process.settings import declared
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 ROOT = Path(__file__).parent.parent
-BESIDE = [*ROOT.glob("*.md"), *ROOT.glob("records/*/README.md"), *ROOT.glob("records/*/*.svg")]
-HERE, CONTRACT = "repository", "proto/atoll_wire/outer.proto"  # where they are on the site; what reference.md shows
+OUTSIDE = [*ROOT.glob("*.md"), *ROOT.glob("records/*/README.md"), *ROOT.glob("records/*/*.svg")]
+HERE = "repository"  # the folder of these files on the site
+CONTRACT, CONTRACT_PAGE = "proto/atoll_wire/outer.proto", "reference/grpc.md"
 LINK = re.compile(r"(?<=]\()(?![a-z+]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 PICTURE = re.compile(r'<img alt="([^"]*)" src="[^"]*pictures/([a-z-]+)\.svg"[^>]*>')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds pages of files that lie beside docs/, and the pictures of records."""
-    for path in BESIDE:
+    """Adds the files outside docs/, and the pictures of records."""
+    for path in OUTSIDE:
         place = posixpath.join(HERE, path.relative_to(ROOT).as_posix().replace("/README.md", ".md"))
         files.append(File.generated(config, place, content=path.read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Puts commands and contract in, and leads links to where files are on the site."""
+    """Inserts generated parts at their markers, and points links at the files' places on the site."""
     del config
-    markdown = markdown.replace("<!-- commands -->", "\n".join(commands()))
-    markdown = markdown.replace("<!-- contract -->", f"```protobuf\n{(ROOT / CONTRACT).read_text()}```")
+    for marker, part in GENERATED.items():
+        if marker in markdown:
+            markdown = markdown.replace(marker, "\n".join(part()))
     here = page.file.src_uri
     folder = posixpath.dirname(repository_path(here))
 
@@ -53,7 +59,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Puts pictures into their page, with what they show in words."""
+    """Inlines pictures, with their alternative text as a label."""
     del page, config, files
 
     def whole(found: re.Match[str]) -> str:
@@ -64,7 +70,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 
 def repository_path(page: str) -> str:
-    """Where a page's file lies in the repository."""
+    """The path in the repository of a page's file."""
     if not page.startswith(f"{HERE}/"):
         return posixpath.join("docs", page)
     path = page.removeprefix(f"{HERE}/")
@@ -72,9 +78,9 @@ def repository_path(page: str) -> str:
 
 
 def site_path(target: str) -> str:
-    """Where a file of the repository is on the site, if it is there."""
+    """The path on the site that a file of the repository would have."""
     if target == CONTRACT:
-        return "reference.md"
+        return CONTRACT_PAGE
     if target == "docs" or target.startswith("docs/"):
         return target.removeprefix("docs/")
     if (ROOT / target).is_dir():
@@ -86,7 +92,7 @@ def site_path(target: str) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Every command of `atoll`, with its options in tables."""
+    """Yields all commands of `atoll`, with their options in tables."""
     app = typer.Typer(name="atoll")
     for entry in sorted(entry_points(group="atoll.commands"), key=lambda entry: entry.name):
         entry.load()(app)
@@ -94,7 +100,7 @@ def commands() -> Iterator[str]:
 
 
 def described(name: str, command: TyperCommand | TyperGroup) -> Iterator[str]:
-    """A command, or those of a group."""
+    """Yields a command, or the commands of a group."""
     if isinstance(command, TyperGroup):
         for part in command.commands.values():
             yield from described(f"{name} {part.name}", part)
@@ -103,11 +109,11 @@ def described(name: str, command: TyperCommand | TyperGroup) -> Iterator[str]:
     options = [each for each in command.params if isinstance(each, TyperOption) and not each.hidden]
     yield from ("", f"### {name}", "", " ".join((command.help or "").split()), "")
     usage = " ".join([name, *(each.name.upper() for each in arguments), "[OPTIONS]"])
-    yield from ("```", usage, "```", "")
+    yield from ("```text", usage, "```", "")
     panels = dict.fromkeys(each.rich_help_panel for each in options)
     for panel in sorted(panels, key=lambda panel: panel is not None):
         yield from (f"**{panel}**", "") if panel else ()
-        yield from ("| option | meaning [default] | in the environment |", "|---|---|---|")
+        yield from ("| option | meaning [default] | environment variable |", "|---|---|---|")
         for each in (each for each in options if each.rich_help_panel == panel):
             option = " / ".join([*each.opts, *each.secondary_opts])
             variable = each.envvar or f"{name} {each.name}".replace(" ", "_").upper()
@@ -117,15 +123,116 @@ def described(name: str, command: TyperCommand | TyperGroup) -> Iterator[str]:
 
 
 def default(option: TyperOption) -> str:
-    """What an option is without being given, if that says something."""
+    """The default of an option, or that it is required; empty for an option that is off by default."""
     value = option.show_default if isinstance(option.show_default, str) else option.default
     if option.required:
-        return " Must be given."
+        return " Required."
     if (not value and value != 0) or value is False or callable(value):
         return ""
     return f" \\[{' '.join(map(str, value)) if isinstance(value, list | tuple) else value}]"
 
 
 def text(said: str | None) -> str:
-    """As a cell of a table takes it."""
-    return html.escape(said or "", quote=False).replace("|", "\\|").replace("[", "\\[")
+    """A string as the content of a table cell."""
+    return html.escape(" ".join((said or "").split()), quote=False).replace("|", "\\|").replace("[", "\\[")
+
+
+# ------------------------------------------------------------------------------------------------- run settings
+
+
+def run_settings() -> Iterator[str]:
+    """Yields the table of the settings that are kept with a run."""
+    yield from ("| option | value | default | meaning |", "|---|---|---|---|")
+    for each in declared(RunSettings):
+        values = each.range or ("on or off" if each.switch else each.form.strip("<>"))
+        meaning = (each.info.description or "").removesuffix(".")
+        yield f"| `{each.flag}` | {text(values)} | {text(each.default) or 'off'} | {text(meaning)} |"
+
+
+# ------------------------------------------------------------------------------------------------- HTTP
+
+
+def http() -> Iterator[str]:
+    """Yields the routes of the dashboard's API, and the objects that they take and return."""
+    api = application(None, ()).openapi()  # type: ignore[arg-type]  # only a request needs the feed
+    for path, methods in api["paths"].items():
+        for method, route in methods.items():
+            yield from ("", f"### {method.upper()} {path}", "", text(route["description"]), "")
+            yield from _parameters(route.get("parameters", []))
+            if "requestBody" in route:
+                yield from (f"Body: {_kind(route['requestBody']['content']['application/json']['schema'])}.", "")
+            answer = route["responses"]["200"].get("content", {}).get("application/json", {}).get("schema", {})
+            yield from (f"Returns {_kind(answer)}." if answer else "Returns a stream.", "")
+    yield from ("", "## Objects", "")
+    for name, schema in sorted(api["components"]["schemas"].items()):
+        if not name.endswith("ValidationError"):
+            yield from _object(name, schema)
+
+
+def _parameters(parameters: list[dict[str, Any]]) -> Iterator[str]:
+    if not parameters:
+        return
+    yield from ("| parameter | place | type | default |", "|---|---|---|---|")
+    for each in parameters:
+        schema = each["schema"]
+        start = "required" if each.get("required") else _shown(schema.get("default"))
+        yield f"| `{each['name']}` | {each['in']} | {_kind(schema)}{_bounds(schema)} | {start} |"
+    yield ""
+
+
+def _object(name: str, schema: dict[str, Any]) -> Iterator[str]:
+    yield from (f"### {name}", "", text(schema.get("description")), "")
+    if "enum" in schema:
+        yield from (f"One of {', '.join(map(_shown, schema['enum']))}.", "")
+        return
+    yield from ("| field | type |", "|---|---|")
+    for field, of in schema["properties"].items():
+        yield f"| `{field}` | {_kind(of)}{_bounds(of)} |"
+    yield ""
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """The type of a value, with a link to the object that it is."""
+    match schema:
+        case {"$ref": reference}:
+            name = reference.rpartition("/")[2]
+            kind = f"[{name}](#{name.lower()})"
+        case {"anyOf": kinds}:
+            kind = " or ".join(map(_kind, kinds))
+        case {"enum": values}:
+            kind = ", ".join(map(_shown, values))
+        case {"type": "array", "items": items}:
+            kind = f"list of {_kind(items)}"
+        case {"type": "object", "additionalProperties": dict(values)}:
+            kind = f"object with values of type {_kind(values)}"
+        case _:
+            kind = str(schema.get("type", "any"))
+    return kind
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    low, high = (
+        schema.get(each, schema.get(length)) for each, length in (("minimum", "minLength"), ("maximum", "maxLength"))
+    )
+    found = f"{low} to {high}" if None not in (low, high) else f"at most {high}" if low is None else f"at least {low}"
+    return f" ({found}{' characters' if 'maxLength' in schema else ''})" if (low, high) != (None, None) else ""
+
+
+def _shown(value: object) -> str:
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value not in (None, "") else ""
+
+
+# ------------------------------------------------------------------------------------------------- gRPC
+
+
+def contract() -> Iterator[str]:
+    """Yields the .proto file."""
+    yield from ("```protobuf", (ROOT / CONTRACT).read_text().rstrip(), "```")
+
+
+GENERATED: dict[str, Callable[[], Iterator[str]]] = {
+    "<!-- commands -->": commands,
+    "<!-- settings -->": run_settings,
+    "<!-- http -->": http,
+    "<!-- contract -->": contract,
+}

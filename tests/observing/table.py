@@ -1,4 +1,4 @@
-"""docs/metrics.md, made of what the processes declare: `python -m tests.observing.table` writes it."""
+"""Generates docs/reference/metrics.md from the metrics that the processes declare: python -m tests.observing.table."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from prometheus_client.core import Metric
 
 from tests.observing.exported import registries
 
-PATH = Path(__file__).parent.parent.parent / "docs/metrics.md"
+PATH = Path(__file__).parent.parent.parent / "docs/reference/metrics.md"
 HEAD = """# Metrics
 
-What each process tells Prometheus at `/metrics`: of a core, a front and a learner with `--metrics-listen`. Histograms
-come as `_bucket`, `_sum` and `_count`. The core's series of learners are what it saw, eight for each; `atoll_local_*`
-is what a learner's own process saw. Beside these each process has `process_*`: memory, processor time, open files.
+Each core, front and learner with `--metrics-listen HOST:PORT` serves these metrics at `/metrics`.
+[Monitoring](../operate/monitoring.md) shows what to watch.
 
-This page is made by `python -m tests.observing.table` from the code.
+- A histogram has the series `_bucket`, `_sum` and `_count`.
+- `atoll_learner_*` is what the core saw of a learner. `atoll_local_*` is what the learner's own process measured.
+- Each process also exports `process_*`: memory, CPU time and open files.
+
+This page is generated from the code by `python -m tests.observing.table`.
 """
 UNITS = {
     "seconds": "s",
@@ -28,14 +31,15 @@ UNITS = {
     "epoch": "starts",
 }
 WORDS = {
-    "front_refused": "calls", "steps": "steps", "tokens": "tokens", "contributions": "contributions",
-    "rounds": "rounds", "loss": "nats", "version": "version", "learners": "learners", "merged": "contributions",
-    "refused": "contributions", "calls": "calls", "pending": "contributions", "reconnects": "times",
+    "front_refused": "calls", "limited": "calls", "steps": "steps", "tokens": "tokens",
+    "contributions": "contributions", "rounds": "rounds", "loss": "nats", "version": "version", "learners": "learners",
+    "merged": "contributions", "refused": "contributions", "calls": "calls", "pending": "contributions",
+    "reconnects": "times",
 }  # fmt: skip
 
 
 def table() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     parts = [HEAD]
     for title, registry in registries().items():
         parts += [f"\n## {title}\n\n| name | type | labels | unit | meaning |\n|---|---|---|---|---|\n"]

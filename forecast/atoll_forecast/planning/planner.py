@@ -1,7 +1,7 @@
 """PURE: plans a run: settings, and the expected load of links, cost, goodput and memory.
 
-Sizes and times are sums of measured figures (docs/data-plane.md, records/). Whether rounds keep up with the links is
-tried: a fleet runs in virtual time with the real syncer.
+Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). Whether rounds keep
+up with links is tried: a fleet runs in virtual time with the real syncer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll_forecast.planning.job import MONTH_S, Job, Method, Region, total
 LINK_SHARE = 0.7  # part of a link's rate that a plan may use: links carry other traffic, and their rate varies
 MIN_INNER_STEPS = 24  # the paper's value; fewer are better only in short runs (records/quality)
 MAX_BLOCKED = 0.05  # part of the learners' time that step boundaries may take: H grows until they take less
-BLOCKED_S = 1.3e-9  # of a step boundary, per parameter taken and adopted (docs/data-plane.md: 162 ms for 124M)
+BLOCKED_S = 1.3e-9  # of a step boundary, per parameter taken and adopted, on a CPU
 ROUND_UP_BYTES, ROUND_DOWN_BYTES = 1200.0, 2800.0  # per round without payloads: headers, receipts (records/wan)
 DISK_BYTES = 4 * 12.0 + 4.0  # per parameter: four snapshots, and the first parameters' file
 LEARNER_BYTES = 7.4  # of host memory per parameter
@@ -154,7 +154,7 @@ def _warnings(
     if settings.inner_steps > KNOWN_INNER_STEPS:
         yield (
             f"H = {settings.inner_steps}: losses were measured up to {KNOWN_INNER_STEPS}, and in short runs more"
-            " than 24 raised the loss (docs/reproduction.md): try it first, or have faster links"
+            " than 24 raised the loss (docs/benchmarks/paper.md): try it first, or have faster links"
         )
     if atoll.goodput < MIN_GOODPUT:
         yield f"goodput is {atoll.goodput:.1%}: learners fail faster than they are repaired"

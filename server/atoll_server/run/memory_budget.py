@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# State, and published updates; a fragment that is read while it is merged; see docs/data-plane.md.
+# State, and published updates; a fragment that is read while it is merged; see docs/benchmarks/sync-cost.md.
 A_PARAMETER_BYTES = 12.4
 ELSEWHERE_BYTES = 600 << 20  # the interpreter with its compiler, and what is on its way from and to learners
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

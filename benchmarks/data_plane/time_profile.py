@@ -1,14 +1,16 @@
-"""Draws a flame graph of outer syncs: python -m benchmarks.data_plane.flame --plot PATH [--learners 2].
+"""Shows where the time of outer syncs goes: python -m benchmarks.data_plane.time_profile [--learners 2] [--json PATH].
 
 py-spy samples the Python threads of the core and of the learners, including C code and compiled kernels, while
-`benchmarks.data_plane.sync` repeats its sync. The graph leaves out threads that wait for work and stacks of the start,
-but shows waiting for the disk. py-spy cannot see gRPC's threads, which run no Python: their CPU seconds are printed. It
-needs the permission to trace one's own processes (ptrace).
+`benchmarks.data_plane.sync` repeats its sync. The table has the share of samples by process, thread and kind of work.
+It leaves out threads that wait for work and stacks of the start, but counts waiting for the disk. py-spy cannot see
+gRPC's threads, which run no Python: their CPU seconds are printed below the table. It needs the permission to trace
+one's own processes (ptrace).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -18,8 +20,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-
-from benchmarks.data_plane import plots
+from rich.console import Console
+from rich.table import Table
 
 RATE, SYNCS = 100, 12  # samples per second; syncs
 PARTS = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
@@ -35,12 +37,19 @@ NOT_A_SYNC = (
     "initial",
 )
 WAITING = ("_worker (concurrent", "EpollSelector.select", "wait (threading", "main (benchmarks")  # top of a stack
-BELOW = {  # the frames below these are the same in every stack
+THREADS = {  # by a function at the bottom of a stack
     "Handle._run": "event loop",
     "BaseEventLoop": "event loop",
-    "_WorkItem.run": "threads",
+    "_WorkItem.run": "worker threads",
     "Learner.step": "training loop",
 }
+KINDS = {  # by the file of a function; the innermost function with a kind counts
+    "kernels, compression, checksums": ("/codec/", "/merging/"),
+    "disk": ("/storage/", "sqlite3", "pathlib"),
+    "asyncio, gRPC": ("asyncio/", "grpc/", "selectors.py"),
+}
+OTHER = "other Python"
+Place = tuple[str, str, str]  # process, thread, kind of work
 POLL_S = 0.5
 
 
@@ -81,42 +90,50 @@ def _threads(process: psutil.Process) -> Iterable[tuple[tuple[int, int], tuple[s
         return  # it has ended: what was read before counts
 
 
-def tree(stacks: str) -> plots.Node:
-    """The tree of the syncs' stacks; the core and the learners are its lowest level."""
-    root = plots.Node()
+def places(stacks: str) -> Counter[Place]:
+    """The samples of syncs, by process, thread and kind of work. stacks: as py-spy writes them."""
+    found = Counter[Place]()
     for line in stacks.splitlines():
         names, _, count = line.rpartition(" ")
-        kind = next((part for module, part in PARTS.items() if module in names), None)
+        process = next((part for module, part in PARTS.items() if module in names), None)
         functions = [name for name in names.split(";") if not name.startswith("process ")]
-        start = any(one in name for name in functions for one in NOT_A_SYNC)
-        if kind is None or start or not functions or functions[-1].startswith(WAITING):
+        starting = any(one in name for name in functions for one in NOT_A_SYNC)
+        if process is None or starting or not functions or functions[-1].startswith(WAITING):
             continue
-        for marker, place in BELOW.items():
-            at = max((n for n, name in enumerate(functions) if name.startswith(marker)), default=None)
-            if at is not None:
-                functions = [place, *functions[at + 1 :]]
-                break
-        else:
-            continue  # a starting process, or gRPC's poller
-        node = root
-        for name in [kind, *functions]:
-            node.samples += int(count)
-            node = node.above.setdefault(name, plots.Node())
-        node.samples += int(count)
-    return root
+        thread = next(
+            (thread for start, thread in THREADS.items() if any(n.startswith(start) for n in functions)), None
+        )
+        if thread is not None:  # else a starting process, or gRPC's poller
+            found[process, thread, _kind(functions)] += int(count)
+    return found
+
+
+def _kind(functions: list[str]) -> str:
+    for function in reversed(functions):
+        for kind, files in KINDS.items():
+            if any(file in function for file in files):
+                return kind
+    return OTHER
 
 
 def main() -> None:
-    """Draws the flame graph, and prints CPU seconds by thread name."""
+    """Prints the table, and CPU seconds by thread name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=2)
-    parser.add_argument("--plot", type=Path, default=Path("build/sync-flame.svg"))
+    parser.add_argument("--json", type=Path, dest="json_path", help="write the shares to this file")
     arguments = parser.parse_args()
     stacks, used = record(arguments.learners)
-    arguments.plot.parent.mkdir(parents=True, exist_ok=True)
-    plots.flame(tree(stacks), arguments.plot)
+    found = places(stacks)
+    whole = found.total()
+    table = Table("process", "thread", "work", "share", title=f"{SYNCS} syncs, {whole} samples")
+    rows = [(*place, samples / whole) for place, samples in sorted(found.items(), key=lambda each: -each[1])]
+    for *place, share in rows:
+        table.add_row(*place, f"{share:.1%}")
+    Console().print(table)
     for name, seconds in used.most_common(12):
         print(f"{seconds:8.1f} s of threads named {name}")
+    if arguments.json_path is not None:
+        arguments.json_path.write_text(json.dumps({"samples": whole, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
